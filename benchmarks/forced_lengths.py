@@ -31,14 +31,14 @@ def equal(tokens: int = 64) -> LengthSampler:
 def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
     """Returns lognormal lengths, mean 64 after the cut, at most 512 tokens; of 128 responses the
     longest has about 460."""
-    return Lognormal(40, 1.0, 512, prompt_share, seed)
+    return Lognormal(40, 1.0, 512, prompt_share=prompt_share, seed=seed)
 
 
 class Before(LengthSampler):
     """Other responses to the same prompts, as an earlier epoch might have drawn them."""
 
     def __init__(self, drawn: LengthSampler) -> None:
-        super().__init__(drawn.prompt_share, drawn.seed)
+        super().__init__(prompt_share=drawn.prompt_share, seed=drawn.seed)
         self._drawn = drawn
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:

@@ -59,7 +59,7 @@ class History(EveryStep):
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.probe_difference = 0.0
-        """Largest difference of a probe so far, in nats."""
+        """Largest difference of a proof so far, in nats."""
         self.wait_s = 0.0
         """Seconds that the trainer waited for rollouts."""
 
@@ -73,7 +73,8 @@ class History(EveryStep):
         throughput = find(trainer, Throughput)
         self.wait_s += throughput.times.wait if throughput else 0.0
         sync = find(trainer, WeightSync)
-        self.probe_difference = max(self.probe_difference, sync.probes.difference if sync else 0.0)
+        if sync is not None and sync.proof is not None:
+            self.probe_difference = max(self.probe_difference, sync.proof.difference)
 
     def series(self) -> dict[str, list[float | None]]:
         return {name: [records.rounded(step.get(name)) for step in self.steps] for name in SERIES}

@@ -40,7 +40,7 @@ from lrl.routing.dispatch import (
     RoundRobin,
     SkewnessAware,
 )
-from lrl.routing.dispatch.decode_latency import DecodeLatency
+from lrl.routing.dispatch.base import DecodeLatency
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Prompt
 

@@ -50,7 +50,7 @@ from lrl.rollouts.controller import ResponseWriter
 from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.response_text import PolicyText, ResponseDecoder
+from lrl.rollouts.response_text import PolicyText
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
 
 TURNS = 8
@@ -129,8 +129,7 @@ class Bench:
     @property
     def text(self) -> PolicyText:
         ends = frozenset(self.ends[:1])
-        decode = ResponseDecoder(tokenizer=self.tokenizer, ends=ends, skip_special_tokens=True)
-        return PolicyText(tokenizer=self.tokenizer, ends=ends, decode=decode)
+        return PolicyText(tokenizer=self.tokenizer, ends=ends, skip_special_tokens=True)
 
     async def play(self, episodes: ResponseWriter, number: int, changes: bool = False) -> Group:
         columns = {"turns": TURNS, "changes": changes}
@@ -261,7 +260,7 @@ async def with_pool(
     body = {"new_version": "0"}
     await generator.client.post("/update_weight_version", body, deadline_s=DEADLINE_S)
     generator.version = 0
-    generator.verify()
+    generator.open()
     try:
         return await figures(Bench(server, GeneratorPool([generator]), tokenizer), args)
     finally:

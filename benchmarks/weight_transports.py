@@ -115,7 +115,7 @@ class Scene:
                 self.memory.begin()
                 before, started = self.memory.peak, time.monotonic()
                 weights = self.weights(number, halves=transport is SharedMemory)
-                if failed := sync.sync_now(weights, number, lambda: accept):
+                if failed := sync.sync_now(weights, number, lambda generators: accept):
                     raise RuntimeError("; ".join(failed.values()))
                 ended = time.monotonic()
             found = {

@@ -19,9 +19,13 @@ Kind = TypeVar("Kind", bound=L.Callback)
 class OnRankZero(L.Callback):
     """Base of a callback that runs on rank 0 alone (`default_callbacks`).
 
-    Its hooks may read the policy's weights through `pl_module`, within `on_train_start`,
-    `on_train_batch_end` and `on_train_end`: the other ranks follow. They call no other collective.
+    Within `on_train_start`, `on_train_batch_end` and `on_train_end` it may read the policy's weights
+    through `pl_module`: the other ranks follow. It calls no other collective.
     """
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Tears down, which Lightning does not do after an error."""
+        self.teardown(trainer, pl_module, "")
 
 
 class FollowRankZero(L.Callback):
@@ -78,11 +82,8 @@ class NewMetrics:
 
 
 class NonzeroCounts:
-    """Counts of rare events: a count is logged from its first nonzero value on, then every step,
-    zeros too.
-
-    So a chart that exists shows something and has no gaps. Readers take an absent count for zero.
-    """
+    """Counts of rare events: each is logged from its first nonzero value on, then every step, so a
+    chart that exists shows something and has no gaps."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()

@@ -31,18 +31,13 @@ ORDER = (
 )
 """Classes of lrl, and any progress bar, by name: a run imports only those that it has."""
 LOGGER_METHODS = (
-    "log_metrics",
-    "log_hyperparams",
-    "log_graph",
-    "save",
-    "finalize",
+    *("log_metrics", "log_hyperparams", "log_graph", "save", "finalize"),
     "after_save_checkpoint",
 )
 
 
 def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
-    """Returns the callbacks that the trainer lacks; sorts lrl's own, and leaves rank 0's to rank
-    0."""
+    """Returns the callbacks that the trainer lacks; sorts lrl's own, and leaves rank 0's to it."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if find(trainer, FollowRankZero) is None:  # otherwise an earlier fit has done this
         if isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
@@ -50,20 +45,17 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
             callbacks.insert(0, WeightSync())
         put_in_order(callbacks)
         if (bar := find(trainer, RichProgressBar)) is not None and trainer.max_epochs == -1:
-            # Lightning's usual bar: it would show "Epoch 0/-2", as it subtracts 1 from a number
-            # that means no end
+            # Lightning's usual bar would show "Epoch 0/-2": it subtracts 1 from a -1 for no end.
             bar._get_train_description = "Epoch {}".format  # type: ignore[method-assign]
         if trainer.world_size > 1:
             let_others_follow(callbacks, trainer.is_global_zero)
     monitors = find(trainer, Monitors) or Monitors()
     monitors.prepare(trainer)
-    needed = [
-        find(trainer, LoggersMayFail) or LoggersMayFail(),
-        find(trainer, LastCheckpoint) or LastCheckpoint(),
-    ]
     # After the user's.
-    together = [find(trainer, StopTogether) or StopTogether()] if trainer.world_size > 1 else []
-    return [one for one in (*needed, monitors, *together) if one not in callbacks]
+    together = (StopTogether,) if trainer.world_size > 1 else ()
+    needed = [kind() for kind in (LoggersMayFail, LastCheckpoint) if find(trainer, kind) is None]
+    last = [kind() for kind in together if find(trainer, kind) is None]
+    return [*needed, *([] if monitors in callbacks else [monitors]), *last]
 
 
 def put_in_order(callbacks: list[L.Callback]) -> None:
@@ -73,18 +65,15 @@ def put_in_order(callbacks: list[L.Callback]) -> None:
     """
     ordered: list[L.Callback] = []
     for callback in callbacks:
-        later = (
-            index for index, other in enumerate(ordered) if _rank(other) > _rank(callback) >= 0
-        )
+        rank = _rank(callback)
+        later = (at for at, other in enumerate(ordered) if _rank(other) > rank >= 0)
         ordered.insert(next(later, len(ordered)), callback)
     callbacks[:] = ordered
 
 
 def let_others_follow(callbacks: list[L.Callback], leads: bool) -> None:
-    """Puts a follower after each row of rank 0's callbacks; on the other ranks, in place of the
-    row."""
-    # Not one for all: a user's callback in between may call a collective, and must find all ranks
-    # there.
+    """Puts a follower after each row of rank 0's callbacks; on the other ranks, in its place."""
+    # Not one for all: a user's callback in between may call a collective, which needs all ranks.
     divided: list[L.Callback] = []
     for of_rank_zero, row in groupby(callbacks, lambda one: isinstance(one, OnRankZero)):
         divided += row if leads or not of_rank_zero else ()
@@ -114,9 +103,8 @@ class LoggersMayFail(L.Callback):
     def __init__(self) -> None:
         self._guarded: list[Logger] = []
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Guards the methods of the trainer's loggers; their class stays, because others look for
-        it."""
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Guards the methods of the loggers, and not by a wrapper: others look for their class."""
         for logger in trainer.loggers:
             if logger not in self._guarded:
                 self._guarded.append(logger)

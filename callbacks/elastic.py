@@ -9,10 +9,10 @@ generator, and of a step's seconds
     delta'  = T_gen - T_gen * n / (n + 1)  n generators share the work evenly, and one more takes its part
             = T_gen / (n + 1)
 
-so delta is the trainer's wait less the generators' idle time. The paper takes delta' from a profile
-of the model. The even share is simpler and too large where one long response holds a step, but
-there the generators idle, which makes delta small. The paper has no rule for one generator less.
-Ours is the reverse: T_gen * n / (n - 1) <= T_train. It only gives a warning.
+so delta is the trainer's wait less the generators' idle time. The paper takes delta' from a profile.
+The even share is simpler, and too large where one long response holds a step; but there the
+generators idle, which makes delta small. The paper has no rule for one generator less. Ours is the
+reverse: T_gen * n / (n - 1) <= T_train. It only gives a warning.
 """
 
 import contextlib
@@ -71,13 +71,11 @@ class Elastic(OnRankZero):
         self._started: list[subprocess.Popen[bytes]] = []
         self._joined_before = 0  # joined generators when the last command was started
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Raises ValueError without a `Throughput`, before a server starts."""
         Throughput.needed_by(self, trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         fleet = run_of(trainer).fleet
         times = Throughput.needed_by(self, trainer).times
         generators = len(fleet.rollouts.alive)
@@ -89,21 +87,11 @@ class Elastic(OnRankZero):
             self._more = 0 if self.command else self._more
             self._ask(fleet, run, generators, times)
         if self._fewer == self.steps:
-            advice = (
-                "%d generators write faster than the trainer trains: one less would do. Type: lrl "
-                "leave %s"
-            )
-            log.warning(advice, generators, shlex.quote(str(run)))
+            advice = "%d generators write faster than the trainer trains: one less would do."
+            log.warning(f"{advice} Type: lrl leave %s", generators, shlex.quote(str(run)))
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Ends the started commands: Lightning does not call `teardown` after an error."""
-        self.teardown(trainer, pl_module, "")
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Ends the started commands; a generator that they started elsewhere notices the end of the
-        run itself."""
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Ends the started commands; their generators elsewhere notice the end of the run."""
         running = [process for process in self._started if process.poll() is None]
         self._started.clear()
         for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # leave; end now; kill
@@ -116,19 +104,18 @@ class Elastic(OnRankZero):
             running = [process for process in running if process.poll() is None]
 
     def _ask(self, fleet: Fleet, run: Path, generators: int, times: StepTimes) -> None:
-        """Logs that one more would help and starts it, unless the limit is reached or one is on its
-        way."""
+        """Logs that one more would help and starts it, unless there are enough or one is coming."""
         if self.max_generators is not None and generators >= self.max_generators:
             return
         command = (self.command or JOIN).replace(RUN, shlex.quote(str(run)))
         advice = (
             f"One more generator would help: of {times.step:.1f} s a step the trainer waited "
-            f"{times.wait:.1f} s"
+            f"{times.wait:.1f} s, and {generators} cannot write faster."
         )
         if self.command is None:
-            log.warning("%s, and %d cannot write faster. Type: %s", advice, generators, command)
+            log.warning("%s Type: %s", advice, command)
         elif not self._is_one_coming(fleet):
-            log.warning("%s, and %d cannot write faster. Starting: %s", advice, generators, command)
+            log.warning("%s Starting: %s", advice, command)
             self._joined_before = fleet.joined
             try:
                 self._started.append(subprocess.Popen(shlex.split(command), start_new_session=True))
@@ -136,8 +123,7 @@ class Elastic(OnRankZero):
                 log.warning("It cannot be started: %s", error)
 
     def _is_one_coming(self, fleet: Fleet) -> bool:
-        """Tells whether the last command may still bring a generator: none has joined since, and it
-        has not failed."""
+        """Tells whether the last command may still bring a generator: it has not failed."""
         if not self._started or fleet.joined > self._joined_before:
             return False
         status = self._started[-1].poll()
@@ -153,14 +139,13 @@ def generation_s(times: StepTimes) -> float:
 
 
 def lacks_one(times: StepTimes, generators: int) -> bool:
-    """Tells whether generation is slower than training by at least the time that one more generator
-    would save."""
-    return generation_s(times) - (times.step - times.wait) >= generation_s(times) / (generators + 1)
+    """Tells whether generation is slower than training by at least what one more would save."""
+    busy_s = generation_s(times)
+    return busy_s - (times.step - times.wait) >= busy_s / (generators + 1)
 
 
 def has_one_too_many(times: StepTimes, generators: int) -> bool:
     """Tells whether one generator less would still write as fast as the trainer trains."""
-    return (
-        generators > 1
-        and generation_s(times) * generators / (generators - 1) <= times.step - times.wait
-    )
+    if generators == 1:
+        return False
+    return generation_s(times) * generators / (generators - 1) <= times.step - times.wait

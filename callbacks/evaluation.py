@@ -1,10 +1,9 @@
 """Evaluates held-out prompts during the training, on the same generators.
 
 During fit an evaluation sends a few low-priority requests at a time, in slots that rollouts do not
-use. It takes longer than a sync interval, so its responses may span versions, which are logged.
-With a reserved generator (`strategy.evaluation_generators`) all responses come from one version.
-Before the first step and after the last one the version does not change, and the trainer waits for
-the metrics.
+use. It takes longer than a sync interval, so its responses may span versions, which are logged; with
+a reserved generator (`strategy.evaluation_generators`) all come from one. Before the first step and
+after the last one the trainer waits for the metrics.
 """
 
 from __future__ import annotations
@@ -76,16 +75,11 @@ class Evaluation(OnRankZero):
                 f"Evaluation.temperature is {temperature}: vLLM would sample at "
                 f"{LEAST_TEMPERATURE}. Use at least that, or 0 for greedy responses."
             )
+        many = f"Evaluation.samples is {samples}"
         if concurrency < samples:
-            fault(
-                f"Evaluation.concurrency is {concurrency} and Evaluation.samples {samples}: raise "
-                "the first."
-            )
+            fault(f"{many} and Evaluation.concurrency {concurrency}: raise the second.")
         if samples > 1 and temperature == 0:
-            fault(
-                f"Evaluation.samples is {samples} with temperature 0: all responses would be the "
-                "same. Raise it."
-            )
+            fault(f"{many} with temperature 0: all responses would be the same. Raise it.")
         self.prompts = Prompts.coerce(prompts, split="test")
         self.sampling = Sampling(n=samples, temperature=temperature)
         self.rewards = as_list(rewards) if rewards is not None else None
@@ -98,12 +92,11 @@ class Evaluation(OnRankZero):
         self._pool: RewardPool | None = None
         self._running: tuple[int, concurrent.futures.Future[list[Group]]] | None = None
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Loads the problems and starts the reward worker before any server."""
         data = run_of(trainer).data
-        self.sampling = replace(
-            data.requests, n=self.sampling.n, temperature=self.sampling.temperature
-        )
+        n, temperature = self.sampling.n, self.sampling.temperature
+        self.sampling = replace(data.requests, n=n, temperature=temperature)
         data.load(self.prompts)
         self._pool = data.reward_pool.like(self.rewards_for_evaluation(data), workers=1)
         self._pool.start(next(iter(self.prompts)))
@@ -116,13 +109,11 @@ class Evaluation(OnRankZero):
             rewards[0].weight = 1.0
         return rewards
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluates the policy before its first step."""
         self.run(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Reports a finished evaluation, and begins one every `every_n_steps`."""
         if trainer.global_step == trainer.max_steps:
             return  # `on_train_end` evaluates the last step
@@ -130,44 +121,34 @@ class Evaluation(OnRankZero):
             self._report(trainer)
         if trainer.global_step % self.every_n_steps:
             return
-        if self._running is not None:
-            text = (
-                "The evaluation of %s begun at step %d still runs; that of step %d is left out. "
-                "Raise every_n_steps."
-            )
-            log.warning(text, self.prompts.name, self._running[0], trainer.global_step)
-        else:
+        if self._running is None:
             self._begin(trainer, beside_rollouts=True)
+            return
+        text = "The evaluation of %s begun at step %d still runs; that of step %d is left out."
+        begun = self._running[0]
+        log.warning(f"{text} Raise every_n_steps.", self.prompts.name, begun, trainer.global_step)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluates the policy after its last step."""
         if self._running is not None:
             self._report(trainer)
         self.run(trainer)
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
-        """Evaluates the policy that the generators hold now; waits for the metrics, logs and
-        returns them."""
+        """Evaluates the generators' policy; waits for the metrics, logs and returns them."""
         bar = progress_bar(f"evaluating {self.prompts.name}", "problem", len(self.prompts))
         with bar:
             self._begin(trainer, beside_rollouts=False, done=bar.update)
             return self._report(trainer, waited=bar.close)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Prints the report and the path of the responses (`trainer.validate`)."""
         step, report = self.reports[-1]
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        console.print(
-            f"{report.as_table()}\n  every response: {self._responses_file(trainer, step)}"
-        )
+        console.print(report.as_table())
+        console.print(f"  every response: {self._responses_file(trainer, step)}")
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Ends the reward worker: Lightning does not call `teardown` after an error."""
-        self.teardown(trainer, pl_module, "")
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the reward worker."""
         if self._pool is not None:
             self._pool.close()
@@ -176,8 +157,7 @@ class Evaluation(OnRankZero):
     def _begin(
         self, trainer: L.Trainer, *, beside_rollouts: bool, done: Callable[[], Any] = lambda: None
     ) -> None:
-        """Sends the problems to the generators; `done` is called for each that has its responses
-        and rewards."""
+        """Sends the problems to the generators; calls `done` for each that has been scored."""
         assert self._pool is not None, "set up"
         self._running = run_of(trainer).evaluate(
             self.prompts,
@@ -190,18 +170,13 @@ class Evaluation(OnRankZero):
     def _report(
         self, trainer: L.Trainer, waited: Callable[[], Any] = lambda: None
     ) -> dict[str, float]:
-        """Waits for the running evaluation, calls `waited`, writes its responses and logs its
-        metrics."""
+        """Waits for the evaluation, calls `waited`, writes responses and logs metrics."""
         assert self._running is not None
         step, future = self._running
         self._running = None
         run = run_of(trainer)
-        groups = run.fleet.loop.wait_for(
-            future,
-            self.timeout_s,
-            f"evaluating {self.prompts.name}",
-            run.poll,
-        )
+        what = f"evaluating {self.prompts.name}"
+        groups = run.fleet.loop.wait_for(future, self.timeout_s, what, run.poll)
         waited()
         before = [earlier for _, earlier in self.reports]
         report = evaluate(
@@ -217,18 +192,13 @@ class Evaluation(OnRankZero):
         with best_effort(f"The responses to {self.prompts.name}", path):
             write_responses(path, self.prompts.name, groups)
         if before and report.partial and not before[-1].partial:
-            log.warning(
-                "The rewards of %s were 0 or 1 until now. Its metrics keep the name accuracy, and "
-                "are the mean reward.",
-                self.prompts.name,
-            )
+            text = "The rewards of %s were 0 or 1 until now. Its metrics keep the name accuracy,"
+            log.warning(f"{text} and are the mean reward.", self.prompts.name)
         if trainer.training:
             rank_zero_info(f"step {step}: {report.as_line()}")
-            # `log` is not allowed in every hook that calls this, and it would use the trainer's
-            # step.
-            trainer.callback_metrics.update(
-                {name: torch.tensor(value) for name, value in metrics.items()}
-            )
+            # `log` is not allowed in every hook that calls this, and would use the trainer's step.
+            values = {name: torch.tensor(value) for name, value in metrics.items()}
+            trainer.callback_metrics.update(values)
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step)
         return metrics

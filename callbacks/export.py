@@ -60,66 +60,57 @@ class Export(OnRankZero):
         if upload_timeout_s is not None:
             above(0, "Export", upload_timeout_s=upload_timeout_s)
         if push_to_hub is not None:
-            _check_name(push_to_hub)
+            try:
+                validate_repo_id(push_to_hub)
+            except HFValidationError as error:
+                fault(f"Export.push_to_hub is {push_to_hub!r}: {error}")
+            if "/" not in push_to_hub:
+                fault(f"Export.push_to_hub is {push_to_hub!r}: give it as `user/{push_to_hub}`.")
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Checks, before any server starts, that the export takes nobody's place and that the
-        upload can begin.
-
-        Raises:
-            ConfigError: The folder is the model's own; the hub cannot be reached, or there is no
-                token for it.
-        """
+        """Raises ConfigError, before any server starts, if the folder is the model's own, the hub
+        cannot be reached, or there is no token for it."""
         if self.folder and Path(self.folder).resolve() == Path(pl_module.policy_folder).resolve():
             fault(f"Export.folder is {self.folder!r}, the model's own folder.")
         if self.push_to_hub is None or stage != "fit":
             return
         hub.reach()
+        wanted = f"Export.push_to_hub is {self.push_to_hub!r}, and"
         if hub.offline():
-            fault(
-                f"Export.push_to_hub is {self.push_to_hub!r}, and the hub cannot be reached. Leave "
-                "it out, and upload the folder later: hf upload NAME FOLDER."
-            )
+            later = "Leave it out, and upload the folder later: hf upload NAME FOLDER."
+            fault(f"{wanted} the hub cannot be reached. {later}")
         if get_token() is None:
-            fault(
-                f"Export.push_to_hub is {self.push_to_hub!r}, and there is no token for the hub. "
-                "Type `hf auth login`, or set HF_TOKEN."
-            )
+            fault(f"{wanted} there is no token for it. Type `hf auth login`, or set HF_TOKEN.")
 
     def path(self, trainer: L.Trainer) -> Path:
         """Returns the folder this run exports to."""
         return Path(self.folder) if self.folder else run_folder(trainer) / "policy"
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Writes the policy and its tokenizer, into the system's temporary folder if this one
-        cannot be written.
-
-        Raises:
-            ExportError: Neither can.
-        """
+        cannot be written; raises ExportError if neither can."""
         path = self.path(trainer)
         try:
             path.mkdir(parents=True, exist_ok=True)  # transformers only logs that it is no folder
             self._export(trainer, pl_module, path)
         except UNWRITABLE as error:
-            self._export_elsewhere(trainer, pl_module, path, error)
+            reason = f"The policy cannot be written to {path}: {error}"
+            self.folder = self._export_elsewhere(trainer, pl_module, reason)
         if self.push_to_hub is not None:
             self._upload(self.push_to_hub, self.path(trainer), trainer.global_step)
 
-    def _export_elsewhere(
-        self, trainer: L.Trainer, pl_module: Any, path: Path, reason: Exception
-    ) -> None:
-        log.warning("The policy cannot be written to %s: %s.", path, reason)
+    def _export_elsewhere(self, trainer: L.Trainer, pl_module: Any, reason: str) -> str:
+        log.warning(reason)
         try:
-            self.folder = tempfile.mkdtemp(prefix="lrl-policy-")
-            self._export(trainer, pl_module, Path(self.folder))
+            folder = tempfile.mkdtemp(prefix="lrl-policy-")
+            self._export(trainer, pl_module, Path(folder))
         except UNWRITABLE as error:
             raise ExportError(
-                f"The policy cannot be written to {path} ({reason}), nor to the temporary folder "
-                f"({error}). Free some space, and write it from a checkpoint of the run: lrl "
-                "export CHECKPOINT FOLDER"
+                f"{reason}; nor to the temporary folder: {error}. Free some space, and write it "
+                "from a checkpoint of the run: lrl export CHECKPOINT FOLDER"
             ) from error
-        log.warning("It goes to %s.", self.folder)
+        log.warning("It goes to %s.", folder)
+        return folder
 
     def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:
         from lrl.callbacks import model_card  # here: only the end of a run needs it
@@ -162,12 +153,3 @@ def _usual_timeout(folder: Path) -> float:
     """Returns the seconds that the upload of a folder may take."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return LEAST_UPLOAD_S + size / SLOWEST_UPLOAD
-
-
-def _check_name(name: str) -> None:
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        fault(f"Export.push_to_hub is {name!r}: {error}")
-    if "/" not in name:
-        fault(f"Export.push_to_hub is {name!r}: give it as `user/{name}`.")

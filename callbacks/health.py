@@ -1,10 +1,9 @@
-"""Warnings about metrics that leave their healthy range, with the remedy: a short line each, said
-once in a run.
+"""Warnings about metrics that leave their healthy range, with the remedy: a short line each, once in
+a run.
 
 One step proves nothing: a metric counts as outside after several steps in a row, and as back after
-as many. A step that does not log it does not count. The summary of a run says for how many steps
-each was outside. Shares of the time are judged only in a run that has lasted a while: in a short one
-there is little to gain by other settings.
+as many; a step that does not log it does not count. Shares of the time are judged only in a run that
+has lasted a while: in a short one there is little to gain by other settings.
 """
 
 import logging
@@ -13,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import lightning as L
 from torch import Tensor
@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 Range = tuple[float | None, float | None]
 """Smallest and largest healthy value; None is no bound."""
 MIN_SHARE = 0.01
-"""Of the step's tokens: a lag with a smaller share is left out, because so few tokens give
-noise."""
+"""Of the step's tokens: a lag with a smaller share is noise."""
 LAG = "<k>"
 """In the tag of a rule: any lag from 1 up. The metrics of lag 0 are `policy/mismatch_*`."""
 
@@ -39,15 +38,13 @@ class Rule:
     metric: str
     """Its tag, `<k>` for any lag."""
     advice: str
-    """The settings that help, in one short sentence; `{below}` is the lag before the smallest
-    unhealthy one."""
-    low: float | None = None
-    high: float | None = None
+    """The settings that help, in a short sentence; `{below}` is a lag that was healthy."""
+    low: float = -math.inf
+    high: float = math.inf
 
     def allows(self, value: float) -> bool:
         """Tells whether `value` is in the range; NaN is in none."""
-        low = -math.inf if self.low is None else self.low
-        return low <= value <= (math.inf if self.high is None else self.high)
+        return self.low <= value <= self.high
 
     @property
     def is_of_time(self) -> bool:
@@ -57,9 +54,11 @@ class Rule:
     @property
     def range(self) -> str:
         """The range in words."""
-        if self.low is None:
+        if self.low == -math.inf:
             return f"at most {self.high:g}"
-        return f"at least {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
+        return (
+            f"at least {self.low:g}" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
+        )
 
 
 _TOO_FAR = "Lower data.max_lag to {below}, or model.lr."
@@ -144,9 +143,7 @@ class Health(OnRankZero):
         self._reports = [_Report(rule, steps) for rule in with_ranges(ranges or {})]
         self._metrics = NewMetrics()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         metrics = self._metrics.read(trainer)
         reference = getattr(pl_module, "reference", None)
         if reference is not None and reference.rewards_tokens:
@@ -160,11 +157,8 @@ class Health(OnRankZero):
     @property
     def outside(self) -> dict[str, int]:
         """Steps outside its range of each metric that was warned of."""
-        return {
-            report.rule.metric: report.steps_outside
-            for report in self._reports
-            if report.smallest is not None
-        }
+        warned = [report for report in self._reports if report.smallest is not None]
+        return {report.rule.metric: report.steps_outside for report in warned}
 
 
 def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
@@ -178,40 +172,41 @@ def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
     rules = []
     for rule in RULES:
         low, high = ranges.get(rule.metric, (rule.low, rule.high)) or (None, None)
-        if low is not None and high is not None and not low <= high:
+        if (low, high) == (None, None):
+            continue
+        new = replace(
+            rule, low=-math.inf if low is None else low, high=math.inf if high is None else high
+        )
+        if not new.low <= new.high:
             raise ConfigError(
                 f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}."
             )
-        if (low, high) != (None, None):
-            rules.append(replace(rule, low=low, high=high))
+        rules.append(new)
     return rules
 
 
 @dataclass
 class _Report:
     """Log lines about one rule: one when it is first broken, and one for each smaller lag that
-    breaks it."""
+    breaks it. A rule that is not about lags has lag 0."""
 
     rule: Rule
     steps: int
     outside: set[int] = field(default_factory=set)
-    """Lags outside the range, by the last `steps` values that agree; a rule that is not about lags
-    has lag 0."""
+    """Lags outside the range, by the last `steps` values that agree."""
     against: Counter[int] = field(default_factory=Counter)
     """Last values in a row that disagree with `outside`, by lag."""
     smallest: int | None = None
     """Smallest lag that was warned of in this run."""
     steps_outside: int = 0
-    """Steps with a value outside the range."""
 
     def add(self, metrics: Mapping[str, Tensor], step: int) -> None:
         """Adds a step's metrics; logs a line where the rule is broken as it has not been before."""
         values = _values(self.rule.metric, metrics)
         self.steps_outside += not all(map(self.rule.allows, values.values()))
         for lag, value in values.items():
-            self.against[lag] = (
-                self.against[lag] + 1 if self.rule.allows(value) == (lag in self.outside) else 0
-            )
+            disagrees = self.rule.allows(value) == (lag in self.outside)
+            self.against[lag] = self.against[lag] + 1 if disagrees else 0
             if self.against[lag] == self.steps:
                 self.outside ^= {lag}
                 self.against[lag] = 0
@@ -220,23 +215,19 @@ class _Report:
         lag = self.smallest = min(self.outside)
         tag = self.rule.metric.replace(LAG, str(lag))
         advice = self.rule.advice.format(below=lag - 1)
-        log.warning(
-            "step %d: %s is %.3g (healthy: %s). %s", step, tag, values[lag], self.rule.range, advice
-        )
+        text = "step %d: %s is %.3g (healthy: %s). %s"
+        log.warning(text, step, tag, values[lag], self.rule.range, advice)
 
 
 def _values(metric: str, metrics: Mapping[str, Tensor]) -> dict[int, float]:
-    """Returns the values of one rule by lag, without lags of too few tokens; under 0 if the rule
-    has no lags."""
+    """Returns the values of one rule by lag, without lags of too few tokens."""
     if LAG not in metric:
         return {0: float(metrics[metric])} if metric in metrics else {}
     before, after = metric.split(LAG)
     pattern = re.compile(f"{re.escape(before)}([1-9][0-9]*){re.escape(after)}")
-    found = {
-        int(match[1]): float(metrics[tag]) for tag in metrics if (match := pattern.fullmatch(tag))
-    }
+    found = {int(match[1]): tag for tag in metrics if (match := pattern.fullmatch(tag))}
     return {
-        lag: value
-        for lag, value in found.items()
+        lag: float(metrics[tag])
+        for lag, tag in found.items()
         if float(metrics[f"{before}{lag}/share"]) >= MIN_SHARE
     }

@@ -41,27 +41,21 @@ class LastCheckpoint(L.Callback):
     def __init__(self) -> None:
         self._first_step: int | None = None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Records the first step: later ones can be saved. Refuses state that no checkpoint can
-        hold.
-
-        Raises:
-            ConfigError: A callback, the data module or the module has such state.
-        """
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Records the first step: later ones can be saved. Raises ConfigError if a callback, the
+        data module or the module has state that no checkpoint can hold."""
         self._first_step = trainer.global_step
         if trainer.is_global_zero and saves(trainer):
             check_state(trainer)
 
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Corrects Lightning's counts in every checkpoint to whole steps, and notes the job."""
         checkpoint[SLURM_RUN] = run_of_job()
         end_of_step(checkpoint["loops"]["fit_loop"])
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Saves new whole steps, and logs the checkpoint to resume."""
         if trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
@@ -95,18 +89,13 @@ class LastCheckpoint(L.Callback):
         if step == newest_step:
             return f"All {step} steps are saved. Resume with --ckpt_path {shlex.quote(newest)}"
         if not saves(trainer):
-            return (
-                f"After {step} steps nothing is saved: checkpoints are off (enable_checkpointing "
-                "or fast_dev_run)."
-            )
-        before = "there is no earlier checkpoint"
-        if newest:
-            before = f"resume with --ckpt_path {shlex.quote(newest)}"
+            why = "checkpoints are off (enable_checkpointing or fast_dev_run)"
+            return f"After {step} steps nothing is saved: {why}."
+        resume = f"resume with --ckpt_path {shlex.quote(newest)}"
+        before = resume if newest else "there is no earlier checkpoint"
         if not between_steps(trainer):
-            return (
-                f"The run ended within the optimizer step after {step}, so its state is not saved; "
-                f"{before}."
-            )
+            ended = f"The run ended within the optimizer step after {step}"
+            return f"{ended}, so its state is not saved; {before}."
         if (path := save(trainer)) is None:
             return f"The state after {step} steps could not be saved anywhere; {before}."
         return f"Saved after {step} steps. Resume with --ckpt_path {shlex.quote(path)}"
@@ -118,21 +107,23 @@ def saves(trainer: L.Trainer) -> bool:
 
 
 def check_state(trainer: L.Trainer) -> None:
-    """Raises ConfigError if a checkpoint could not hold the present state of a user's own parts.
-
-    Later it would be left out of every checkpoint (`lrl.checkpoints.checkpoint_file`), or be missed
-    at a resume.
-    """
+    """Raises ConfigError if a checkpoint could not hold the present state of a user's own parts:
+    later it would be left out of every checkpoint (`lrl.checkpoints.checkpoint_file`), or be missed
+    at a resume."""
     module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
     parts: dict[str, Any] = {
         "callbacks": {callback.state_key: state_now(callback) for callback in trainer.callbacks},  # type: ignore[attr-defined]
-        "state_dict": extra_states(module),
+        "state_dict": {
+            f"{name}._extra_state".lstrip("."): part.get_extra_state()
+            for name, part in module.named_modules()
+            if type(part).get_extra_state is not Module.get_extra_state
+        },
         "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         "hyper_parameters": dict(module.hparams),
-        type(data).__qualname__: {}
-        if data is None
-        else data.state_dict() | {"hyper_parameters": dict(data.hparams)},
     }
+    if data is not None:
+        own = {"hyper_parameters": dict(data.hparams)}
+        parts[type(data).__qualname__] = data.state_dict() | own
     if faults := list(unreadable(parts)):
         raise ConfigError(
             f"A checkpoint cannot hold {', '.join(map(str, faults))}. {ADVICE}: return those from "
@@ -140,26 +131,13 @@ def check_state(trainer: L.Trainer) -> None:
         )
 
 
-def extra_states(module: Module) -> dict[str, Any]:
-    """Returns the state besides tensors that parts of a module add to its `state_dict`, by its
-    keys."""
-    return {
-        f"{name}._extra_state".lstrip("."): part.get_extra_state()
-        for name, part in module.named_modules()
-        if type(part).get_extra_state is not Module.get_extra_state
-    }
-
-
 def state_now(callback: L.Callback) -> dict[str, Any]:
     """Returns a callback's state before the first step; empty if it has none yet."""
     try:
         return callback.state_dict()
-    except Exception as error:  # a user's own may need a step; whatever it is, it comes again when the state is saved
-        log.warning(
-            "%s.state_dict fails before the first step (%s: %s), so what it gives is looked at "
-            "only when it is saved.",
-            *(type(callback).__qualname__, type(error).__name__, error),
-        )
+    except Exception as error:  # a user's own may need a step; it comes again at the first save
+        text = "%s.state_dict fails before the first step (%s: %s): it is checked when it is saved."
+        log.warning(text, type(callback).__qualname__, type(error).__name__, error)
         return {}
 
 
@@ -189,8 +167,7 @@ def end_of_step(fit_loop: dict[str, Any]) -> None:
 
 
 def save(trainer: L.Trainer) -> str | None:
-    """Saves into the run's folder, or else into the temporary one; returns the path, or None if
-    both fail."""
+    """Saves into the run's folder, else a temporary one; returns the path, None if both fail."""
     configured = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
     folder = next((Path(path) for path in configured if path), run_folder(trainer) / "checkpoints")
     path = folder / f"last-step={trainer.global_step}.ckpt"

@@ -1,6 +1,5 @@
-"""The model card of an exported policy: what it was trained from, how, and how good it is. The hub
-shows it, and it is the folder's README.
-"""
+"""The model card of an exported policy: what it was trained from, how, and how good it is. It is the
+folder's README, which the hub shows."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def write(
         steps: Optimizer steps that the run has done.
         evaluations: Those of the run.
     """
-    base = base_model(policy)
+    base = None if Path(policy.policy_folder).exists() else str(policy.policy_folder)
     about = ModelCardData(
         base_model=base,
         library_name="transformers",
@@ -50,14 +49,10 @@ def write(
         if rows := _rows(evaluations, measure):
             head = ("data set", "step", measure, "95 % interval", "problems", "decoding")
             parts += [f"## {measure.capitalize()}", _table(head, rows)]
+    versions = [(name, _version(name)) for name in PACKAGES]
     parts += ["## Training", _table(("setting", "value"), settings(policy, data))]
-    parts += ["## Versions", _table(("package", "version"), versions())]
+    parts += ["## Versions", _table(("package", "version"), versions)]
     (folder / FILE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def base_model(policy: Any) -> str | None:
-    """Returns the hub name of the policy's first version; None for a folder of its user's."""
-    return None if Path(policy.policy_folder).exists() else str(policy.policy_folder)
 
 
 def settings(policy: Any, data: Any) -> list[tuple[str, object]]:
@@ -84,11 +79,6 @@ def settings(policy: Any, data: Any) -> list[tuple[str, object]]:
     return [(name, value) for name, value in found.items() if value is not None]
 
 
-def versions() -> list[tuple[str, object]]:
-    """Returns the packages that trained the policy, with their versions."""
-    return [(name, _version(name)) for name in PACKAGES]
-
-
 def _version(name: str) -> str:
     try:
         return version(name)
@@ -100,13 +90,12 @@ def _described(part: object) -> str | None:
     """Returns the class of a part of the run, with its plain arguments."""
     if part is None:
         return None
-    plain = {
-        name: value
+    plain = [
+        f"{name}={value}"
         for name, value in vars(part).items()
         if name[0] != "_" and isinstance(value, bool | int | float)
-    }
-    arguments = ", ".join(f"{name}={value}" for name, value in plain.items())
-    return f"{type(part).__name__}({arguments})"
+    ]
+    return f"{type(part).__name__}({', '.join(plain)})"
 
 
 def _rows(evaluations: Sequence[Evaluation], measure: str) -> list[tuple[object, ...]]:

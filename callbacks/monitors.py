@@ -35,29 +35,22 @@ class Monitors(L.Callback):
         self._looked = False
 
     def prepare(self, trainer: L.Trainer) -> None:
-        """Finds the callbacks with a monitor, before their `setup` decides when Lightning calls
-        them."""
+        """Finds the callbacks with a monitor, before their `setup` decides when they are called."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._monitors = [
-            one for one in callbacks if isinstance(one, Monitor) and one.monitor is not None
-        ]
+        self._monitors = [one for one in callbacks if isinstance(one, Monitor) and one.monitor]
         for one in self._monitors:
             if isinstance(one, EarlyStopping):
-                # Unset, Lightning checks at the end of an epoch; only a user who asked for that
-                # gets it.
+                # Unset, Lightning checks at an epoch's end; only a user who asked for that gets it.
                 one._check_on_train_epoch_end = bool(one._check_on_train_epoch_end)
             elif _of_evaluation(one):
                 one._save_on_train_epoch_end = bool(one._save_on_train_epoch_end)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Takes note of the first evaluation, of the policy before its first step."""
         self._metrics.read(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
-        """Calls the monitors of the metrics that the step, and the evaluations that ended in it,
-        have logged."""
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Calls the monitors of what the step, and the evaluations that ended in it, have logged."""
         if not self._looked and trainer.is_global_zero:
             self._looked = True
             self._warn_of_unknown(trainer)
@@ -65,38 +58,31 @@ class Monitors(L.Callback):
             if isinstance(one, EarlyStopping) or _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Calls the ModelCheckpoints for the policy after its last step, which may be the best."""
         for one in self._with_new_metric(trainer):
             if isinstance(one, ModelCheckpoint) and _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
 
     def _warn_of_unknown(self, trainer: L.Trainer) -> None:
-        """Warns of metrics that the first step has not logged: Lightning would wait for them in
-        silence."""
+        """Warns of metrics that Lightning would wait for in silence."""
         shown = trainer.callback_metrics
         for one in self._monitors:
             if one.monitor not in shown:
-                log.warning(
-                    "%s.monitor is %r, which the first step has not logged.%s",
-                    *(type(one).__name__, one.monitor, did_you_mean(str(one.monitor), shown)),
-                )
+                near = did_you_mean(str(one.monitor), shown)
+                text = "%s.monitor is %r, which the first step has not logged.%s"
+                log.warning(text, type(one).__name__, one.monitor, near)
 
     def _with_new_metric(self, trainer: L.Trainer) -> list[Monitor]:
         """Gives every rank the monitored metrics that are new; returns their monitors."""
         if not self._monitors:
             return []
         names = {one.monitor for one in self._monitors}
-        here = {
-            name: value.item()
-            for name, value in self._metrics.read(trainer).items()
-            if name in names
-        }
+        metrics = self._metrics.read(trainer)
+        here = {name: value.item() for name, value in metrics.items() if name in names}
         new: dict[str, float] = trainer.strategy.broadcast(here)
         if not trainer.is_global_zero:
-            trainer.callback_metrics.update(
-                {name: torch.tensor(value) for name, value in new.items()}
-            )
+            trainer.callback_metrics.update({name: torch.tensor(new[name]) for name in new})
         return [one for one in self._monitors if one.monitor in new]
 
 

@@ -52,7 +52,7 @@ class Progress(ProgressBar):
     def enable(self) -> None:
         self._enabled = True
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Opens the bar at the step the run begins with."""
         self._first_step = self._last_shown = trainer.global_step
         self._started = time.monotonic()
@@ -60,38 +60,29 @@ class Progress(ProgressBar):
         if self._enabled and sys.stderr.isatty():
             look: dict[str, Any] = {"desc": "step", "bar_format": FORMAT, "dynamic_ncols": True}
             self._bar = tqdm(total=total_steps(trainer), initial=trainer.global_step, **look)
-            self._above_the_bar.enter_context(
-                logging_redirect_tqdm([getLogger(name) for name in LOGGERS])
-            )
+            loggers = [getLogger(name) for name in LOGGERS]
+            self._above_the_bar.enter_context(logging_redirect_tqdm(loggers))
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         throughput = find(trainer, Throughput)
         if throughput is not None and throughput.times.step:
             tokens = throughput.generated_tokens_per_s * throughput.times.step
             self._recent.append((throughput.times, tokens))
+        step = trainer.global_step
         if self._bar is not None:
-            self._bar.set_postfix_str(
-                fitting(self._bar, facts(trainer, self._recent)), refresh=False
-            )
+            shown = fitting(self._bar, facts(trainer, self._recent))
+            self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(1)
-        elif (
-            trainer.global_step == self._first_step + 1
-            or trainer.global_step % self.every_n_steps == 0
-        ):
+        elif step == self._first_step + 1 or step % self.every_n_steps == 0:
             self._write_line(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Closes the bar, which stays on the screen; without one, writes the line of the last
-        step."""
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Closes the bar, which stays on the screen; or writes the line of the last step."""
         if self._bar is None and trainer.global_step != self._last_shown:
             self._write_line(trainer)
         self._close()
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Closes the bar, so that the error is below it."""
         self._close()
 
@@ -115,8 +106,8 @@ class Progress(ProgressBar):
 
 
 def facts(trainer: L.Trainer, recent: Sequence[tuple[StepTimes, float]]) -> Iterator[str]:
-    """Yields the texts about the step that has just ended, and about the times and generated tokens
-    of `recent` steps, the most important first."""
+    """Yields texts about the step that has ended, and about the times and generated tokens of
+    `recent` steps, the most important first."""
     for name, tag, form in (("reward", "reward/mean", ".3f"), ("lag", "policy/lag_mean", ".1f")):
         value = float(trainer.callback_metrics.get(tag, float("nan")))
         if isfinite(value):

@@ -1,5 +1,4 @@
-"""Rollouts of finished steps as `rollouts.jsonl` in the run's folder, for `lrl view`
-(`lrl.viewer.rollout_file`)."""
+"""Rollouts of finished steps as `rollouts.jsonl` in the run's folder, for `lrl view`."""
 
 import logging
 import math
@@ -29,6 +28,7 @@ log = logging.getLogger(__name__)
 MB = 2**20
 SHOWN_PROMPT = 200
 """Characters of a prompt in a list of groups."""
+REMEDY = "Raise max_mb, or lower groups."
 DIGITS = 4
 """Digits after the point of a number in the file."""
 
@@ -37,10 +37,9 @@ class RolloutFile(OnRankZero):
     """Writes rollouts of each step to `rollouts.jsonl` in the run's folder, for `lrl view`: every
     token with its text, log-prob, version, ratio and advantage; some 30 bytes a token.
 
-    A run that resumes in the same folder keeps the groups up to its first step and removes later
-    ones, which it trains again. From half of `max_mb` on it writes one in 4 of its steps, from
-    three quarters on one in 16, and so on: so it has something of every part of a run, and nothing
-    that is written is removed.
+    A run that resumes in the same folder removes the groups that it trains again. From half of
+    `max_mb` on it writes one in 4 of its steps, from three quarters on one in 16, and so on: so it
+    has something of every part of a run.
 
     Args:
         groups: Groups of a step that are written, spread evenly over the order in which they
@@ -60,7 +59,7 @@ class RolloutFile(OnRankZero):
         self._sparsest = 1
         self._full = False
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Removes the groups of steps that this run trains again."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +68,7 @@ class RolloutFile(OnRankZero):
                 text = "%s: %d groups of step %d and later ones are removed, as they are trained again."
                 log.warning(text, path, removed, trainer.global_step)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         stream = run_of(trainer).step_stream
         path = self.path(trainer)
         size = path.stat().st_size if path.exists() else 0
@@ -83,11 +80,9 @@ class RolloutFile(OnRankZero):
                 rollout_file.append(path, text)
         elif not self._full:
             self._full = True
-            advice = (
-                "rollouts.jsonl has no room for step %d, %.2g MiB: RolloutFile.max_mb is %g. Raise "
-                "it, or lower groups."
-            )
-            log.warning(advice, stream.step, len(text) / MB, self.max_mb)
+            text_mb = len(text) / MB
+            full = f"rollouts.jsonl has no room for step {stream.step}, {text_mb:.2g} MiB"
+            log.warning(f"{full}: RolloutFile.max_mb is {self.max_mb:g}. {REMEDY}")
 
     def _lines(self, stream: StepStream, policy: Any) -> str:
         """Returns the lines of the groups of a step that are written."""
@@ -110,11 +105,8 @@ class RolloutFile(OnRankZero):
         one_of = 4 ** math.floor(-math.log2(left))
         if one_of > self._sparsest:
             self._sparsest = one_of
-            advice = (
-                "rollouts.jsonl has %.0f %% of RolloutFile.max_mb, %g MiB: from now on it gets one "
-                "in %d of its steps. Raise max_mb, or lower groups."
-            )
-            log.warning(advice, 100 * taken, self.max_mb, one_of)
+            full = f"rollouts.jsonl has {taken:.0%} of RolloutFile.max_mb, {self.max_mb:g} MiB"
+            log.warning(f"{full}: from now on it gets one in {one_of} of its steps. {REMEDY}")
         return one_of
 
     @staticmethod
@@ -124,8 +116,7 @@ class RolloutFile(OnRankZero):
 
 
 def spread(groups: Sequence[Group], count: int) -> list[Group]:
-    """Returns `count` groups, evenly spread; and the first one with a failure, if none of them has
-    one."""
+    """Returns `count` groups, evenly spread, and the first with a failure if none of them has one."""
     # The first ones to arrive have the shortest responses.
     count = min(count, len(groups))
     chosen = [groups[number * len(groups) // count] for number in range(count)]
@@ -141,10 +132,7 @@ def _has_failed(group: Group) -> bool:
 
 def log_ratios(stream: StepStream, policy: Any) -> dict[int, dict[int, float]]:
     """Returns the log of pi / mu of each token that this rank has trained, by the `id` of its
-    rollout and its place there.
-
-    It is empty for a policy whose `compute_loss` keeps no diagnostics.
-    """
+    rollout and its place there; empty for a policy whose `compute_loss` keeps no diagnostics."""
     found: dict[int, dict[int, float]] = defaultdict(dict)
     passes = policy.diagnostics.log_ratios
     if len(passes) != len(stream.packer.on_first_rank):
@@ -177,10 +165,10 @@ def group_lines(
         step: The step.
         texts: Makes the texts of tokens.
     """
-    responses = []
-    for rollout, of_rollout in zip(group.rollouts, samples, strict=True):
-        own_ratios = ratios.get(id(rollout))
-        responses.append(response_record(rollout, of_rollout, own_ratios, texts))
+    responses = [
+        response_record(rollout, of_rollout, ratios.get(id(rollout)), texts)
+        for rollout, of_rollout in zip(group.rollouts, samples, strict=True)
+    ]
     shown = {
         "step": step,
         "index": group.index,
@@ -207,18 +195,17 @@ def _summary(rollout: Rollout, step: int) -> Record:
 
 def prompt_record(prompt: Prompt, texts: TokenTexts) -> Record:
     """Returns a prompt with its tokens."""
-    chat = prompt.chat
+    messages = None
+    if prompt.chat is not None:
+        shown = ("role", "content")
+        messages = [{name: str(one.get(name)) for name in shown} for one in prompt.chat.messages]
     return {
         "text": prompt.text,
         "answer": reference(prompt),
-        "messages": None if chat is None else [_message(one) for one in chat.messages],
+        "messages": messages,
         "token_ids": prompt.token_ids,
         "texts": texts(prompt.token_ids),
     }
-
-
-def _message(message: dict[str, Any]) -> Record:
-    return {"role": str(message.get("role")), "content": str(message.get("content"))}
 
 
 def response_record(
@@ -227,8 +214,7 @@ def response_record(
     ratios: dict[int, float] | None,
     texts: TokenTexts,
 ) -> Record:
-    """Returns a response with its tokens; what is the same for many tokens in a row stands once,
-    with their number."""
+    """Returns a response with its tokens; runs of equal values stand once, with their length."""
     places = sorted(place for sample in samples for place in sample.trained_places)
     trained = [False] * len(rollout.token_ids)
     for place in places:

@@ -1,5 +1,4 @@
-"""Rewards, lengths and lags of each step's rollouts in numbers and histograms, and sample
-responses."""
+"""Rewards, lengths and lags of each step's rollouts: numbers, histograms and sample responses."""
 
 import re
 from collections import Counter, defaultdict
@@ -30,8 +29,8 @@ CHARTS = {
     "response length (tokens)": ("rollouts/length_mean",),
     "lag (versions)": ("policy/lag_mean", "policy/lag_max"),
 }
-"""Charts of TensorBoard's tab "Custom Scalars" below the reward and the accuracies, and their
-tags."""
+"""Charts of TensorBoard's "Custom Scalars" below the reward and the accuracies, and their tags."""
+REWARD_COUNTS = ("gave_up", *KINDS, "retried", "replaced", "moved")
 MAX_TEXT = 2000
 """Characters of a prompt, an answer or a response that are shown."""
 SAMPLES = "rollouts/samples"
@@ -54,11 +53,8 @@ class RolloutLog(OnRankZero):
         self._counts = NonzeroCounts()
         self._overview: Literal["early", "due", "written"] = "early"
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
-        """Writes the overview after the first step, when every callback has logged its metrics
-        once."""
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Writes the overview after the first step, when every callback has logged its metrics."""
         if self._overview != "due":
             return
         self._overview = "written"
@@ -67,13 +63,11 @@ class RolloutLog(OnRankZero):
             with may_not_log(logger):
                 logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, reports))
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Writes the overview of a run of a single step."""
         self.on_train_batch_start(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         if self._overview == "early":
             self._overview = "due"
         run = run_of(trainer)
@@ -84,26 +78,20 @@ class RolloutLog(OnRankZero):
         metrics = scalars(rollouts)
         if "reward/mean" in metrics:
             pl_module.log("reward/mean", metrics.pop("reward/mean"), prog_bar=True, batch_size=1)
-        counts = data.reward_pool.counts
+        counts = {
+            "rollouts/discarded": stream.packer.discarded_rollouts,
+            "rollouts/masked_tokens": stream.packer.masked_tokens,
+            "rollouts/skipped_groups": len(controller.ledger.skipped),
+            "rollouts/replayed_groups": len(stream.replayed),
+            **{f"rewards/{kind}": data.reward_pool.counts[kind] for kind in REWARD_COUNTS},
+            "rewards/scorers": len(data.reward_pool.workers.members.ready),
+            **episode_counts(data),
+        }
         pl_module.log_dict(
             metrics
             | scalars_by_lag(rollouts, stream.step)
-            | {"rollouts/padding": stream.packer.padding}
-            | {"rollouts/shared": stream.packer.shared}
-            | self._counts.to_log(
-                {
-                    "rollouts/discarded": stream.packer.discarded_rollouts,
-                    "rollouts/masked_tokens": stream.packer.masked_tokens,
-                    "rollouts/skipped_groups": len(controller.ledger.skipped),
-                    "rollouts/replayed_groups": len(stream.replayed),
-                    **{
-                        f"rewards/{kind}": counts[kind]
-                        for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")
-                    },
-                    "rewards/scorers": len(data.reward_pool.workers.members.ready),
-                    **episode_counts(data),
-                }
-            )
+            | {"rollouts/padding": stream.packer.padding, "rollouts/shared": stream.packer.shared}
+            | self._counts.to_log(counts)
             | resumed_scalars(controller.resumed, stream.step)
             | (data.length_predictor.metrics() if data.length_predictor else {}),
             batch_size=1,
@@ -128,26 +116,22 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
     """Returns the counts of resumed work, at the run's first step only."""
     if resumed is None or resumed.step != step:
         return {}
-    return {
-        "rollouts/resumed_responses": float(resumed.responses),
-        "rollouts/resumed_tokens": float(resumed.tokens),
-    }
+    counts = {"responses": resumed.responses, "tokens": resumed.tokens}
+    return {f"rollouts/resumed_{name}": float(count) for name, count in counts.items()}
 
 
 def episode_counts(data: Any) -> dict[str, int]:
-    """Returns the counts of failed episodes by kind, and of other failures of environments; empty
-    without one."""
+    """Returns the counts of failures of episodes and environments; empty without one."""
     if data.environment is None:
         return {}
     failed = {f"episodes/{kind}": data.reward_pool.counts[kind] for kind in EPISODE_KINDS}
     pool = data.environment.pool
+    external = data.environment.external
     return failed | {
         "episodes/replayed": pool.counts["replayed"],
         "episodes/restarted": pool.counts["restarted"],
         "episodes/replaced": pool.replaced,
-        "episodes/environments": 0
-        if data.environment.external
-        else len(pool.workers.members.ready),
+        "episodes/environments": 0 if external else len(pool.workers.members.ready),
     }
 
 
@@ -177,12 +161,9 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
-    """Returns share, mean length and mean reward of a step's responses for each lag.
-
-    The lag of a response is that of its oldest token, the trainer's step minus the smallest version
-    in it; lags from `MAX_LAG_SHOWN` on are one. A lag without a response has no metrics, one
-    without a scored response no reward.
-    """
+    """Returns share, mean length and mean reward of a step's responses for each lag: that of a
+    response's oldest token. Lags from `MAX_LAG_SHOWN` on are one; one without a scored response has
+    no reward."""
     by_lag: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         if versions := rollout.policy_versions:
@@ -199,15 +180,12 @@ def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
 
 def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
     """Returns length and reward per response and lag per token, each of shape [n]."""
-    return {
-        "rollouts/length": torch.tensor([float(rollout.num_tokens) for rollout in rollouts]),
-        "reward/all": torch.tensor(
-            [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        ),
-        "rollouts/lag": torch.tensor(
-            [float(step - v) for rollout in rollouts for v in rollout.policy_versions]
-        ),
+    values = {
+        "rollouts/length": [float(one.num_tokens) for one in rollouts],
+        "reward/all": [one.reward for one in rollouts if one.reward is not None],
+        "rollouts/lag": [float(step - each) for one in rollouts for each in one.policy_versions],
     }
+    return {name: torch.tensor(each) for name, each in values.items()}
 
 
 def overview(logged: Collection[str], reports: Iterable[Report]) -> Layout:
@@ -225,16 +203,12 @@ def overview(logged: Collection[str], reports: Iterable[Report]) -> Layout:
 
 
 def _lines(charts: Mapping[str, Sequence[str]], logged: Collection[str]) -> dict[str, list[object]]:
-    shown = {title: [tag for tag in tags if tag in logged] for title, tags in charts.items()}
-    # TensorBoard takes tags for regular expressions, and for the beginning of a tag.
-    return {
-        title: ["Multiline", [f"^{re.escape(tag)}$" for tag in tags]]
-        for title, tags in shown.items()
-        if tags
-    }
-
-
-# ---- samples: the first response of a group, with the reference answer
+    found: dict[str, list[object]] = {}
+    for title, tags in charts.items():
+        # TensorBoard takes tags for regular expressions, and for the beginning of a tag.
+        if shown := [f"^{re.escape(tag)}$" for tag in tags if tag in logged]:
+            found[title] = ["Multiline", shown]
+    return found
 
 
 def sample(group: Group, step: int) -> dict[str, Any]:

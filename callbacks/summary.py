@@ -1,5 +1,4 @@
-"""Last page of a run: a table, the learning curve as a picture, the paths of its files, and the
-chat command."""
+"""Last page of a run: a table, the learning curve, the paths of its files, and the chat command."""
 
 import shlex
 import sys
@@ -40,14 +39,10 @@ class Summary(OnRankZero):
         self.times = StepTimes()
         """Sum over all steps."""
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         stream = run_of(trainer).step_stream
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
-        lags = [
-            stream.step - version for rollout in rollouts for version in rollout.policy_versions
-        ]
+        lags = [stream.step - version for one in rollouts for version in one.policy_versions]
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         if rewards:
             self.rewards.append((stream.step + 1, sum(rewards) / len(rewards)))
@@ -59,7 +54,7 @@ class Summary(OnRankZero):
         if (throughput := find(trainer, Throughput)) is not None:
             self.times.add(throughput.times)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         evaluations = find_all(trainer, Evaluation)
         picture = run_folder(trainer) / "curve.png"
         with best_effort("The learning curve", picture):
@@ -82,11 +77,10 @@ class Summary(OnRankZero):
         table = Table(title="Summary", show_header=False)
         for evaluation in evaluations:
             before, after = evaluation.reports[0][1], evaluation.reports[-1][1]
-            values = (
-                f"{before.accuracy:.3f} before, {after.accuracy:.3f} after ({after.low:.3f} to "
-                f"{after.high:.3f})"
-            )
-            table.add_row(f"{after.measure} on {evaluation.prompts.name}", values)
+            values = f"{before.accuracy:.3f} before, {after.accuracy:.3f} after"
+            interval = f"({after.low:.3f} to {after.high:.3f})"
+            name = f"{after.measure} on {evaluation.prompts.name}"
+            table.add_row(name, f"{values} {interval}")
         if len(self.rewards) > 1 and not in_ascii:
             table.add_row("reward", curve_in_a_line([reward for _, reward in self.rewards]))
         done = f"{trainer.global_step}"
@@ -100,29 +94,25 @@ class Summary(OnRankZero):
             by_machine["turns answered by"] = data.environment.pool.answered_by
         for what, counts in by_machine.items():
             if len(counts) > 1:
-                shares_of = (f"{name} {count:,}" for name, count in sorted(counts.items()))
-                table.add_row(what, ", ".join(shares_of))
+                each = (f"{name} {count:,}" for name, count in sorted(counts.items()))
+                table.add_row(what, ", ".join(each))
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
-        if self.times.step:
-            table.add_row(
-                "sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s"
-            )
         if (health := find(trainer, Health)) is not None and health.outside:
             steps = (f"{metric} ({count} steps)" for metric, count in health.outside.items())
             table.add_row("outside their range", ", ".join(steps))
-        if self.times.step:
-            table.add_row("time of the trainer", _trainer_time(self.times))
-            parts = shares(self.times.generators, GENERATOR).items()
-            table.add_row(
-                "time of the generators",
-                ", ".join(f"{state} {share:.0%}" for state, share in parts),
-            )
+        times = self.times
+        if times.step:
+            paused = f"{times.sync:.1f} s, generators paused {times.sync_pause:.1f} s"
+            table.add_row("sync", paused)
+            table.add_row("time of the trainer", _trainer_time(times))
+            parts = shares(times.generators, GENERATOR).items()
+            generators = ", ".join(f"{state} {share:.0%}" for state, share in parts)
+            table.add_row("time of the generators", generators)
         return table
 
 
 def curve_in_a_line(values: Sequence[float]) -> str:
-    """Returns a curve as bars, from the lowest value to the highest, with its first and its last
-    one; neighbours share a bar where there are more than `BARS`."""
+    """Returns a curve as at most `BARS` bars, with its first and last value."""
     count = min(BARS, len(values))
     edges = [number * len(values) // count for number in range(count + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
@@ -133,14 +123,10 @@ def curve_in_a_line(values: Sequence[float]) -> str:
 
 
 def _trainer_time(times: StepTimes) -> str:
-    waits = {
-        "first group": "wait_first",
-        "next": "wait_next",
-        "last": "wait_last",
-        "rewards": "wait_reward",
-    }
+    waits = {"first group": "first", "next": "next", "last": "last", "rewards": "reward"}
     parts = ", ".join(
-        f"{name} {times.trainer.get(state, 0.0) / times.step:.0%}" for name, state in waits.items()
+        f"{name} {times.trainer.get(f'wait_{state}', 0.0) / times.step:.0%}"
+        for name, state in waits.items()
     )
     return (
         f"{times.step:.0f} s: waiting for rollouts {times.wait / times.step:.0%} ({parts}), "
@@ -155,9 +141,8 @@ def where_metrics_are(trainer: L.Trainer) -> list[str]:
         if isinstance(logger, TensorBoardLogger):
             lines.append(f"TensorBoard    tensorboard --logdir {shlex.quote(logger.log_dir)}")
             if find(trainer, RolloutLog) is not None:
-                lines.append(
-                    "  overview     tab Custom Scalars: http://localhost:6006/#custom_scalars"
-                )
+                place = "http://localhost:6006/#custom_scalars"
+                lines.append(f"  overview     tab Custom Scalars: {place}")
         elif isinstance(logger, CSVLogger):
             lines.append(f"metrics        {logger.log_dir}/metrics.csv")
         else:
@@ -173,15 +158,10 @@ def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[E
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     if rewards:
-        axes.plot(
-            *zip(*rewards, strict=True),
-            color="tab:gray",
-            linewidth=1,
-            label="reward of the rollouts (mean)",
-        )
+        label = "reward of the rollouts (mean)"
+        axes.plot(*zip(*rewards, strict=True), color="tab:gray", linewidth=1, label=label)
     for evaluation in evaluations:
-        steps = [step for step, _ in evaluation.reports]
-        reports = [report for _, report in evaluation.reports]
+        steps, reports = zip(*evaluation.reports, strict=True)
         means = [r.accuracy for r in reports]
         spread = [[r.accuracy - r.low for r in reports], [r.high - r.accuracy for r in reports]]
         label = f"{reports[-1].measure} on {evaluation.prompts.name} (95 % interval)"
@@ -201,7 +181,6 @@ def chat_command(folder: Path, prompts: Prompts) -> str:
 
 
 def program() -> str:
-    """Returns `lrl` as this run was started: the environment's folder may not be on the path of the
-    next shell."""
+    """Returns `lrl` as this run was started: the next shell may not have it on its path."""
     started = Path(sys.argv[0])
     return str(started) if started.name == "lrl" else "lrl"

@@ -15,11 +15,12 @@ from lrl.system.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 if TYPE_CHECKING:
     from lrl.run import Run
 
+FLEET_COUNTS = ("restarts", "reissued", "moved", "joined", "left")
+
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one step, from the end of the one before to its own; wait, train and sync add up
-    to step."""
+    """Seconds of one step, up to its end; wait, train and sync add up to step."""
 
     trainer: dict[str, float] = field(default_factory=dict)
     """Seconds of the trainer by state (`lrl.system.stopwatch.TRAINER`)."""
@@ -30,7 +31,6 @@ class StepTimes:
 
     @property
     def step(self) -> float:
-        """Length of the step."""
         return sum(self.trainer.values())
 
     @property
@@ -40,13 +40,12 @@ class StepTimes:
 
     @property
     def sync(self) -> float:
-        """The trainer's time for moving weights and waiting until the sync before was verified."""
+        """The trainer's time for moving weights and waiting until the sync before has ended."""
         return sum(self.trainer.get(state, 0.0) for state in SYNC)
 
     @property
     def train(self) -> float:
-        """The rest: packing, scattering, a reference's log-probs, forward, backward, optimizer,
-        callbacks."""
+        """The rest: packing, a reference's log-probs, forward, backward, optimizer, callbacks."""
         return self.step - self.wait - self.sync
 
     def add(self, other: StepTimes) -> None:
@@ -69,11 +68,7 @@ class Throughput(OnRankZero):
 
     @staticmethod
     def needed_by(callback: L.Callback, trainer: L.Trainer) -> Throughput:
-        """Returns the trainer's `Throughput`.
-
-        Raises:
-            ConfigError: It has none, and `callback` reads its times.
-        """
+        """Returns the trainer's `Throughput`; raises ConfigError if it has none."""
         if (found := find(trainer, Throughput)) is None:
             raise ConfigError(
                 f"trainer.callbacks has lrl.callbacks.{type(callback).__name__} without "
@@ -81,16 +76,14 @@ class Throughput(OnRankZero):
             )
         return found
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begins the first step, after everything before it."""
         run = run_of(trainer)
         run.stopwatch.enter("train")
         self._lap(run)
         self._totals.clear()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         run = run_of(trainer)
         times = self.times = self._lap(run)
         times.sync_pause = run.pause_seconds if times.sync else 0.0
@@ -106,10 +99,10 @@ class Throughput(OnRankZero):
         seconds = ("step", "wait", "train", "sync", "sync_pause")
         pl_module.log_dict(
             {f"time/{name}": getattr(times, name) for name in seconds}
-            | {f"trainer/{state}": share for state, share in shares(times.trainer, TRAINER).items()}
+            | {f"trainer/{state}": one for state, one in shares(times.trainer, TRAINER).items()}
             | {
-                f"generators/{state}": share
-                for state, share in shares(times.generators, GENERATOR).items()
+                f"generators/{name}": one
+                for name, one in shares(times.generators, GENERATOR).items()
             }
             | {
                 "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
@@ -118,15 +111,8 @@ class Throughput(OnRankZero):
                 "fleet/alive": float(run.fleet.alive),
             }
             | self._counts.to_log(
-                {
-                    "fleet/restarts": run.fleet.restarts,
-                    "fleet/reissued": run.fleet.reissued,
-                    "fleet/moved": run.fleet.moved,
-                    "fleet/joined": run.fleet.joined,
-                    "fleet/left": run.fleet.left,
-                    "weights/fetched_bytes": new["fetched"],
-                    "weights/sent_bytes": new["sent"],
-                }
+                {f"fleet/{name}": getattr(run.fleet, name) for name in FLEET_COUNTS}
+                | {f"weights/{name}_bytes": new[name] for name in ("fetched", "sent")}
             ),
             batch_size=1,
         )

@@ -29,16 +29,14 @@ SAMPLE_S = 0.1
 """Seconds between two snapshots of a generator."""
 INTERVAL_S = 1.0
 SHORTEST_S = 0.25
-"""Shorter intervals are dropped: a token of each response more or less would be much of the
-interval."""
+"""Shorter intervals are dropped: a token more or less would be much of them."""
 
 
 class Timeline(OnRankZero):
     """Writes `timeline.jsonl` into the run's folder, with the times of `Throughput`.
 
-    A run that resumes in the same folder keeps the records up to its first step and removes later
-    ones. On a GPU the trainer waits for the end of every backward pass, so that each pass has its
-    own time.
+    A run that resumes in the same folder removes the records of steps that it trains again. On a GPU
+    the trainer waits for the end of every backward pass, so that each has its own time.
 
     Args:
         planned_step_s: Seconds per step that `lrl plan` forecast; only `lrl plan --compare` reads
@@ -56,11 +54,11 @@ class Timeline(OnRankZero):
         self._work = deque[GeneratorRecord]()
         self._sampling: Future[None] | None = None
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Raises ValueError without a `Throughput`, before a server starts."""
         Throughput.needed_by(self, trainer)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Keeps the records of finished steps and begins to measure."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,12 +74,10 @@ class Timeline(OnRankZero):
         self._work.clear()
         self._sampling = fleet.loop.submit(sample(fleet.rollouts, self._work.append))
 
-    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_after_backward(self, trainer: L.Trainer, pl_module: Any) -> None:
         synchronize(pl_module.device)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         if self._sampling is not None and self._sampling.done():
             self._sampling.result()  # raises its error
         times = Throughput.needed_by(self, trainer).times
@@ -102,18 +98,13 @@ class Timeline(OnRankZero):
         with best_effort("The timeline", path := self.path(trainer)):
             timeline.write(path, [*work, *passes, *groups, step], "a")
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Stops the measurements."""
         while self._hooks:
             self._hooks.pop().remove()
         if self._sampling is not None:
             self._sampling.cancel()
             self._sampling = None
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Stops the measurements: Lightning does not call `on_train_end` after an error."""
-        self.on_train_end(trainer, pl_module)
 
     @staticmethod
     def path(trainer: L.Trainer) -> Path:
@@ -158,10 +149,7 @@ def step_record(
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
         attention_tokens=packer.attention_tokens,
-        lags={
-            stream.step - version: tokens
-            for version, tokens in sorted(versions.items(), reverse=True)
-        },
+        lags={stream.step - one: versions[one] for one in sorted(versions, reverse=True)},
         **parts,
     )
 
@@ -171,14 +159,8 @@ def trainable_tokens(group: Group, packer: Packer) -> int:
     prompt = len(group.prompt.token_ids)
     branches = [branch for rollout in group.scored for branch in rollout.branches]
     lengths = [prompt + len(branch.places) for branch in branches]
-    return sum(
-        tree_lengths(
-            lengths,
-            prompt - 1,
-            longest=packer.micro_batch_tokens,
-            attention_tokens=packer.attention_tokens,
-        )
-    )
+    how = {"longest": packer.micro_batch_tokens, "attention_tokens": packer.attention_tokens}
+    return sum(tree_lengths(lengths, prompt - 1, **how))
 
 
 def synchronize(device: torch.device) -> None:
@@ -201,18 +183,15 @@ async def sample(pool: GeneratorPool, record: Callable[[GeneratorRecord], None])
 class WorkIntervals:
     """Intervals of one generator's work, from snapshots; calls `record` with each complete one.
 
-    A generator sends the tokens of a second together, so an interval ends where they have just
-    come: at the first such snapshot after a second, or at the last one before a break. Idle time
-    and pauses are in no interval, and no interval is without new tokens.
+    A generator sends the tokens of a second together, so an interval ends where they have just come:
+    after a second, or before a break. Idle time and pauses are in no interval.
     """
 
     def __init__(self, record: Callable[[GeneratorRecord], None]) -> None:
         self._record = record
         self._first: tuple[float, StatsSnapshot] | None = None  # of the interval: (time, snapshot)
-        self._last = (
-            0.0,
-            StatsSnapshot(None, 0, up_to_date=False, read=0, responses=0, context_tokens=0),
-        )
+        nothing = StatsSnapshot(None, 0, up_to_date=False, read=0, responses=0, context_tokens=0)
+        self._last = (0.0, nothing)
         self._response_s = self._context_s = 0.0  # integrals over the interval
         self._so_far: GeneratorRecord | None = None  # up to the last snapshot that was up to date
 

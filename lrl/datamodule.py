@@ -29,7 +29,7 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.prompts.prompt_maker import PromptPart
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.response_text import PolicyText, ResponseDecoder
+from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -198,21 +198,20 @@ class RolloutDataModule(L.LightningDataModule):
         self.worker_launcher = worker_launcher
         self.skip_special_tokens = skip_special_tokens
         self.prepend_opened_tag = prepend_opened_tag
-        self._reward_settings = settings_of(self.reward_pool.rewards)
-        self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
-        self._reward_settings["data.prepend_opened_tag"] = str(prepend_opened_tag)
+        self._reward_settings = settings_of(self.reward_pool.rewards) | {
+            "data.skip_special_tokens": str(skip_special_tokens),
+            "data.prepend_opened_tag": str(prepend_opened_tag),
+        }
+        episodes = EpisodeSettings(
+            max_turns=max_turns,
+            max_turn_tokens=max_turn_tokens,
+            turn_timeout_s=turn_timeout_s,
+            episode_timeout_s=episode_timeout_s,
+            environment_workers=environment_workers,
+            environment_memory_gib=environment_memory_gib,
+        )
         self.environment = _environment_of_run(
-            environment,
-            EpisodeSettings(
-                max_turns=max_turns,
-                max_turn_tokens=max_turn_tokens,
-                turn_timeout_s=turn_timeout_s,
-                episode_timeout_s=episode_timeout_s,
-                environment_workers=environment_workers,
-                environment_memory_gib=environment_memory_gib,
-            ),
-            max_response_tokens,
-            worker_start_timeout_s,
+            environment, episodes, max_response_tokens, worker_start_timeout_s
         )
         if environment_workers == 0 and worker_launcher is None:
             fault(
@@ -242,16 +241,11 @@ class RolloutDataModule(L.LightningDataModule):
                 f"{type(self.advantages).__name__} responses of equal rewards have a gradient: "
                 "leave it out."
             )
-        if 0 < sampling.temperature < LEAST_TEMPERATURE:
+        if not LEAST_TEMPERATURE <= sampling.temperature < float("inf"):
             fault(
-                f"data.temperature is {sampling.temperature}: vLLM would sample at "
-                f"{LEAST_TEMPERATURE}, and the policy be trained at {sampling.temperature}. Use at "
-                f"least {LEAST_TEMPERATURE}; 1.0 is usual."
-            )
-        elif not 0 < sampling.temperature < float("inf"):
-            fault(
-                f"data.temperature is {sampling.temperature}: greedy responses have no log-prob to "
-                "learn from. Use 1.0."
+                f"data.temperature is {sampling.temperature}: it must be at least "
+                f"{LEAST_TEMPERATURE}, and 1.0 is usual. vLLM samples at {LEAST_TEMPERATURE} "
+                "instead of a lower one, and greedily at 0, without a log-prob to learn from."
             )
         at_least(0, "data", max_lag=self.max_lag, max_skipped_per_step=self.max_skipped_per_step)
         at_least(
@@ -259,10 +253,6 @@ class RolloutDataModule(L.LightningDataModule):
             "data",
             groups_per_step=self.groups_per_step,
             micro_batch_tokens=self.micro_batch_tokens,
-        )
-        at_least(
-            1,
-            "data",
             max_prompt_tokens=self.max_prompt_tokens,
             max_response_tokens=sampling.max_tokens,
         )
@@ -287,19 +277,17 @@ class RolloutDataModule(L.LightningDataModule):
 
     def tokenise(self, prompts: Prompts, tokenizer: Any) -> None:
         """Makes tokens of a data set, with the environment's tools."""
-        tools: Sequence[dict[str, Any]] = ()
-        part: PromptPart = "whole"
+        of_environment: tuple[Sequence[dict[str, Any]], PromptPart] = (), "whole"
         if self.environment is not None:
-            tools = self.environment.environment.tools
-            part = self.environment.prompt_part
+            of_environment = self.environment.environment.tools, self.environment.prompt_part
         try:
-            prompts.load(tokenizer, self.max_prompt_tokens, tools, part)
+            prompts.load(tokenizer, self.max_prompt_tokens, *of_environment)
         except ConfigError as error:
             setting = "data.prompts" if prompts is self.prompts else "Evaluation.prompts"
             raise ConfigError(f"{setting}: {error}") from error
 
     def probe_tokens(self, count: int) -> list[int]:
-        """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
+        """Returns `count` tokens of real prompts for a proof, always the same; they repeat if there
         are fewer."""
         tokens = [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids]
         while 0 < len(tokens) < count:
@@ -317,23 +305,16 @@ class RolloutDataModule(L.LightningDataModule):
         return self.max_prompt_tokens + self.sampling.max_tokens
 
     @property
-    def decode(self) -> ResponseDecoder:
-        """Makes the text of a response, as rewards and logs see it."""
-        policy = self._policy
-        return ResponseDecoder(
-            tokenizer=policy.tokenizer,
-            ends=policy.ends_of_text,
+    def policy_text(self) -> PolicyText:
+        """The policy's tokenizer, and its text as rewards and logs see it."""
+        return PolicyText(
+            tokenizer=self._policy.tokenizer,
+            ends=self._policy.stop_tokens,
             skip_special_tokens=self.skip_special_tokens,
             prepend_opened_tag=self.prepend_opened_tag,
         )
 
     # ---- the parts of a run
-
-    @property
-    def policy_text(self) -> PolicyText:
-        """The policy's tokenizer, stop tokens and decoder."""
-        policy = self._policy
-        return PolicyText(tokenizer=policy.tokenizer, ends=policy.stop_tokens, decode=self.decode)
 
     def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> "Episodes | None":
         """Returns the player of the environment's episodes, whose turns `pool` writes, `spare` in
@@ -373,27 +354,26 @@ class RolloutDataModule(L.LightningDataModule):
         pool, policy = run.fleet.rollouts, run.policy
         environment_s = teacher_s = 0.0
         if self.environment is not None:
-            environment_s = self.environment.timeout_s
+            environment_s = self.environment.settings.episode_timeout_s
             if parser := self._tool_calls(pool):
                 trial = self.environment.try_parser(parser, self.policy_text)
                 run.fleet.call(trial, "parsing a call of a tool")
-        if (teacher := policy.asked_teacher) is not None:
-            teacher_s = teacher.endpoint.deadline_s
-        lengths = self.length_predictor
+        if policy.asked_teacher is not None:
+            teacher_s = policy.asked_teacher.endpoint.deadline_s
         controller = Controller(
             self.prompts,
             self.episodes(pool) or pool,
             rewards=self.reward_pool,
             ledger=Ledger(self.pacing),
             sampling=self.requests,
-            decode=self.decode,
+            decode=self.policy_text.decode,
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
-            teaches_nothing=self.advantages.teaches_nothing,
-            look_ahead=None if lengths is None else lengths.look_ahead,
+            advantages=self.advantages,
+            lengths=self.length_predictor,
             environment=self._environment_settings,
             judges_last_turn=self.judges_last_turn,
-            ask_teacher=None if teacher is None else teacher.ask,
+            teacher=policy.asked_teacher,
         )
         if self._restored is not None:
             self.check_prompts(self._restored)
@@ -504,8 +484,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self.learners.state_dict(self._dependencies) | {"ledger": self._ledger_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of `state_dict`; a learner that is not in it, or of other settings,
-        begins anew."""
+        """Restores the ledger, and the learners that were made with the same settings."""
         self._restored = state_dict["ledger"]
         if not self.trains:
             return
@@ -530,9 +509,11 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
 
-def _with_turn_rewards(rewards: list[OneReward], environment: object) -> list[OneReward]:
+def _with_turn_rewards(
+    rewards: list[OneReward], environment: Environment | None
+) -> list[OneReward]:
     """Returns the rewards; with an environment that gives some, `TurnRewards` too."""
-    has_rewards = isinstance(environment, Environment) and environment.gives_rewards
+    has_rewards = environment is not None and environment.gives_rewards
     if has_rewards and not any(isinstance(reward, TurnRewards) for reward in rewards):
         return [*rewards, TurnRewards()]
     return rewards
@@ -545,15 +526,14 @@ def _environment_of_run(
     start_timeout_s: float,
 ) -> "EnvironmentOfRun | None":
     """Returns the environment of a run; None without one, whose settings must not be set then."""
-    if environment is None and settings.changed:
-        fault(
-            f"data.{settings.changed[0]} is set, and there is no data.environment: a response is a single turn. "
-            "Name one, or leave the setting out."
-        )
-    if not isinstance(environment, Environment):  # `instances` has noted another class
+    if environment is None:
+        if settings.changed:
+            fault(
+                f"data.{settings.changed[0]} is set, and there is no data.environment: a response "
+                "is a single turn. Name one, or leave the setting out."
+            )
         return None
-    from lrl.rollouts.episodes.environment_of_run import (
-        EnvironmentOfRun,  # here: most runs have none
-    )
+    # Here: most runs have none.
+    from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 
     return EnvironmentOfRun(environment, settings, max_tokens, start_timeout_s)

@@ -1,42 +1,6 @@
 """The errors of lrl, one tree: `except lrl.LrlError` catches all that lrl raises by itself.
 
-    LrlError
-    ├── ConfigError (ValueError)               a wrong setting, or a wrong input that a setting names
-    ├── RewardFailuresError (ValueError)       more rewards have failed than data.max_reward_failures allows
-    ├── ServerError (RuntimeError)             a vLLM server has not started, or has ended
-    ├── GeneratorError (RuntimeError)          a generator has failed at a request
-    │   ├── RequestRejected                    it has refused the request
-    │   └── GeneratorTimeout                   it has not answered in time
-    ├── MalformedResponse (ValueError)         a generator has written what is no response
-    ├── NoGenerators (RuntimeError)            no generator has served for strategy.generator_timeout_s
-    ├── RankLostError (RuntimeError)           a rank of the trainer is gone
-    ├── RendezvousError (RuntimeError)         the ranks have not met
-    ├── TransferError (RuntimeError)           weights have not arrived
-    │   ├── CollectiveBroken                   a member of a collective has failed
-    │   ├── StuckTransfer                      a broadcast cannot be ended
-    │   ├── FetchFailed                        a generator has not got a file of weights
-    │   ├── BadTransfer                        a source of weights has sent something else
-    │   └── DamagedDelta (ValueError)          a difference of two versions cannot be applied
-    ├── MemberError (RuntimeError)             a member, or the run that it belongs to, is not there
-    │   ├── NotRunning                         no run lives in that folder
-    │   │   └── NoAnswer                       it may live, and does not answer
-    │   ├── BadAnswer                          it has answered what none of its kind does
-    │   └── WorkersError                       its workers cannot work on their machine
-    ├── CountedError (RuntimeError)            a response has no reward, through no fault of the policy
-    │   ├── CallFailed                         a worker has failed at it
-    │   ├── EpisodeError                       its episode has failed
-    │   ├── JudgeError                         a judge has not scored it
-    │   └── RewardModelError                   a reward model has not scored it
-    ├── TeacherError (RuntimeError)            a teacher's server has not given its log-probs
-    ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
-    ├── WorkerLost (RuntimeError)              a worker has ended through no fault of what it was asked
-    │   └── WorkersClosed                      the run has not started its workers, or has ended them
-    ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
-    └── ExportError (OSError)                  the trained policy cannot be written anywhere
-
-In brackets is the built-in error that it is, too. An error whose `shown_alone` is true needs no
-traceback: a script that it ends shows its message alone (`lrl.system.config_errors`). Errors that
-never leave the file that raises them stand there.
+Errors that never leave the file that raises them stand there.
 """
 
 
@@ -44,16 +8,13 @@ class LrlError(Exception):
     """Base of all errors that lrl raises itself."""
 
     shown_alone = False
-    """Whether its message is complete without a traceback."""
+    """Whether its message needs no traceback: a script that it ends shows the message alone
+    (`lrl.system.config_errors`)."""
 
 
 class ConfigError(LrlError, ValueError):
     """A wrong setting, or a wrong input that a setting names: the message gives name, value and
-    remedy.
-
-    Uncaught, it ends a script with the message alone and status 1, like the command: a traceback
-    through lrl and Lightning would hide the message.
-    """
+    remedy."""
 
     shown_alone = True
 
@@ -166,15 +127,15 @@ class CallFailed(CountedError):
     Args:
         kind: `exception`, `timeout`, `crash` or `memory`.
         message: What has happened.
-        items: The responses of a group that have failed.
-        part: Number of the reward whose code ran; None if that is not known.
+        item: The response of a group whose code ran; None if that is not known.
+        part: The reward whose code it was.
     """
 
     def __init__(
-        self, kind: str, message: str, items: tuple[int, ...] = (), part: int | None = None
+        self, kind: str, message: str, item: int | None = None, part: int | None = None
     ) -> None:
         super().__init__(kind, message)
-        self.items = items
+        self.item = item
         self.part = part
 
 
@@ -183,11 +144,11 @@ class EpisodeError(CountedError):
 
 
 class JudgeError(CountedError):
-    """A response that a judge has not scored; its kind is one of `JUDGE_KINDS`."""
+    """A response that a judge has not scored; its kind begins with `judge_`."""
 
 
 class RewardModelError(CountedError):
-    """A response that a reward model has not scored; its kind is one of `REWARD_MODEL_KINDS`."""
+    """A response that a reward model has not scored; its kind begins with `reward_model_`."""
 
 
 class TeacherError(LrlError, RuntimeError):

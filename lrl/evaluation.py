@@ -74,20 +74,15 @@ class Report:
 
     @property
     def means(self) -> tuple[str, str, str]:
-        """The names of the mean and its interval in the metrics of a run whose first report this
-        is."""
+        """The names of mean and interval in the metrics of a run that begins with this report."""
         return MEAN_REWARD if self.partial else ACCURACY
 
     def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
-        """Returns the metrics for Lightning, under `eval/<dataset>/`, without constants.
+        """Returns the metrics for Lightning, under `eval/<dataset>/`, without constants (`pass@1` is
+        the accuracy).
 
-        `pass@1` is the accuracy and is left out. `failures`, `truncated` and `version_high` begin
-        when they are not constant for the first time.
-
-        Args:
-            before: The run's earlier reports of this data set. The first one decides whether
-                the metrics are `ACCURACY` or `MEAN_REWARD`. A count that one of them had is logged, also
-                as zero.
+        Of the run's earlier reports, `before`, the first decides between `ACCURACY` and
+        `MEAN_REWARD`; `RARE_METRICS` that one of them had are logged, also as zero.
         """
         reports = [*before, self]
         numbers = dict(zip(reports[0].means, (self.accuracy, self.low, self.high), strict=True))
@@ -119,13 +114,9 @@ class Report:
         )
 
     def as_table(self) -> str:
-        """Returns the report as lines of text."""
         how = "greedy" if self.greedy else "sampled"
-        versions = (
-            "-".join(map(str, dict.fromkeys((self.versions[0], self.versions[-1]))))
-            if self.versions
-            else "none"
-        )
+        ends = dict.fromkeys([*self.versions[:1], *self.versions[-1:]])
+        versions = "-".join(map(str, ends)) or "none"
         lines = [
             f"{self.dataset}: {self.n} problems x {self.k} responses, {how}, version {versions}",
             f"  {self.measure} {self.accuracy:.3f}  "
@@ -161,7 +152,7 @@ async def answer(
     deadline_s: float,
     done: Callable[[], Any],
 ) -> list[Group]:
-    """Answers and scores problems, a group each.
+    """Answers and scores problems, a group each, and calls `done` after each.
 
     Args:
         prompts: The problems.
@@ -236,22 +227,14 @@ def evaluate(
 
 
 def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) -> bool:
-    """Returns whether `Report.metrics` of a data set may have a metric of this name.
-
-    Args:
-        metric: Its name, `eval/...`.
-        dataset: The data set's name.
-        samples: Responses to each problem.
-        by: Columns by which the accuracy is broken down; their values are not known.
-    """
-    prefix = "/".join(["eval", dataset, ""])
-    name = metric.removeprefix(prefix)
+    """Returns whether `Report.metrics` of a data set, with so many `samples` a problem and broken
+    down `by` columns, may have a metric of this name (`eval/...`)."""
+    name = metric.removeprefix(f"eval/{dataset}/")
     if name == metric:
         return False
     chances = [f"pass@{k}" for k in _powers(samples) if k > 1]
-    return name in (*METRICS, *MEAN_REWARD, *RARE_METRICS, *chances) or name.startswith(
-        tuple(f"{column}/" for column in by)
-    )
+    known = name in (*METRICS, *MEAN_REWARD, *RARE_METRICS, *chances)
+    return known or name.startswith(tuple(f"{column}/" for column in by))
 
 
 def wilson_interval(share: float, n: float) -> tuple[float, float]:
@@ -364,8 +347,8 @@ def _powers(most: int) -> list[int]:
 
 
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Returns accuracy and number of problems for each value of a column: numbers in their order,
-    then text."""
+    """Returns accuracy and number of problems for each value of a column: numbers in order, then
+    text."""
     means: dict[str, list[float]] = {}
     numbers: dict[str, float] = {}
     for group in groups:

@@ -37,7 +37,6 @@ from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import average_over_ranks, restart_at, scale_and_clip, step_schedulers
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.types import Group, MicroBatch, Step
-from lrl.weights.sampled_proof import SampledProof
 
 
 class PolicyModule(PolicyModel):
@@ -126,7 +125,6 @@ class PolicyModule(PolicyModel):
         self.gradient_checkpointing = gradient_checkpointing
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
-        self._sampled_proof = SampledProof()
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -288,9 +286,8 @@ class PolicyModule(PolicyModel):
         if self.critic is None:
             return {}
         sums, reduce = self.critic.sums, self.trainer.strategy.reduce
-        # These ranks have counted the same.
-        together = self.trainer.world_size // self.data_parallel_size
-        sums.sums = reduce(sums.sums.to(self.device_of_use) / together, reduce_op="sum")
+        counted = sums.sums.to(self.device_of_use) / self._counts_alike
+        sums.sums = reduce(counted, reduce_op="sum")
         if round(sums.tokens) != num_tokens:
             raise ConfigError(
                 f"{type(self).__name__}.compute_loss leaves out the loss of model.critic: call "
@@ -303,20 +300,22 @@ class PolicyModule(PolicyModel):
         """Returns the policy's metrics of the step over all ranks; its loss may have the critic's in
         it.
 
-        Raises RuntimeError above `abort_on_mismatch`, and for generators that do not sample from
-        the policy.
+        Raises RuntimeError above `abort_on_mismatch`.
         """
         reduce = self.trainer.strategy.reduce
-        # Ranks that compute a micro-batch together have counted the same.
-        together = self.trainer.world_size // self.data_parallel_size
+        together = self._counts_alike
         self.diagnostics.reduce(reduce, together, self.device_of_use)
         found: dict[str, Any] = self.diagnostics.result()
-        self._sampled_proof.check(found, self.diagnostics.fresh_tokens, self.trainer, self)
         if self.abort_on_mismatch is not None:
             check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
         found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         found["loss"] = reduce(loss / together, reduce_op="sum") / divisor
         return {f"policy/{name}": value for name, value in found.items()}
+
+    @property
+    def _counts_alike(self) -> int:
+        """Ranks that compute a micro-batch together, and have counted the same."""
+        return self.trainer.world_size // self.data_parallel_size
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again
@@ -370,7 +369,6 @@ class PolicyModule(PolicyModel):
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's
         optimizer settings."""
-        self._sampled_proof = SampledProof()
         if self.reference is not None and self.sharding is None and self.reference_has_model:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):

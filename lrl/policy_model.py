@@ -24,7 +24,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.objectives.base import Objective
 from lrl.rollouts import prompt_form
-from lrl.rollouts.response_text import ends_of_text, stop_tokens
+from lrl.rollouts.response_text import stop_tokens
 from lrl.system.endpoint import Endpoint
 from lrl.system.malloc_trim import trim_heap
 from lrl.training.beside.critic import Critic
@@ -117,11 +117,6 @@ class PolicyModel(L.LightningModule):
         return open_tokenizer(self.policy_folder)
 
     @cached_property
-    def ends_of_text(self) -> frozenset[int]:
-        """Tokens that begin, end or fill up a text of the policy."""
-        return ends_of_text(self.tokenizer, self.stop_tokens)
-
-    @cached_property
     def stop_tokens(self) -> frozenset[int]:
         """Tokens at which its responses end."""
         return stop_tokens(self.tokenizer, self.policy_folder)
@@ -149,12 +144,11 @@ class PolicyModel(L.LightningModule):
         where = self.device_of_use, self.ranks, in_parts
         self.network, whole = open_on_ranks(self.source, *where)
         if whole is not None:
-            self.responses_share = shared_by_responses(whole)
-            self._add_adapters(whole)
-            self._check_adapters(whole)
+            self._try_out(whole)
         if in_parts:
             self.responses_share = self.ranks.share(self.responses_share)
-            self._add_adapters(self.network)
+            if self.lora is not None:
+                self.lora.add_to(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
             of_critic = self.critic.open(self.network, self.source, *where)
@@ -175,12 +169,11 @@ class PolicyModel(L.LightningModule):
         if self.reference is not None and stage == "fit" and self.reference_has_model:
             self.reference.open(self.source, self.device_of_use, self.ranks, self.sharding)
 
-    def _add_adapters(self, network: PreTrainedModel) -> None:
+    def _try_out(self, network: PreTrainedModel) -> None:
+        """Tries what responses may share in a whole model, and adds its adapters."""
+        self.responses_share = shared_by_responses(network)
         if self.lora is not None:
             self.lora.add_to(network)
-
-    def _check_adapters(self, network: PreTrainedModel) -> None:
-        if self.lora is not None:
             check_adapters(network)
 
     @property
@@ -194,14 +187,6 @@ class PolicyModel(L.LightningModule):
     def attention_tokens(self) -> int:
         """Length of a row at which attention takes as long as all other layers."""
         return attention_tokens_of(self.network.config.get_text_config().hidden_size)
-
-    @property
-    def training_dtype(self) -> str:
-        """Dtype of the passes that train, under the autocast of `trainer.precision`."""
-        precision = "" if self._trainer is None else str(self.trainer.precision)
-        if "bf16" in precision:
-            return "bfloat16"
-        return "float16" if precision.startswith("16-") else self.compute_dtype
 
     # ---- read
 

@@ -39,7 +39,6 @@ from lrl.checkpoints.run_folder import RunFolderLock, continue_logs, run_folder
 from lrl.datamodule import RolloutDataModule
 from lrl.evaluation import answer
 from lrl.generators.fleet import Fleet
-from lrl.generators.pool import GeneratorPool
 from lrl.members.run_members import RunMembers
 from lrl.policy import PolicyModule
 from lrl.rewards import RewardPool
@@ -198,13 +197,7 @@ class Run:
                 self.calls.new_version(version)
 
         beside_the_step = self.trainer.training and pool.has_served and self.data.max_lag > 0
-        self.syncs.sync(
-            pool,
-            version,
-            on_synced,
-            training=self.trainer.training,
-            in_background=beside_the_step,
-        )
+        self.syncs.sync(pool, version, on_synced, in_background=beside_the_step)
 
     def poll(self) -> None:
         """Syncs generators that were replaced or missed a sync; a waiting trainer calls it a few
@@ -221,11 +214,7 @@ class Run:
         if fleet.rollouts.pending or self.syncs.pools[fleet.rollouts].has_stale:
             self.sync()
         if fleet.evaluation is not None and fleet.evaluation.pending:
-            self._sync_evaluation(fleet.evaluation)
-
-    def _sync_evaluation(self, pool: GeneratorPool) -> None:
-        training = self.trainer.training
-        self.syncs.sync(pool, self.trainer.global_step, training=training)
+            self.syncs.sync(fleet.evaluation, self.trainer.global_step)
 
     def evaluate(
         self,
@@ -253,7 +242,7 @@ class Run:
         pool, version, spare = fleet.rollouts, self.newest, slots is not None
         if fleet.evaluation is not None and self.trainer.training:
             pool, version, spare = fleet.evaluation, self.trainer.global_step, False
-            self._sync_evaluation(pool)
+            self.syncs.sync(pool, version)
         generate = pool.generate_spare if spare else pool.generate
         if (episodes := data.episodes(pool, spare=spare)) is not None:
             generate = episodes.generate
@@ -262,7 +251,9 @@ class Run:
             prompts,
             sampling,
             generate,
-            partial(score, decode=data.decode, rewards=rewards, judges_last_turn=last_turn),
+            partial(
+                score, decode=data.policy_text.decode, rewards=rewards, judges_last_turn=last_turn
+            ),
             at_once=slots if spare and slots is not None else pool.capacity,
             deadline_s=data.rollout_timeout_s,
             done=done,
@@ -352,14 +343,14 @@ class Run:
             self.strategy.signals.check()
 
     def settle(self) -> None:
-        """Waits until every token written so far is verified and here: a checkpoint has no
-        other. After an error unverified ones are cut at once."""
+        """Waits until every token written so far is here: a checkpoint has no other. A sync that is
+        under way ends first, since a generator that loads weights does not answer."""
         if self._fleet is None or self._syncs is None:
             return
         if self.trainer.interrupted:
             self._syncs.interrupt()
         else:
-            self._syncs.wait_until_verified(self._fleet.rollouts)
+            self._syncs.wait(self._fleet.rollouts)
         self._fleet.call(self._fleet.rollouts.flush(), "fetching the tokens on their way")
 
     def controller_state(self) -> dict[str, Any] | None:

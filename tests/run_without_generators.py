@@ -21,7 +21,7 @@ from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.types import MicroBatch
-from tests.test_policy import FakeStep, make_group
+from tests.policies import FakeStep, make_group
 
 STEPS_PER_EPOCH = 3
 MICRO_BATCHES = 3

@@ -1,13 +1,22 @@
-"""What the data module restores from a checkpoint, and the prompts of one."""
+"""What the data module restores from a checkpoint, and the parts of a run that get its settings.
 
+Covers lrl/strategies/generator_servers.py.
+"""
+
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import lrl
 from lrl.datamodule import RolloutDataModule
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
+from lrl.routing.dispatch import LeastLoaded, LeastTokens, RoundRobin
+from lrl.routing.length_predictor import LengthPredictor
+from lrl.routing.migration import Migration
+from lrl.strategies.generator_servers import make_fleet
 from lrl.types import Group, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.prompts.test_data_set import characters
@@ -83,3 +92,31 @@ def test_a_resumed_run_says_what_it_does_not_restore(
         line.startswith(start) for line, start in zip(lines, said, strict=True)
     )
     assert resumed.replay is not None and len(resumed.replay) == (not settings)
+
+
+def data_module(**settings: Any) -> lrl.RolloutDataModule:
+    return lrl.RolloutDataModule(ROWS, lrl.rewards.ExactMatch(), groups_per_step=2, **settings)
+
+
+def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
+    data = data_module(dispatch=RoundRobin(), migration=Migration())
+    strategy = lrl.AsyncSingleDevice()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    fleet = make_fleet(SimpleNamespace(strategy=strategy, data=data), [])  # type: ignore[arg-type]
+    try:
+        requests = fleet.rollouts.requests
+        assert requests.dispatch is data.dispatch and requests.migration is data.migration
+        assert requests.dispatch.lengths is data.length_predictor is not None
+    finally:
+        fleet.stop()
+
+
+def test_only_policies_that_need_lengths_get_a_length_predictor() -> None:
+    assert data_module().length_predictor is None and isinstance(
+        data_module().dispatch, LeastLoaded
+    )
+    assert data_module(dispatch=RoundRobin()).length_predictor is None
+    assert isinstance(data_module(migration=Migration()).length_predictor, LengthPredictor)
+    mine = LengthPredictor(seen_prompts=7)
+    data = data_module(dispatch=LeastTokens(), length_predictor=mine)
+    assert data.length_predictor is mine

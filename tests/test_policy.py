@@ -7,19 +7,15 @@ Covers lrl/policy_model.py.
 import csv
 import importlib
 import math
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
@@ -28,11 +24,9 @@ from transformers import (
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
-    PreTrainedTokenizerFast,
     Qwen2Config,
 )
 
-from lrl.advantages import Advantages, GroupMean
 from lrl.distributed.ranks import Ranks
 from lrl.objectives import (
     AIPO,
@@ -49,40 +43,25 @@ from lrl.objectives import (
 )
 from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
-from lrl.rollouts.packing import Packer
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA
 from lrl.training.schedule import lr_factor
-from lrl.types import Group, MicroBatch, Prompt, Rollout
-
-SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-
-
-def save_model(folder: Path, config: PreTrainedConfig) -> str:
-    torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    vocab = {f"t{i}": i for i in range(32)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Runs this file on one thread: its tensors are so small that two threads take four times as
-    long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from lrl.types import MicroBatch
+from tests.policies import (  # noqa: F401 (`one_thread` is a fixture)
+    GROUPS,
+    SIZES,
+    FakeStep,
+    Steps,
+    adapted,
+    fit,
+    gradient,
+    make_group,
+    one_thread,
+    opened,
+    pack,
+    save_model,
+    trainer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,112 +73,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
 
 
-def opened(model: str, **settings: Any) -> PolicyModule:
-    policy = PolicyModule(model, **settings)
-    policy.configure_model()
-    return policy
-
-
-def adapted(policy: PolicyModule) -> PolicyModule:
-    """Gives the policy's adapters, if it has any, weights that change what it computes."""
-    torch.manual_seed(3)
-    for name, weight in policy.named_parameters():
-        if ".lora_B." in name:
-            torch.nn.init.normal_(weight, std=0.1)
-    return policy
-
-
-def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
-    rng = random.Random(index)
-    lengths = [rng.randrange(1, 12) for _ in range(responses)]
-    rollouts = [
-        Rollout(
-            token_ids=[rng.randrange(1, 32) for _ in range(n)],
-            logprobs=[-8 * rng.random() for _ in range(n)],
-            versions=[version] * n,
-            finish_reason="stop",
-            text="",
-            reward=float(rng.randrange(3)),
-        )
-        for n in lengths
-    ]
-    prompt = Prompt(
-        id=index, token_ids=[rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))], text=""
-    )
-    return Group(index=index, prompt=prompt, rollouts=rollouts)
-
-
-GROUPS = [make_group(i) for i in range(4)]
-
-
-def pack(
-    groups: list[Group],
-    budget: int = 64,
-    temperature: float = 1.0,
-    whole_groups: bool = False,
-    advantages: Advantages | None = None,
-    attention_tokens: int = 0,
-) -> list[MicroBatch]:
-    packer = Packer(
-        budget,
-        advantages or GroupMean(),
-        temperature,
-        whole_groups=whole_groups,
-        attention_tokens=attention_tokens,
-    )
-    rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
-    return [batch for each in rounds for batch in each if batch is not None]
-
-
-@dataclass
-class FakeStep:
-    batches: list[MicroBatch]
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        yield from self.batches
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(batch.num_tokens for batch in self.batches)
-
-    @property
-    def num_sequences(self) -> int:
-        return sum(batch.num_sequences for batch in self.batches)
-
-    def finish(self) -> None:
-        """Does nothing."""
-
-
-def trainer(**settings: Any) -> L.Trainer:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return L.Trainer(**{"accelerator": "cpu", "max_steps": 1, **quiet, **settings})
-
-
-class Steps:
-    """A loader with a length, like the data module's; Lightning would take a list for several
-    loaders."""
-
-    def __init__(self, steps: list[FakeStep]) -> None:
-        self.steps = steps
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __iter__(self) -> Iterator[FakeStep]:
-        yield from self.steps
-
-
-def fit(policy: PolicyModule, steps: list[FakeStep], **settings: Any) -> L.Trainer:
-    running = trainer(max_steps=len(steps), **settings)
-    running.fit(policy, Steps(steps))
-    return running
-
-
 def sequence_logprobs(policy: PolicyModule, batches: list[MicroBatch]) -> list[torch.Tensor]:
     """Returns the log-probs of each response, in an order that does not depend on packing."""
     found = []
@@ -209,16 +82,6 @@ def sequence_logprobs(policy: PolicyModule, batches: list[MicroBatch]) -> list[t
             here = batch.sequence_ids == number
             found.append((batch.input_ids[here].tolist(), logprobs[here & batch.mask]))
     return [logprobs for _, logprobs in sorted(found, key=lambda pair: pair[0])]
-
-
-def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> torch.Tensor:
-    """Returns the gradient of one step on `batches`, before clipping."""
-    policy.zero_grad()
-    for batch in batches:
-        policy.compute_loss(batch).backward()
-    divisor = denominator(policy.normalise_by, FakeStep(batches))
-    gradients = [parameter.grad for parameter in policy.parameters() if parameter.requires_grad]
-    return torch.cat([each.flatten() for each in gradients if each is not None]) / divisor
 
 
 # ---- log-probs
@@ -501,17 +364,6 @@ def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str) -> Non
     assert running.callback_metrics["policy/lag_mean"] == 2
 
 
-def test_training_raises_the_probability_of_good_responses(folder: str) -> None:
-    policy = PolicyModule(folder, lr=1e-2)
-    fit(policy, [FakeStep(pack(GROUPS))] * 10)
-    before, after = opened(folder), policy
-    gain = sum(
-        ((after(batch) - before(batch)).detach() * batch.advantages).sum().item()
-        for batch in pack(GROUPS)
-    )
-    assert gain > 0
-
-
 def test_gradients_are_clipped_to_max_grad_norm(folder: str) -> None:
     policy = PolicyModule(folder, max_grad_norm=1e-3)
     norms: list[float] = []
@@ -628,27 +480,6 @@ def test_the_learning_rate_rises_in_warm_up_and_falls_to_zero_at_the_end(
     assert [lr_factor(schedule, 2, 6, step) for step in range(6)] == pytest.approx(expected)
 
 
-def test_a_schedule_without_an_end_is_refused(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"model.schedule='cosine'.*trainer.max_steps"):
-        trainer(max_steps=-1, max_epochs=1).fit(
-            PolicyModule(folder, schedule="cosine"), Steps([FakeStep([])])
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "remedy"),
-    [
-        ({"gradient_clip_val": 0.5}, "model.max_grad_norm"),
-        ({"accumulate_grad_batches": 2}, "data.micro_batch_tokens"),
-    ],
-)
-def test_settings_of_lightning_that_cannot_work_are_refused_with_the_remedy(
-    folder: str, settings: dict, remedy: str
-) -> None:
-    with pytest.raises(ValueError, match=remedy):
-        trainer(**settings).fit(PolicyModule(folder), Steps([FakeStep([])]))
-
-
 @pytest.mark.parametrize(
     ("model", "named"),
     [
@@ -676,22 +507,6 @@ def test_a_function_may_make_the_model_and_runs_once(
     policy = opened("maker_of_models:make")
     assert policy.policy_folder == folder and policy.tokenizer.vocab_size == 32
     assert importlib.import_module("maker_of_models").calls == [1]
-
-
-def test_the_objective_is_chosen_on_the_command_line(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["lrl"])
-    args = ["--model.model", folder, "--model.objective", "AIPO", "--model.objective.rho", "2"]
-    cli = LightningCLI(
-        PolicyModule, run=False, args=args, subclass_mode_model=False, save_config_callback=None
-    )
-    assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
-    args = ["--model", "PolicyModule", *args]
-    cli = LightningCLI(
-        PolicyModule, run=False, args=args, subclass_mode_model=True, save_config_callback=None
-    )
-    assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
 
 
 # ---- the weights

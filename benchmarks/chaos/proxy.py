@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
-import torch
 from aiohttp import web
-from lrl.weights.staged_file import checksum
-from safetensors.torch import load_file, save_file
 
 from lrl.generators.client import GENERATE
 from lrl.system.event_loop import LoopThread
@@ -26,10 +22,10 @@ from lrl.system.event_loop import LoopThread
 HOST = "127.0.0.1"
 DEADLINE_S = 10.0
 """For starting and closing a proxy."""
-PROBE_SALT = "probe-"
-"""Start of a probe's `cache_salt`, and of no other request's."""
+PROBE_SALT = "proof-"
+"""Start of a proof's `cache_salt`, and of no other request's."""
 
-Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged", "replaced"]
+Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged"]
 """What becomes of a request; see `Proxy._break`."""
 
 
@@ -109,9 +105,7 @@ class Proxy:
             case "lie":  # nothing is passed on
                 return web.json_response({})
             case "damaged":  # after the checksum was taken
-                return await self._with_other_file(request, body, flip_a_byte)
-            case "replaced":  # and the checksum is that of the new file
-                return await self._with_other_file(request, body, zero_a_tensor)
+                return await self._with_damaged_file(request, body)
             case "silent":  # nothing is passed on, and there is no answer
                 await asyncio.sleep(self.late_s)
             case "late":  # passed on when the deadline is over
@@ -148,16 +142,15 @@ class Proxy:
             request.method, f"{self.target}{request.path_qs}", data=body, headers=headers
         )
 
-    async def _with_other_file(
-        self, request: web.Request, body: bytes, spoil: Callable[[Path, Path, int], int]
-    ) -> web.StreamResponse:
+    async def _with_damaged_file(self, request: web.Request, body: bytes) -> web.StreamResponse:
         update = json.loads(body)
-        info = update["update_info"]
-        file = Path(info["file"])
+        file = Path(update["update_info"]["file"])
         copy = file.with_suffix(".spoilt")
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 0x40  # the exponent, in every format of floating point
         try:
-            info["checksum"] = spoil(file, copy, info["checksum"])
-            info["file"] = str(copy)
+            copy.write_bytes(content)
+            update["update_info"]["file"] = str(copy)
             return await self._pass_on(request, json.dumps(update).encode())
         finally:
             copy.unlink(missing_ok=True)
@@ -173,17 +166,3 @@ def phase_of(path: str, body: bytes) -> str:
     if path == GENERATE and str(json.loads(body).get("cache_salt", "")).startswith(PROBE_SALT):
         return "probe"
     return path
-
-
-def flip_a_byte(file: Path, copy: Path, checksum_of_file: int) -> int:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 0x40  # the exponent, in every format of floating point
-    copy.write_bytes(content)
-    return checksum_of_file
-
-
-def zero_a_tensor(file: Path, copy: Path, checksum_of_file: int) -> int:
-    tensors = load_file(file)
-    name = max(name for name, tensor in tensors.items() if tensor.ndim == 2)
-    save_file(tensors | {name: torch.zeros_like(tensors[name])}, copy)
-    return checksum(copy)

@@ -122,7 +122,9 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     proxies = dict[int, Proxy]()
     tokens = TokenRecorder()
     settle_s = 2 * args.heartbeat_s + 3.0
-    sync = BreakingSync(plan, proxies, settle_s=settle_s, deadline_s=args.deadline_s)
+    sync = BreakingSync(
+        plan, proxies, settle_s=settle_s, deadline_s=args.deadline_s, prove_every_n_syncs=1
+    )
     strategy = BehindProxies(
         proxies,
         late_s=args.deadline_s + 1.0,

@@ -76,14 +76,16 @@ class Planned:
 
 
 def make_plan() -> list[Planned]:
+    """Plans each fault that the sync itself finds; `benchmarks.detection` has those that only a proof
+    can see, and whose tokens are trained until then."""
     plan = [
         Planned(phase=phase, kind=kind, takes_out=phase == "/pause" and kind in UNHEARD)
         for kind in ON_THE_WAY
         for phase in [INIT, *UPDATE]
+        if (phase, kind) != ("/update_weights", "lie")
     ]
     plan += [Planned(phase="/update_weights", kind="damaged")]
     plan += [Planned(phase=STAGE, kind=kind) for kind in ("full", "fills up")]
-    plan += [Planned(phase="/update_weights", kind="replaced", takes_out=True)]
     plan += [
         Planned(phase=phase, kind=kind, takes_out=True)
         for kind in TAKING_OUT
@@ -167,7 +169,7 @@ class BreakingSync(WeightSync):
 
     def _sync(self, run: Run, sync: Callable[[], None]) -> None:
         pool, version = run.fleet.rollouts, run.trainer.global_step
-        run.syncs.wait_until_verified(pool)
+        run.syncs.wait(pool)
         self._wait_if_nothing_suits(pool)
         chosen = self._choose(pool, version, newest=run.version)
         if chosen is None:
@@ -180,7 +182,7 @@ class BreakingSync(WeightSync):
         started = time.monotonic()
         with self._armed(planned, fault, target):
             sync()
-            run.syncs.wait_until_verified(pool)
+            run.syncs.wait(pool)
             if len(pool.serving) < len(pool.generators):  # a waiting trainer does as much
                 sync()
             sync_s = time.monotonic() - started

@@ -1,2 +1,1 @@
-"""The command line, one file per command. Hides LightningCLI and jsonargparse: their help, errors
-and defaults."""
+"""The command line, one file per command; hides LightningCLI and jsonargparse."""

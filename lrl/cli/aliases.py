@@ -1,11 +1,7 @@
-"""Settings and objectives under the names that TRL, verl and transformers give them.
-
-The nearest spelling would mislead who comes from there. docs/from_trl.md and docs/from_verl.md say
-more about each.
-"""
+"""Settings and objectives under the names that TRL, verl and transformers give them, for whom the
+nearest spelling would mislead (docs/from_trl.md, docs/from_verl.md)."""
 
 SETTINGS = {
-    # sizes of a step
     "data.rollouts_per_group": "num_generations num_return_sequences group_size rollout_n n",
     "data.groups_per_step": (
         "per_device_train_batch_size batch_size train_batch_size ppo_mini_batch_size "
@@ -15,7 +11,6 @@ SETTINGS = {
         "micro_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu token_budget "
         "ppo_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu"
     ),
-    # lengths and data
     "data.max_response_tokens": (
         "max_completion_length max_response_length response_length max_completion_tokens "
         "max_new_tokens max_tokens"
@@ -30,13 +25,11 @@ SETTINGS = {
     "the callback lrl.callbacks.Evaluation": (
         "eval_dataset val_files eval_strategy eval_steps test_freq num_generations_eval"
     ),
-    # rewards and advantages
     "data.rewards": (
         "reward_funcs reward_func reward_function reward_fn custom_reward_function reward_weights"
     ),
     "data.advantages": "scale_rewards norm_adv_by_std_in_grpo adv_estimator gamma lam gae_lambda",
     "data.max_skipped_per_step": "dynamic_sampling filter_groups",
-    # objective, reference and critic
     "model.objective": (
         "epsilon epsilon_low epsilon_high cliprange clip_ratio clip_ratio_low clip_ratio_high "
         "importance_sampling_level vllm_importance_sampling_correction "
@@ -49,7 +42,6 @@ SETTINGS = {
         "teacher_model_name_or_path"
     ),
     "model.critic": "critic_warmup vf_coef",
-    # optimizer and model
     "model.lr": "learning_rate",
     "model.schedule": "lr_scheduler_type warmup_style",
     "model.warmup_steps": "warmup_ratio lr_warmup_steps_ratio lr_warmup_steps",
@@ -61,7 +53,6 @@ SETTINGS = {
     "model.dtype": "torch_dtype bf16 fp16",
     "model.gradient_checkpointing": "enable_gradient_checkpointing",
     "model.lora": "peft_config use_peft r lora_r lora_rank lora_alpha lora_target_modules",
-    # generators
     "data.max_lag": "max_staleness staleness staleness_threshold max_off_policy_steps",
     "trainer.strategy.generator_devices": "use_vllm vllm_mode num_generators",
     "trainer.strategy.server.max_model_len": "vllm_max_model_length",
@@ -70,7 +61,6 @@ SETTINGS = {
         "vllm_tensor_parallel_size tensor_model_parallel_size"
     ),
     "every_n_steps of lrl.callbacks.WeightSync": "weight_sync_steps trigger_parameter_sync_step",
-    # run
     "trainer.max_epochs": "num_train_epochs total_epochs epochs",
     "trainer.max_steps": "total_training_steps steps",
     "the callback ModelCheckpoint": "save_steps save_freq save_total_limit",
@@ -102,8 +92,7 @@ OBJECTIVES = {
 
 
 def setting(name: str) -> str:
-    """Returns the sentence about another library's setting, of whose name the last word counts;
-    empty if none has it."""
+    """Returns the sentence about another library's setting, by its last word; empty without one."""
     word = name.rpartition(".")[2].strip("-").replace("-", "_").lower()
     if word in ABSENT.split():
         return "There is none here; docs/from_trl.md says why."

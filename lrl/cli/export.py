@@ -24,62 +24,39 @@ if TYPE_CHECKING:
     from lrl.training.lora import LoRA
 
 PREFIX = "network."
-"""Prefix of the names of the policy's weights in a checkpoint."""
 TRUNK, HEAD = "critic.trunk.", "critic.head."
-"""Prefixes of the names of the critic's weights."""
+"""What the names of the policy's and of the critic's weights begin with in a checkpoint."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exports the checkpoint of the command line.
-
-    Args:
-        argv: The words after `lrl export`.
-
-    Returns:
-        Exit status: 2 if there is no such checkpoint, its model cannot be opened, or the folder
-            cannot be written.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Runs `lrl export`; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="lrl export",
         description="Write the policy of a checkpoint, or its critic, in Hugging Face format.",
     )
-    parser.add_argument(
-        "checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder"
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder")
+    add("folder", type=Path, help="where to write the policy, with its tokenizer")
+    model = (
+        "folder or hub name of the run's model.model, if it was moved since; with --critic that of "
+        "model.critic.model, if there is one"
     )
-    parser.add_argument("folder", type=Path, help="where to write the policy, with its tokenizer")
-    parser.add_argument(
-        "--model",
-        help="folder or hub name of the run's model.model, if it was moved since; with --critic "
-        "that of model.critic.model, if there is one",
-    )
-    parser.add_argument(
-        "--critic",
-        action="store_true",
-        help="write the critic: a model for token classification, whose one number for a token is "
-        "the value behind it",
-    )
+    add("--model", help=model)
+    critic = "a model for token classification, whose one number for a token is the value behind it"
+    add("--critic", action="store_true", help=f"write the critic: {critic}")
     args = parser.parse_args(argv)
     write = export_critic if args.critic else export
-    try:
-        steps = write(args.checkpoint, args.folder, args.model)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"lrl: error: {error}\n")
-        return 2
-    if args.critic:
-        sys.stdout.write(f"The critic after {steps} steps is in {args.folder}.\n")
-    else:
-        sys.stdout.write(
-            f"The policy after {steps} steps is in {args.folder}: lrl chat "
-            f"{shlex.quote(str(args.folder))}\n"
-        )
+    steps = write(args.checkpoint, args.folder, args.model)
+    what = "critic" if args.critic else "policy"
+    chat = "." if args.critic else f": lrl chat {shlex.quote(str(args.folder))}"
+    sys.stdout.write(f"The {what} after {steps} steps is in {args.folder}{chat}\n")
     return 0
 
 
 def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
-    """Writes the policy of a checkpoint, and its tokenizer, into `folder`; returns the steps it has
-    done.
+    """Writes the policy of a checkpoint, with its tokenizer; returns the steps it has done.
 
-    Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format.
+    Adapters are merged into it, and also stand alone in its folder `adapter`, in peft's format.
 
     Args:
         checkpoint: File or folder of a run.
@@ -97,8 +74,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         from lrl.training.lora import whole_adapters
         from lrl.training.model import open_tokenizer
 
-    _check_new(folder)
-    state, weights = read(checkpoint)
+    state, weights = read(checkpoint, folder)
     base = _base(checkpoint, model or state.get("policy_folder"))
     network, whole, lora = _policy(checkpoint, state, weights, base)
     save_policy(
@@ -115,8 +91,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
 
 
 def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> int:
-    """Writes the critic of a checkpoint, and the tokenizer, into `folder`; returns the steps it has
-    done.
+    """Writes the critic of a checkpoint, with the tokenizer; returns the steps it has done.
 
     Args:
         checkpoint: File or folder of a run with `model.critic`.
@@ -125,16 +100,15 @@ def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> i
             policy; None takes the one that the checkpoint names.
 
     Raises:
-        ValueError: There is no checkpoint with a critic, it is of another model, transformers has
-            no token classification for it, or the target holds something.
+        ValueError: As `export`; or there is no critic, or transformers has no token classification
+            for it.
         OSError: The target cannot be written.
     """
     with quick_imports():
         from lrl.training.export import save_critic
         from lrl.training.model import decoder_of, open_meta_model, open_tokenizer, unique_tensors
 
-    _check_new(folder)
-    state, weights = read(checkpoint)
+    state, weights = read(checkpoint, folder)
     if not (head := _named(weights, HEAD)):
         raise ValueError(f"{checkpoint} has no critic: its run had no model.critic.")
     base = _base(checkpoint, model or state.get("critic_folder") or state.get("policy_folder"))
@@ -152,11 +126,6 @@ def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> i
     return int(state["global_step"])
 
 
-def _check_new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} holds something already: give a new folder.")
-
-
 def _base(checkpoint: Path, name: str | None) -> str:
     if name is None:
         raise ValueError(
@@ -167,18 +136,14 @@ def _base(checkpoint: Path, name: str | None) -> str:
 
 def _named(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Returns the weights with a prefix, by their names without it."""
-    return {
-        name.removeprefix(prefix): weight
-        for name, weight in weights.items()
-        if name.startswith(prefix)
-    }
+    names = (name for name in weights if name.startswith(prefix))
+    return {name.removeprefix(prefix): weights[name] for name in names}
 
 
 def _policy(
     checkpoint: Path, state: Mapping[str, Any], weights: Mapping[str, Tensor], base: str
 ) -> tuple[PreTrainedModel, dict[str, Tensor], LoRA | None]:
-    """Returns the policy's model, its weights with the adapters merged into them, by their names in
-    it, and the kind of the adapters."""
+    """Returns the policy's model, its weights by name, with the adapters merged, and their kind."""
     from lrl.training.lora import LoRA, is_adapter
     from lrl.training.model import (
         ModelSource,
@@ -188,26 +153,23 @@ def _policy(
     )
 
     found = _named(weights, PREFIX)
-    lora = LoRA(**state["lora"]) if "lora" in state else None
-    if lora is None:
-        network = open_meta_model(base, None)
-    else:
-        network = ModelSource(base, state["dtype"]).open()
-        lora.add_to(network)
-    expected = {
-        name: weight for name, weight in unique_tensors(network) if lora is None or is_adapter(name)
-    }
-    check_shapes(expected, found, f"{checkpoint} is of another model than {base}")
-    if lora is None:
-        network = network.to(next(iter(found.values())).dtype)
+    other = f"{checkpoint} is of another model than {base}"
+    if "lora" not in state:
+        network = open_meta_model(base, None).to(next(iter(found.values())).dtype)
+        expected = dict(unique_tensors(network))
+        check_shapes(expected, found, other)
         return network, {name: found[name] for name in expected}, None
+    lora = LoRA(**state["lora"])
+    network = ModelSource(base, state["dtype"]).open()
+    lora.add_to(network)
+    adapters = {name: one for name, one in unique_tensors(network) if is_adapter(name)}
+    check_shapes(adapters, found, other)
     network.load_state_dict(found, strict=False)
     return network, dict(whole_tensors(network)), lora
 
 
 def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], prefix: str) -> None:
-    """Raises ValueError, which begins with `prefix`, if a weight is missing or of another shape
-    than expected."""
+    """Raises ValueError, beginning with `prefix`, if a weight is missing or of another shape."""
     for name, weight in expected.items():
         if name not in found or found[name].shape != weight.shape:
             shape = list(found[name].shape) if name in found else "none"
@@ -217,14 +179,16 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], pr
             )
 
 
-def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns a checkpoint without its weights, and the weights of policy and critic, on the
-    CPU."""
+def read(checkpoint: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns a checkpoint without its weights, and the weights of policy and critic, on the CPU;
+    checks that `folder`, the target, is new or empty."""
     import torch
 
     from lrl.checkpoints.checkpoint_file import READ_ERRORS
     from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, read_weights
 
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} holds something already: give a new folder.")
     if not checkpoint.exists():
         raise ValueError(
             f"{checkpoint}: there is no such checkpoint. They are in the run's folder "

@@ -8,10 +8,11 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import lightning as L
-from docstring_parser import DocstringStyle, parse
+from jsonargparse import ArgumentParser
+from jsonargparse._typehints import ActionTypeHint
 
 import lrl
 from lrl import callbacks
@@ -61,16 +62,12 @@ class Setting(NamedTuple):
 def text(verb: str, recipes: Sequence[str]) -> str:
     """Returns the help of `verb`."""
     trainer = settings_of(L.Trainer, "trainer.")
-    tables = {
-        "Run": [Setting(name, "", sentence) for name, sentence in RUN.items()],
-        **{
-            f"{group}: {kind.__name__}": settings_of(kind, f"{group}.")
-            for group, kind in GROUPS.items()
-        },
-        "trainer: Lightning's Trainer": [
-            one for one in trainer if one.name.removeprefix("trainer.") in TRAINER_SETTINGS
-        ],
-    }
+    tables = {"Run": [Setting(name, "", sentence) for name, sentence in RUN.items()]}
+    for group, kind in GROUPS.items():
+        tables[f"{group}: {kind.__name__}"] = settings_of(kind, f"{group}.")
+    tables["trainer: Lightning's Trainer"] = [
+        one for one in trainer if one.name.removeprefix("trainer.") in TRAINER_SETTINGS
+    ]
     lines = [HEAD.format(verb=verb, recipes=", ".join(recipes))]
     for title, settings in tables.items():
         lines += [title, *_table([one._replace(name=f"--{one.name}") for one in settings]), ""]
@@ -86,36 +83,21 @@ def all_settings() -> list[str]:
     return [*RUN, *inner]
 
 
-def settings_of(kind: type, prefix: str = "") -> list[Setting]:
+def settings_of(kind: Any, prefix: str = "") -> list[Setting]:
     """Returns the settings of a class and its bases; `prefix` is for their names."""
-    sentences: dict[str, str] = {}
-    found: dict[str, Setting] = {}
-    for base in inspect.getmro(kind):
-        init: Any = vars(base).get("__init__")
-        if init is None or base is object:
-            continue
-        for doc in (base.__doc__, init.__doc__):
-            for one in parse(doc or "", DocstringStyle.GOOGLE).params:
-                sentences.setdefault(one.arg_name, one.description or "")
-        hints = _hints(init)
-        for name, parameter in list(inspect.signature(init).parameters.items())[1:]:
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                continue
-            value = (
-                "" if parameter.default is parameter.empty else f" = {_value(parameter.default)}"
-            )
-            shown = _type(hints.get(name, parameter.annotation)) + value
-            if len(shown) > WIDEST_TYPE:
-                shown = f"{shown[: WIDEST_TYPE - 4]} ..."
-            found.setdefault(name, Setting(prefix + name, shown, sentences.get(name, "")))
-    return list(found.values())
-
-
-def _hints(init: Any) -> dict[str, Any]:
-    try:
-        return get_type_hints(init)
-    except NameError:  # a name that only type checkers import
-        return {}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, fail_untyped=False)
+    found = []
+    for action in parser._actions:
+        if not isinstance(action, ActionTypeHint) or "." in action.dest:
+            continue  # its help, or a setting of a setting
+        shown = _type(action._typehint)
+        if not getattr(action, "_required", action.required):
+            shown += f" = {_value(action.default)}"
+        if len(shown) > WIDEST_TYPE:
+            shown = f"{shown[: WIDEST_TYPE - 4]} ..."
+        found.append(Setting(prefix + action.dest, shown, action.help or ""))
+    return found
 
 
 def _type(hint: Any) -> str:

@@ -1,7 +1,5 @@
 """`lrl init`: a folder with a run of one's own, which works as it is."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex
@@ -19,15 +17,8 @@ TURNS_MARK = "#turns "
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the folder of the command line.
-
-    Args:
-        argv: The words after `lrl init`.
-
-    Returns:
-        Exit status: 2 if there is something in the folder already.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Runs `lrl init`; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="lrl init",
         description="Write a folder with a recipe, data, a reward and its test, which runs as it is.",
@@ -37,11 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--turns", action="store_true", help="with an environment that answers the policy's turns"
     )
     args = parser.parse_args(argv)
-    try:
-        written = write_project(args.folder, turns=args.turns)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"lrl: error: {error}\n")
-        return 2
+    written = write_project(args.folder, turns=args.turns)
     folder = shlex.quote(str(args.folder))
     sys.stdout.write(
         f"{folder} has {', '.join(written)}.\n\n"
@@ -53,15 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_project(folder: Path, *, turns: bool) -> list[str]:
-    """Writes a project; returns the names of its files.
-
-    Args:
-        folder: A new or empty folder.
-        turns: Whether it has an environment.
+    """Writes a project, with an environment if `turns`; returns the names of its files.
 
     Raises:
         ValueError: The folder has something in it, or its name is none for a run.
-        OSError: It cannot be written.
     """
     name = folder.resolve().name
     if PLAIN_NAME.fullmatch(name) is None:
@@ -69,16 +51,13 @@ def write_project(folder: Path, *, turns: bool) -> list[str]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not empty. Name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    files = sorted(path for path in TEMPLATE.iterdir() if path.is_file())
-    written = [path.name for path in files if turns or path.name not in OF_TURNS]
-    for file in written:
-        text = rendered((TEMPLATE / file).read_text(), name, turns=turns)
-        (folder / file).write_text(text)
+    written = []
+    for path in sorted(TEMPLATE.iterdir()):
+        if not path.is_file() or (path.name in OF_TURNS and not turns):
+            continue
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if turns or not line.startswith(TURNS_MARK)]
+        text = "".join(line.removeprefix(TURNS_MARK) for line in kept)
+        (folder / path.name).write_text(text.replace("NAME", name))
+        written.append(path.name)
     return written
-
-
-def rendered(text: str, name: str, *, turns: bool) -> str:
-    """Returns a file of the template for a project of that name."""
-    lines = text.splitlines(keepends=True)
-    kept = [line for line in lines if turns or not line.startswith(TURNS_MARK)]
-    return "".join(line.removeprefix(TURNS_MARK) for line in kept).replace("NAME", name)

@@ -1,41 +1,39 @@
-"""LightningCLI with `omegaconf+` interpolation, short errors, and a config that wins over the
-checkpoint."""
+"""LightningCLI with `omegaconf+`, short errors, and a config that wins over the checkpoint, is saved
+in the run's folder, and gives every logger its hyperparameters."""
 
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 from transformers.utils.logging import disable_progress_bar
 
 from lrl import preflight
-from lrl.callbacks import Progress
+from lrl.callbacks import Evaluation, Progress
+from lrl.callbacks.base import find_all
+from lrl.checkpoints.run_folder import run_folder
 from lrl.cli import parsing
-from lrl.cli.run_config import RunConfig
 from lrl.datamodule import RolloutDataModule
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.preflight.trainer import without_generators
+from lrl.system.best_effort import may_not_log
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 parsing.install()
 
 USUAL_CALLBACKS = (
-    "WeightSync",
-    "RolloutLog",
-    "RolloutFile",
-    "Throughput",
-    "Health",
-    "Progress",
-    "Export",
-    "Summary",
+    *("WeightSync", "RolloutLog", "RolloutFile", "Throughput"),
+    *("Health", "Progress", "Export", "Summary"),
 )
 """Callbacks of a run that names none, in their order."""
 
@@ -44,8 +42,7 @@ class LrlCLI(LightningCLI):
     """The command line of fit and validate."""
 
     expected_errors = (ValueError, FileNotFoundError, MisconfigurationException)
-    """Errors of bad input, shown as a message. All others are faults of the program and keep their
-    traceback."""
+    """Errors of bad input, shown as a message; all others keep their traceback."""
 
     def __init__(self) -> None:
         if not sys.stderr.isatty():
@@ -69,13 +66,8 @@ class LrlCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Sets the usual callbacks as a default, which is shown, saved and extended."""
-        parser.set_defaults(
-            {
-                "trainer.callbacks": [
-                    {"class_path": f"lrl.callbacks.{name}"} for name in USUAL_CALLBACKS
-                ]
-            }
-        )
+        usual = [{"class_path": f"lrl.callbacks.{name}"} for name in USUAL_CALLBACKS]
+        parser.set_defaults({"trainer.callbacks": usual})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the command line; a strategy may be named without its module, as all classes."""
@@ -107,9 +99,8 @@ class LrlCLI(LightningCLI):
         settings = self.config_init[self.subcommand].trainer
         # Lightning would refuse it next to `Progress`.
         if settings.enable_progress_bar is False and settings.callbacks:
-            kwargs["callbacks"] = [
-                callback for callback in settings.callbacks if not isinstance(callback, Progress)
-            ]
+            kept = [one for one in settings.callbacks if not isinstance(one, Progress)]
+            kwargs["callbacks"] = kept
         if settings.strategy in StrategyRegistry.available_strategies():
             raise ConfigError(without_generators(settings.strategy))
         try:
@@ -122,12 +113,10 @@ class LrlCLI(LightningCLI):
         return trainer
 
     def _parse_ckpt_path(self) -> None:
-        """Does nothing: with Lightning's own, the checkpoint's settings would override `--model.lr`
-        silently."""
+        """Does nothing: Lightning's own would let the checkpoint override `--model.lr` silently."""
 
     def _dump_config(self) -> None:
-        """Writes the config as Lightning's does, without a second check of the settings, which took
-        a sixth of the start."""
+        """Writes the config without a second check, which took a sixth of the start."""
         if not hasattr(self, "config_dump"):
             text = self.parser.dump(
                 self.config, skip_link_targets=False, skip_unset=False, skip_validation=True
@@ -136,10 +125,63 @@ class LrlCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Returns the requested verb, or all verbs, each with its arguments that are no
-        settings."""
+        """Returns the requested verb, or all, each with its arguments that are no settings."""
         skip = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "dataloaders"}
         verbs = dict.fromkeys(("fit", "validate"), skip)
         verb = sys.argv[1] if sys.argv[1:] else ""
         # The parser of a verb takes a tenth of the start.
         return {verb: skip} if verb in verbs else verbs
+
+
+class RunConfig(SaveConfigCallback):
+    """Saves the resolved config into the run's folder and logs it. Lightning's own callback would
+    write it over that of the run before where a logger has one folder for all runs."""
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Saves the settings, and logs them by the names that a user types; called on rank 0."""
+        path = run_folder(trainer) / self.config_filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        how = {"overwrite": self.overwrite, "multifile": self.multifile}
+        self.parser.save(self.config, path, skip_unset=False, **how)
+        text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
+        settings = dict(flat(yaml.safe_load(text)))
+        for logger in trainer.loggers:
+            with may_not_log(logger):
+                if not isinstance(logger, TensorBoardLogger):
+                    logger.log_hyperparams(settings)
+                    continue
+                logger.log_hyperparams(settings, metrics={})  # for hparams.yaml alone
+                names = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
+                # The first evaluation, which comes later, gives one of the two.
+                means = [f"eval/{name}/{mean}" for name in names for mean in ("accuracy", "reward")]
+                add_hparams(logger, settings, means)
+
+
+def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields each setting of a config, or of its part `name`, with its whole name, without
+    `class_path` and `init_args`; an element of a list, such as a callback, has its number for one."""
+    if isinstance(settings, list) and any(isinstance(one, dict) for one in settings):
+        settings = {str(number): one for number, one in enumerate(settings)}
+    if not isinstance(settings, dict):
+        yield name, settings
+        return
+    if "class_path" in settings:
+        yield name, settings["class_path"]
+        settings = settings.get("init_args") or {}
+    for key, value in settings.items():
+        yield from flat(value, f"{name}.{key}".lstrip("."))
+
+
+def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], means: list[str]) -> None:
+    """Enters a run into TensorBoard's tab HPARAMS, which shows the last value of each metric.
+
+    Lightning's `log_hyperparams` would log a first value of each, which nobody has measured.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    plain = {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in settings.items()
+    }
+    for summary in hparams(plain, dict.fromkeys([*means, "reward/mean"], 0.0)):
+        logger.experiment.file_writer.add_summary(summary)

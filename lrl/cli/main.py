@@ -1,5 +1,4 @@
-"""The command `lrl`: fit and validate on LightningCLI, and the other commands, such as chat and
-doctor.
+"""The command `lrl`: fit and validate on LightningCLI, and a module for each other command.
 
 Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports
 this script again.
@@ -13,6 +12,7 @@ from importlib import import_module
 
 import lrl
 from lrl.cli.recipes import recipes, with_recipe_paths
+from lrl.errors import NotRunning
 from lrl.system.import_by_name import did_you_mean, with_current_folder
 from lrl.system.quick_imports import quick_imports
 
@@ -71,7 +71,10 @@ def run_command(words: list[str]) -> int:
         sys.stdout.write(f"lrl {lrl.__version__}\n")
         return 0
     if words[0] in OTHERS:
-        return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
+        try:
+            return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
+        except (ValueError, OSError, NotRunning) as error:
+            return bad_input(str(error))
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
         near = did_you_mean(words[0], COMMANDS)
         known = ", ".join(COMMANDS)
@@ -85,9 +88,9 @@ def run_command(words: list[str]) -> int:
         words = with_recipe_paths(words)
     except (FileNotFoundError, ValueError) as error:
         return bad_input(str(error))
-    return run_lightning(
-        [word for word in words if word != "all"] if words[-2:] == ["--help", "all"] else words
-    )
+    if words[-2:] == ["--help", "all"]:
+        words.pop()
+    return run_lightning(words)
 
 
 def bad_input(message: str) -> int:
@@ -97,8 +100,7 @@ def bad_input(message: str) -> int:
 
 
 def run_lightning(words: Sequence[str]) -> int:
-    """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and
-    data."""
+    """Runs fit or validate: LightningCLI parses the settings and builds the run."""
     # Before torch is imported; see lrl.system.cpu_affinity.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with quick_imports():
@@ -108,10 +110,7 @@ def run_lightning(words: Sequence[str]) -> int:
 
     with_current_folder()  # also for classes, which LightningCLI finds
     # LightningCLI reads it, and other ranks start with it.
-    sys.argv = [
-        sys.argv[0],
-        *from_the_root(words, words[0]),
-    ]
+    sys.argv = [sys.argv[0], *from_the_root(words, words[0])]
     try:
         LrlCLI()
     except KeyboardInterrupt:  # before the run listens for signals, or after it

@@ -44,8 +44,7 @@ def _value_of_leaf(value: str) -> Any:
 
 
 def _begins_as_comment(value: Any) -> bool:
-    """YAML takes a text that begins with # for a comment: the template "# {question}" was silently
-    left out."""
+    """YAML takes such a text for a comment: the template "# {question}" was silently left out."""
     return isinstance(value, str) and value.lstrip().startswith("#")
 
 
@@ -66,11 +65,8 @@ def _import_all() -> None:
 
 
 def from_the_root(words: Iterable[str], verb: str) -> list[str]:
-    """Returns the words with `${...}` that begin at the root of the parsed config.
-
-    jsonargparse reads the value of a class's setting apart from the rest, and would look for the
-    path within the class. It leaves a path with spaces around it as it is.
-    """
+    """Returns the words with every `${...}` from the root of the parsed config: jsonargparse would
+    look for it within the class whose setting it is. It leaves a path with spaces as it is."""
     return [ABSOLUTE.sub(rf"${{ {verb}.\1 }}", word) for word in words]
 
 
@@ -78,7 +74,7 @@ class Parser(LightningArgumentParser):
     """Parser whose errors are one line, and which widens short forms.
 
     `prompts: problems.jsonl` is short for `lrl.Prompts` with the setting `source`, and a reward's
-    name for `lrl.rewards.Function`. jsonargparse knows of no connection: over a short form,
+    name for `lrl.rewards.Function`. jsonargparse does not know that: over a short form,
     `--data.prompts.limit 2` became a data set of one row with the column `limit`.
     """
 
@@ -104,12 +100,10 @@ class Parser(LightningArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None, **settings: Any
     ) -> Namespace:
-        """Parses command-line words; for a nested class a single word, over its earlier
-        settings."""
+        """Parses command-line words; for a nested class a single one, over earlier settings."""
         if args and namespace:
-            changed = [
-                word.lstrip("-").partition(".")[0] for word in args if "." in word.partition("=")[0]
-            ]
+            names = (word.lstrip("-").partition("=")[0] for word in args)
+            changed = [name.partition(".")[0] for name in names if "." in name]
             namespace = widen(namespace, self.owner, changed)
         return super().parse_args(args, namespace, **settings)
 
@@ -117,23 +111,25 @@ class Parser(LightningArgumentParser):
         """Parses the settings of a config, over the settings of earlier configs."""
         if namespace:
             values = vars(obj) if isinstance(obj, Namespace) else obj
-            changed = [
-                name
-                for name, value in values.items()
-                if _has_settings(value) and "class_path" not in value
-            ]
+            parts = {name: one for name, one in values.items() if _has_settings(one)}
+            changed = [name for name, part in parts.items() if "class_path" not in part]
             namespace = widen(namespace, self.owner, changed)
         return super().parse_object(obj, namespace, **settings)
 
+    def validate(self, namespace: Namespace, *args: Any, **settings: Any) -> None:
+        """Checks nulls too, which jsonargparse takes for settings that were left out."""
+        try:
+            super().validate(namespace, *args, **settings | {"skip_unset": False})
+        except TypeError:
+            super().validate(
+                namespace, *args, **settings
+            )  # says what was left out and must be there
+            raise
+
 
 def widen(settings: Namespace, owner: type, changed: Collection[str]) -> Namespace:
-    """Returns the settings of a class with short forms as classes.
-
-    Args:
-        settings: The settings so far; they stay as they are.
-        owner: The class whose constructor takes them.
-        changed: Names of the settings of which one of their own settings is given now.
-    """
+    """Returns the settings of the class `owner`, with short forms as classes where `changed` says
+    that one of their own settings is given now."""
     widened = settings.clone() if {"prompts", "rewards"} & set(changed) else settings
     source = widened.get("prompts")
     if "prompts" in changed and source and not _has_settings(source):

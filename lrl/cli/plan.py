@@ -6,7 +6,6 @@ the simulator needs torch. With `--compare` it compares a run with its forecast.
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,39 +35,31 @@ from lrl.training.tree_cost import attention_tokens_of
 GIGABIT = 1e9 / 8
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 ASSUMED = (
-    "prompts",
-    "responses",
-    "prompt_tokens",
-    "max_lag",
-    "precision",
-    "devices_per_node",
+    *("prompts", "responses", "prompt_tokens", "max_lag", "precision", "devices_per_node"),
     "observation_tokens",
 )
-"""Settings whose defaults decide a plan."""
+"""Settings whose defaults decide a plan; the last one only with episodes."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `lrl plan` with these arguments; returns the exit status: 2 for bad input, if nothing
-    fits, or if a recipe was requested and lrl can run none of the plans."""
-    words = parser()
-    args = words.parse_args(argv)
+def main(argv: Sequence[str]) -> int:
+    """Runs `lrl plan`; returns the exit status.
+
+    Raises:
+        ValueError: The input is wrong, nothing fits, or a recipe was requested and lrl can run none
+            of the plans.
+    """
+    args = parser().parse_args(argv)
     console = Console(highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length
-    try:
-        if args.compare is not None:
-            from lrl.planning import compare
-            from lrl.planning.responses import ObservedLengths
+    if args.compare is not None:
+        from lrl.planning import compare
 
-            waits = args.tool_ms and parse_lengths(args.tool_ms, "--tool-ms").values
-            tool_ms = ObservedLengths(waits) if waits else None
-            print_whole(console, compare.table(compare.read_run(args.compare, tool_ms)))
-        elif args.model is None or args.cluster is None or args.lengths is None:
-            raise ValueError("give --model, --cluster and --lengths, or --compare alone.")
-        else:
-            plan(args, console)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"lrl: error: {error}\n")
-        return 2
+        tool_ms = args.tool_ms and parse_lengths(args.tool_ms, "--tool-ms").values
+        print_whole(console, compare.table(compare.read_run(args.compare, tool_ms)))
+    elif args.model is None or args.cluster is None or args.lengths is None:
+        raise ValueError("give --model, --cluster and --lengths, or --compare alone.")
+    else:
+        plan(args, console)
     return 0
 
 
@@ -176,8 +167,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
 
 
 def read_base(name: str) -> tuple[Path, dict[str, Any]]:
-    """Returns the path of a recipe that is given by name or by path, and the settings of its
-    data."""
+    """Returns the path of a recipe, given by name or path, and the settings of its data."""
     path = recipes().get(name, Path(name))
     try:
         recipe = yaml.safe_load(path.read_text())

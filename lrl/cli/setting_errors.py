@@ -8,7 +8,7 @@ make the setting's whole name.
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lrl.cli import aliases, fit_help
 from lrl.cli.recipes import recipes
@@ -21,23 +21,20 @@ NOISE = (
 """Lines that every setting of several types has, or of a class."""
 EVERY_CALLBACK = "lightning.Callback"
 """jsonargparse also tries each setting of the last callback on this class, which has none."""
-UNKNOWN = re.compile(
-    r"unrecognized arguments: (-*[^\s=+]+)|[Oo]ption '([^']+)'(?: is not accepted)?"
-)
+UNKNOWN = re.compile(r"unrecognized arguments: (-*[^\s=+]+)|[Oo]ption '([^']+)'")
 NO_CLASS = re.compile(
     r"Expected a dot import path string: (.+)"
     r"|Problem with given class_path '([^']+)'"
     r"|Expected a path but ([\w.]+) either not accessible"
     r"|Unexpected import path format: (.+)"
 )
+WORDING = {
+    r"Expected a <class '(?:[\w.]+\.)?(\w+)'>": r"expected \1",
+    r"Expected a typing\.Literal\[(.*?)\]": r"expected one of \1",
+}
 ROOMS = (
-    "lrl",
-    "lrl.callbacks",
-    "lrl.members.launchers",
-    "lrl.objectives",
-    "lrl.rewards",
-    "lrl.routing.dispatch",
-    "lrl.routing.rankers",
+    *("lrl", "lrl.callbacks", "lrl.members.launchers", "lrl.objectives", "lrl.rewards"),
+    *("lrl.routing.dispatch", "lrl.routing.rankers"),
 )
 """Rooms that import a class at its first use."""
 CLASSES = (
@@ -65,7 +62,7 @@ def explain(message: str) -> str:
         if unknown := UNKNOWN.search(line.text):
             return _no_setting(unknown[1] or unknown[2], line)
     for line in lines:
-        if (match := NO_CLASS.search(line.text)) and (text := _no_class(match, line)):
+        if (match := NO_CLASS.search(line.text)) and (text := _no_class(match, line.setting)):
             return text
     faults = [line for line in lines if line.setting and not line.text.startswith(NOISE)]
     if not faults:
@@ -74,14 +71,13 @@ def explain(message: str) -> str:
     texts = dict.fromkeys(line.text for line in faults if line.setting == setting)
     certain = [text for text in texts if not text.startswith("Not a valid subclass")]
     text = "; or ".join(certain or texts)
-    text = re.sub(r"Expected a <class '(?:[\w.]+\.)?(\w+)'>", r"expected \1", text)
-    text = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", text)
+    for pattern, words in WORDING.items():
+        text = re.sub(pattern, words, text)
     return f"{setting}: {text}"
 
 
 def without_noise(message: str) -> str:
-    """Returns a constructor's error, which jsonargparse puts among the types that its setting might
-    have."""
+    """Returns a constructor's error without the other types that its setting might have."""
     lines = [line.strip(" -") for line in message.splitlines()]
     own = [line for line in lines if not line.startswith((*NOISE, "Expected a <class"))]
     return " ".join(dict.fromkeys(own or lines))
@@ -94,24 +90,26 @@ def _lines(message: str) -> list[Line]:
     for line in filter(str.strip, message.splitlines()):
         depth = len(line) - len(line.lstrip())
         around = [one for one in around if one.depth < depth]
-        key = re.search(r'[Pp]arser key "([^"]+)"', line)
-        names = [*(one.setting for one in around if one.setting), *(key.groups() if key else ())]
-        owner = next((one.owner for one in reversed(around) if one.owner), "")
+        setting, owner = (around[-1].setting, around[-1].owner) if around else ("", "")
+        if key := re.search(r'[Pp]arser key "([^"]+)"', line):
+            setting = f"{setting}.{key[1]}".lstrip(".")
         text = re.sub(r'^[Pp]arser key "[^"]+":\s*', "", line.strip(" -"))
         if text and owner != EVERY_CALLBACK:
-            found.append(Line(text, ".".join(names), owner, depth))
-        kind = re.search(r"Problem with given class_path '([^']+)'", line)
-        around.append(Line("", key[1] if key else "", kind[1] if kind else "", depth))
+            found.append(Line(text, setting, owner, depth))
+        if kind := re.search(r"Problem with given class_path '([^']+)'", line):
+            owner = kind[1]
+        around.append(Line("", setting, owner, depth))
     return found
 
 
 def _no_setting(word: str, line: Line) -> str:
     name = word.replace(".init_args.", ".")
     whole = f"{line.setting}.{name}".lstrip(".")
-    own: list[fit_help.Setting] = []
+    own: list[str] = []
     if line.owner:
-        own = fit_help.settings_of(import_by_name.function(line.owner), f"{line.setting}.")  # type: ignore[arg-type]
-    return f"{whole}: there is no such setting.{_instead(name, [one.name for one in own])}"
+        kind = import_by_name.function(line.owner)
+        own = [one.name for one in fit_help.settings_of(kind, f"{line.setting}.")]
+    return f"{whole}: there is no such setting.{_instead(name, own)}"
 
 
 def _instead(name: str, known: Iterable[str]) -> str:
@@ -121,32 +119,25 @@ def _instead(name: str, known: Iterable[str]) -> str:
     if elsewhere := aliases.setting(name):
         return f" {elsewhere}"
     last = name.rpartition(".")[2].strip("-")
-    here = [*known, *fit_help.all_settings()]
-    if same := [one for one in dict.fromkeys(here) if one.rpartition(".")[2] == last]:
+    here = dict.fromkeys([*known, *fit_help.all_settings()])
+    if same := [one for one in here if one.rpartition(".")[2] == last]:
         return f" Did you mean {' or '.join(same)}?"
     words = {one.rpartition(".")[2]: one for one in reversed(here)}
     near = words.get(import_by_name.nearest(last, words) or "")
     return f" Did you mean {near}?" if near else ""
 
 
-def _no_class(match: re.Match[str], line: Line) -> str:
+def _no_class(match: re.Match[str], setting: str) -> str:
     """Returns the error about the name of a class; empty if there is such a class."""
     name = next(filter(None, match.groups()))
     if objective := aliases.objective(name):
-        return f"{line.setting}: there is no class {name!r}. {objective}"
+        return f"{setting}: there is no class {name!r}. {objective}"
     if "." in name:
         try:
             import_by_name.function(name)
         except ValueError as error:
-            return f"{line.setting}: {error}"
+            return f"{setting}: {error}"
         return ""
-    near = import_by_name.did_you_mean(name, _classes())
-    return f"{line.setting}: there is no class {name!r}.{near or ' Write module.Class.'}"
-
-
-def _classes() -> list[str]:
-    found: list[str] = []
-    for room in CLASSES:
-        module: Any = import_module(room)
-        found += [name for name in import_by_name.public_names(module) if name[0].isupper()]
-    return found
+    public = [one for room in CLASSES for one in import_by_name.public_names(import_module(room))]
+    near = import_by_name.did_you_mean(name, [one for one in public if one[0].isupper()])
+    return f"{setting}: there is no class {name!r}.{near or ' Write module.Class.'}"

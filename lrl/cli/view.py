@@ -13,27 +13,20 @@ from lrl.system.endpoint import LOOPBACK, Endpoint, is_loopback
 from lrl.viewer.rollout_file import FILE
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serves the page until Ctrl-C.
-
-    Args:
-        argv: The words after `lrl view`.
-
-    Returns:
-        Exit status: 2 if the command is wrong, or the run has no rollouts.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Runs `lrl view` until Ctrl-C; returns the exit status."""
     args = parser().parse_args(argv)
     from lrl.viewer.server import Viewer  # aiohttp: not for --help
 
+    path = rollouts_of(args.run)
+    token = secrets.token_urlsafe(32)
+    viewer = Viewer(path, "/".join(args.run.resolve().parts[-2:]))
     try:
-        path = rollouts_of(args.run)
         endpoint = checked_endpoint(args)
-        viewer = Viewer(path, "/".join(args.run.resolve().parts[-2:]))
-        token = secrets.token_urlsafe(32)
         server = viewer.serve(endpoint, token, args.port)
-    except (ConfigError, OSError) as error:
-        sys.stderr.write(f"lrl: error: {_in_words_of_the_command(error)}\n")
-        return 2
+    except ConfigError as error:  # `Endpoint` names the settings of a run
+        text = str(error).replace("strategy.join_port", "--port")
+        raise ConfigError(text.replace("strategy.server.", "--")) from error
     address = socket.gethostname() if endpoint.is_everywhere else ""
     try:
         sys.stdout.write(
@@ -54,16 +47,15 @@ def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(
         prog="lrl view", allow_abbrev=False, description="Look at a run's rollouts in the browser."
     )
-    words.add_argument("run", metavar="RUN", type=Path, help=f"the run's folder, with {FILE}")
-    words.add_argument("--port", type=int, default=0, help="(a free one)")
-    words.add_argument(
-        "--host", default=LOOPBACK, help="an address of this machine, or 0.0.0.0 (%(default)s)"
-    )
-    words.add_argument("--tls_cert", metavar="FILE", help="certificate, PEM")
-    words.add_argument("--tls_key", metavar="FILE", help="its key, PEM")
-    words.add_argument(
-        "--insecure", action="store_true", help="plain HTTP at an address that others reach"
-    )
+    add = words.add_argument
+    add("run", metavar="RUN", type=Path, help=f"the run's folder, with {FILE}")
+    add("--port", type=int, default=0, help="(a free one)")
+    host = "an address of this machine, or 0.0.0.0 (%(default)s)"
+    add("--host", default=LOOPBACK, help=host)
+    add("--tls_cert", metavar="FILE", help="certificate, PEM")
+    add("--tls_key", metavar="FILE", help="its key, PEM")
+    plain = "plain HTTP at an address that others reach"
+    add("--insecure", action="store_true", help=plain)
     return words
 
 
@@ -81,8 +73,7 @@ def rollouts_of(run: Path) -> Path:
 
 
 def checked_endpoint(args: argparse.Namespace) -> Endpoint:
-    """Returns the address to listen on; raises ConfigError if others could read the token on its
-    way."""
+    """Returns the address to listen on; raises ConfigError if others could read the token."""
     if not 0 <= args.port < 2**16:
         raise ConfigError(f"--port is {args.port}; it must be from 0 to 65535.")
     if not (is_loopback(args.host) or args.tls_cert or args.insecure):
@@ -94,9 +85,3 @@ def checked_endpoint(args: argparse.Namespace) -> Endpoint:
     endpoint = Endpoint(args.host, args.tls_cert, args.tls_key, insecure=args.insecure)
     endpoint.check()
     return endpoint
-
-
-def _in_words_of_the_command(error: Exception) -> str:
-    """Returns the message of an error; `Endpoint`'s name the settings of a run."""
-    text = str(error).replace("strategy.join_port", "--port")
-    return text.replace("strategy.server.", "--")

@@ -99,11 +99,11 @@ class Agent(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
         conversation = AgentConversation(policy, self.ignore, self.branches)
-        server, url = server_of_this_process()
+        server = server_of_this_process()
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _playing.append(began)
         try:
-            async with server.serving(conversation, url) as address:
+            async with server.serving(conversation) as address:
                 return _reward(await self._run(address, prompt, columns))
         finally:
             _playing.remove(began)

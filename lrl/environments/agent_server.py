@@ -102,6 +102,9 @@ class AgentServer:
     ) -> None:
         self.playing: dict[str, ServedEpisode] = {}
         """Episodes that agents play, by their keys."""
+        self.url = ""
+        """Where it serves, if it is that of a process."""
+        self.task: asyncio.Task[None] | None = None
         self._ended: dict[str, str] = {}
         """Why the episodes of these keys have ended; the oldest are forgotten."""
         self._key = key
@@ -125,16 +128,14 @@ class AgentServer:
             await runner.cleanup()
 
     @asynccontextmanager
-    async def serving(
-        self, conversation: AgentConversation, url: str
-    ) -> AsyncIterator[AgentAddress]:
-        """Serves a conversation at `url`, the server's, until the block ends; what is still asked
-        then gets an error."""
+    async def serving(self, conversation: AgentConversation) -> AsyncIterator[AgentAddress]:
+        """Serves a conversation at `url` until the block ends; what is still asked then gets an
+        error."""
         episode = ServedEpisode(conversation)
         self.playing[episode.key] = episode
         why = ""
         try:
-            yield AgentAddress(f"{url}/{episode.key}/v1", episode.key)
+            yield AgentAddress(f"{self.url}/{episode.key}/v1", episode.key)
         except asyncio.CancelledError as error:
             why = str(error)
             raise
@@ -212,8 +213,7 @@ class AgentServer:
 
     async def _unknown(self, request: web.Request) -> web.Response:
         first, _, rest = request.path.removeprefix("/").partition("/")
-        serves = [f"POST {EPISODES}", f"POST /KEY{CHAT}", f"POST /KEY{END}"]
-        own = ", ".join(serves) if self._key else f"POST {CHAT}"
+        own = f"POST {EPISODES}, POST /KEY{CHAT}, POST /KEY{END}" if self._key else f"POST {CHAT}"
         raise Refusal(404, f"{request.method} /{rest or first} is not served; an agent is: {own}")
 
     async def _body(self, request: web.Request) -> Any:
@@ -235,28 +235,19 @@ class AgentServer:
         raise Refusal(401, "this address belongs to no episode that is being played")
 
 
-class _ServerHere(NamedTuple):
-    """The server of an event loop."""
-
-    server: AgentServer
-    url: str
-    task: asyncio.Task[None]
+_here: dict[asyncio.AbstractEventLoop, AgentServer] = {}
 
 
-_here: dict[asyncio.AbstractEventLoop, _ServerHere] = {}
-
-
-def server_of_this_process() -> tuple[AgentServer, str]:
-    """Returns the server for all agents on this event loop, which the first call opens, and its URL.
-    It listens on this machine alone."""
+def server_of_this_process() -> AgentServer:
+    """Returns the server for all agents on this event loop, which the first call opens. It listens on
+    this machine alone."""
     loop = asyncio.get_running_loop()
     if loop not in _here:
         listener = socket.create_server((LOOPBACK, 0))
-        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
-        server = AgentServer()
-        _here[loop] = _ServerHere(server, url, asyncio.ensure_future(server.serve(listener)))
-    found = _here[loop]
-    return found.server, found.url
+        server = _here[loop] = AgentServer()
+        server.url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+        server.task = asyncio.ensure_future(server.serve(listener))
+    return _here[loop]
 
 
 def completion(turn: Written) -> dict[str, Any]:

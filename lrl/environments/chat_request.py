@@ -52,17 +52,6 @@ NEVER_NEUTRAL = (
     *("guided_grammar", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
 )
 """Those of which every value asks for something."""
-REMEDIES = {
-    "n": "send the request as often: each answer is a branch",
-    "temperature": "data.temperature is the run's",
-    "max_tokens": "data.max_turn_tokens is the run's",
-    "max_completion_tokens": "data.max_turn_tokens is the run's",
-    "functions": "give `tools`",
-    "function_call": "give `tools`",
-    "parallel_tool_calls": "a turn may have several calls",
-    "chat_template": "the chat template is the policy's",
-    "chat_template_kwargs": "a column of the data set has them, and no agent",
-}
 ROLES = {"developer": "system"}
 """Roles of OpenAI's interface, and what chat templates call them."""
 
@@ -102,10 +91,9 @@ def read_request(body: Any, *, ignore: Collection[str]) -> ChatRequest:
         raise RequestError(f"the body is no chat: {error!r}") from error
     if refused := [name for name in unfollowed if name not in ignore]:
         name = refused[0]
-        why = REMEDIES.get(name, "the log-probs would be those of another distribution")
         raise RequestError(
-            f"`{name}` is {body[name]!r:.80}, and the policy samples as the run does ({why}). Leave "
-            f"it out of the request, or name it in Agent.ignore to have it left out"
+            f"`{name}` is {body[name]!r:.80}, and the policy samples as the run does. Leave it out of "
+            "the request, or name it in Agent.ignore to have it left out"
         )
     return ChatRequest(messages, tools or [], unfollowed)
 

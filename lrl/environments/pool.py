@@ -20,7 +20,7 @@ from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
-from lrl.workers.user_code import START_TIMEOUT_S, check_main, names_main, pickled
+from lrl.workers.user_code import START_TIMEOUT_S, names_main, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt
@@ -57,14 +57,9 @@ class EnvironmentPool:
         memory_gib: float | None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        name = type(environment).__name__
-        check_main("The processes of an environment")
         sent = pickled(
             Playing(environment, turn_timeout_s),
-            f"data.environment is {name}",
-            "the process of an environment",
-            remedy="Write it to a file (in a notebook, begin its cell with `%%writefile "
-            f"my_environment.py`) and import {name} from there.",
+            f"data.environment is {type(environment).__name__}",
         )
         self.deterministic = environment.deterministic
         self.counts: Counter[str] = Counter()

@@ -224,5 +224,4 @@ def _json(value: Any) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    """Returns what the policy reads of an exception."""
     return _text_of(f"error: {message_of(error)}"[:LONGEST_ERROR])

@@ -1,14 +1,13 @@
 """One generator as its pool sees it: its state, its version, and the responses it writes.
 
-                        ┌────────── verify ──────────┐
-                        │                            ▼
-    PAUSED ─ resume ─▶ UNVERIFIED                 SERVING ─ drain ─▶ DRAINING
-      ▲                                              │                  │
-      └──────────────────── pause ───────────────────┴──────────────────┘        any state ─ evict ─▶ EVICTED
+    NEW ─ proved ─▶ SERVING ─ drain ─▶ DRAINING
+                     ▲   │                │
+                  resume └───── pause ────┤
+                     │                    ▼
+                     └───────────────── PAUSED        any state ─ evict ─▶ EVICTED
 
-An unverified generator writes under weights that no probe has compared with the policy's. If the
-probe fails, its responses are cut back to their length at the resume, before anybody else has seen
-the rest.
+A new generator is paused and resumed as the others are, and takes its first request once it is
+proved (`lrl.weights.proof`).
 """
 
 import asyncio
@@ -70,10 +69,10 @@ class ServerHandle(Protocol):
 class State(Enum):
     """The states of a generator (drawing at the top of the file)."""
 
+    NEW = "new"
+    """Has no request: before its first sync, and until it is proved."""
     PAUSED = "paused"
-    """Writes nothing: before its first sync, and from a pause to the resume."""
-    UNVERIFIED = "unverified"
-    """Writes on after a resume; takes no new request."""
+    """Writes nothing, from a pause to the resume."""
     SERVING = "serving"
     """Writes, and takes requests."""
     DRAINING = "draining"
@@ -92,8 +91,8 @@ class Work:
     """Lower goes first."""
     deadline_s: float
     """Seconds for a request, once it has a generator."""
-    verified: Callable[[], None] = lambda: None
-    """Called when the responses that have ended so far stay so, whatever fails."""
+    ended: Callable[[], None] = lambda: None
+    """Called at the end of each response."""
 
 
 class Generator(Slots):
@@ -108,9 +107,11 @@ class Generator(Slots):
         super().__init__(capacity)
         self.server = server
         self.client = GeneratorClient(server.url, server.name, server.token, server.trust)
-        self.state = State.PAUSED
+        self.state = State.NEW
         self.version = -1
         """The policy version of its weights; -1 before its first sync."""
+        self.syncs = 0
+        """Number of versions that it was resumed under."""
         self.eviction: str | None = None
         """The reason of its eviction; None before."""
         self.pauses = 0
@@ -118,17 +119,13 @@ class Generator(Slots):
         self.stopwatch = Stopwatch(lambda: asyncio.get_running_loop().time())
         """Seconds by activity (`lrl.system.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
-        """Time of its first verification, on the clock of the loop."""
+        """Time since when it takes requests, on the clock of the loop; None before its first proof."""
         self.stats = GeneratorStats()
         """Counts of its work."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
         # Requests that end at the mark of the next flush.
         self._leaving: set[asyncio.Task[Any]] = set()
         self._flushes: set[asyncio.Task[None]] = set()
-        self._works: set[Work] = set()  # of the calls of `write`
-        self._lengths_at_resume: list[tuple[Rollout, int]] = []
-        self._verified = asyncio.Event()
-        self._verified.set()
 
     @property
     def name(self) -> str:
@@ -139,9 +136,9 @@ class Generator(Slots):
         return self.state is State.SERVING
 
     @property
-    def unverified(self) -> bool:
-        """Whether it may write under a version that no probe has verified yet."""
-        return self.state is State.UNVERIFIED
+    def in_proof(self) -> bool:
+        """Whether it is new, and holds a version that is being proved."""
+        return self.state is State.NEW and self.version >= 0
 
     def is_of_use(self, now: float) -> bool:
         """Whether it has written part of a response, or serves since more than `IDLE_S` and nobody
@@ -169,20 +166,16 @@ class Generator(Slots):
     async def write(
         self, work: Work, rollouts: Sequence[Rollout], ended: Callable[[], None] = lambda: None
     ) -> None:
-        """Writes `rollouts` to their end or to `interrupt`, and waits until the version that wrote
-        them is verified.
-
-        Calls `ended` at the end of each response, verified or not.
+        """Writes `rollouts` to their end or to `interrupt`; calls `ended` at the end of each.
 
         Raises:
             GeneratorError: A request failed, or the generator was evicted; the rollouts keep their
-                verified tokens.
+                tokens.
         """
 
         def one_ended() -> None:
             ended()
-            if not self.unverified:
-                work.verified()
+            work.ended()
 
         requests = {
             asyncio.create_task(
@@ -201,16 +194,13 @@ class Generator(Slots):
         }
         self.stats.begin(len(work.prompt.token_ids), list(requests.values()))
         self._requests |= requests
-        self._works.add(work)
         self._note()
         try:
             await _all(list(requests))
-            await self._verified.wait()
         finally:
             for request in requests:
                 del self._requests[request]
             self._leaving -= requests.keys()
-            self._works.remove(work)
             self.stats.end(rollouts)
             self._note()
         if self.eviction is not None:
@@ -267,7 +257,7 @@ class Generator(Slots):
             Tokens that will be read again.
         """
         wrote = self.state is not State.PAUSED
-        if self.state is not State.EVICTED:
+        if self.state not in (State.NEW, State.EVICTED):
             self._enter(State.PAUSED)
         self.pauses += 1
         clears = keys_and_values == "recompute"
@@ -289,46 +279,28 @@ class Generator(Slots):
             )
 
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Continues under `version`, unverified until `verify`. May be repeated when the call
-        fails.
-
-        A response that has ended by now has verified tokens alone: no eviction cuts it (invariant
-        10).
-        """
-        if not self.unverified:  # else a call before may have been heard, and tokens written since
-            unfinished = [rollout for rollout in self.stats.rollouts if not rollout.finished]
-            self._lengths_at_resume = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
-            self._verified.clear()
-            self.state = State.UNVERIFIED
-        self.version = version
+        """Continues under `version`, and serves unless it is new. May be repeated when the call
+        fails."""
+        self.syncs += self.version != version
+        self.version = version  # before the call: tokens may come before its answer
         await self.client.post("/resume", deadline_s=deadline_s)
-        self._note()
+        if self.state is State.PAUSED:
+            self._enter(State.SERVING)
 
-    def verify(self) -> None:
-        """Accepts all tokens written so far, and takes requests. Comes too late for an evicted
-        generator."""
-        if self.state is State.EVICTED:
-            return
-        self._lengths_at_resume.clear()
-        self._verified.set()
-        for work in self._works:
-            work.verified()
-        self._enter(State.SERVING)
-        self.served_from = self.served_from or asyncio.get_running_loop().time()
+    def open(self) -> None:
+        """Takes requests: it is proved. Comes too late for an evicted generator."""
+        if self.state is State.NEW:
+            self._enter(State.SERVING)
+            self.served_from = asyncio.get_running_loop().time()
 
     def evict(self, why: str) -> None:
-        """Ends all requests and cuts unverified tokens; does nothing the second time."""
+        """Ends all requests; does nothing the second time."""
         if self.state is State.EVICTED:
             return
         self.state = State.EVICTED
         self.eviction = why
         for request in self._requests:
             request.cancel()
-        for rollout, length in self._lengths_at_resume:
-            del rollout.token_ids[length:], rollout.logprobs[length:], rollout.versions[length:]
-            rollout.finish_reason = ""
-        self._lengths_at_resume.clear()
-        self._verified.set()
 
     def note_waiting(self, waiting: bool) -> None:
         super().note_waiting(waiting)

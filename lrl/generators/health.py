@@ -54,7 +54,7 @@ class OutageLimit:
     """The limit on an outage.
 
     An outage begins when no generator is left, and ends when one is of use again. A replacement
-    that only syncs, fails its probe, or ends at its first request does not end it: with such ones a
+    that only syncs, fails its proof, or ends at its first request does not end it: with such ones a
     run once waited for a day.
     """
 

@@ -1,8 +1,8 @@
 """Generators that are synced together and hold the same version.
 
 A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a
-sync and serves once it is verified. It is evicted at its first failure, and its half-written
-responses continue on another generator.
+sync and serves once it is proved. It is evicted at its first failure, and its half-written responses
+continue on another generator.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from lrl.types import Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
 
-Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
+Prove = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 
 
@@ -52,7 +52,7 @@ class GeneratorPool:
         self.syncing = False
         """Whether a sync is under way."""
         self.has_served = False
-        """Whether any generator was ever verified."""
+        """Whether any generator was ever proved."""
         self.alone_since: float | None = None
         """Start of the current outage (`OutageLimit`), as a waiting trainer saw it, on
         `time.monotonic`."""
@@ -66,8 +66,8 @@ class GeneratorPool:
 
     @property
     def alive(self) -> list[Generator]:
-        """The members that serve, are unverified, or take part in a sync."""
-        return [one for one in self.generators if one.serving or one.unverified or self.syncing]
+        """The members that serve, are being proved, or take part in a sync."""
+        return [one for one in self.generators if one.serving or one.in_proof or self.syncing]
 
     @property
     def capacity(self) -> int:
@@ -83,7 +83,7 @@ class GeneratorPool:
         priority: int,
         deadline_s: float,
         due: int = 0,
-        verified: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
         home: Home | None = None,
     ) -> None:
         """Writes every unfinished rollout to its end, on the generator that the dispatch policy
@@ -99,7 +99,7 @@ class GeneratorPool:
             priority: Lower goes first.
             deadline_s: Seconds for a request, once it has a generator.
             due: The step that trains the responses, for dispatch.
-            verified: Called when those that have ended so far stay so, whatever fails.
+            ended: Called at the end of each.
             home: The generator to prefer; it becomes the one that writes.
 
         Raises:
@@ -110,7 +110,7 @@ class GeneratorPool:
             sampling=sampling,
             priority=priority,
             deadline_s=deadline_s,
-            verified=verified,
+            ended=ended,
         )
         target: Generator | None = None
         home = home or Home()
@@ -127,8 +127,8 @@ class GeneratorPool:
             home.generator = generator
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
-                    ended = partial(self.requests.release, generator, request)
-                    await self._write(generator, work, unfinished, ended)
+                    release = partial(self.requests.release, generator, request)
+                    await self._write(generator, work, unfinished, release)
             finally:
                 target = self.requests.leave(generator, request)
 
@@ -140,7 +140,7 @@ class GeneratorPool:
         *,
         priority: int,
         deadline_s: float,
-        verified: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
         home: Home | None = None,
     ) -> None:
         """Generates in the spare slots, without waiting for rollouts; see `generate`."""
@@ -149,7 +149,7 @@ class GeneratorPool:
             sampling=sampling,
             priority=priority,
             deadline_s=deadline_s,
-            verified=verified,
+            ended=ended,
         )
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
@@ -258,10 +258,10 @@ class GeneratorPool:
         for generator, why in failed.items():
             self.evict(generator, why)
         self.syncing = False
-        await self._wake()
+        await self.wake()
 
-    async def verify(self, generators: Sequence[Generator], probe: Probe) -> dict[Generator, str]:
-        """Verifies each of `generators` by the probe; a failure evicts it.
+    async def prove(self, generators: Sequence[Generator], prove: Prove) -> dict[Generator, str]:
+        """Proves each of `generators`; a failure evicts it.
 
         Before the first one ever passed, a failure evicts nothing: the run is set up wrongly, and
         the caller says so.
@@ -272,31 +272,25 @@ class GeneratorPool:
         failed: dict[Generator, str] = {}
         clock = asyncio.get_running_loop().time
 
-        async def verify_one(generator: Generator) -> None:
+        async def prove_one(generator: Generator) -> None:
             started = clock()
             try:
-                await probe(generator)
+                await prove(generator)
             except GeneratorError as error:
                 seconds = clock() - started
                 why = (
-                    f"probe for weight version {generator.version} failed after {seconds:.1f} s: "
+                    f"proof of weight version {generator.version} failed after {seconds:.1f} s: "
                     f"{error}"
                 )
                 failed[generator] = why
                 if self.has_served:
                     self.evict(generator, why)
             else:
-                generator.verify()
-                await self._wake()
+                generator.open()
+                await self.wake()
 
-        await asyncio.gather(*map(verify_one, generators))
+        await asyncio.gather(*map(prove_one, generators))
         return failed
-
-    async def drop_unverified(self, why: str) -> None:
-        """Ends the unverified generators and cuts their unverified tokens; the run is ending."""
-        for generator in self.generators:
-            if generator.unverified:
-                generator.evict(why)
 
     async def lap(self) -> dict[str, float]:
         """Returns generator-seconds by activity since the last lap
@@ -307,7 +301,8 @@ class GeneratorPool:
                 seconds[state] += of_one
         return dict(seconds)
 
-    async def _wake(self) -> None:
+    async def wake(self) -> None:
+        """Sends what waits to the generators that serve."""
         if self.serving:
             self.has_served = True
         for generator in self.serving:  # the request queue tells only those that serve

@@ -18,7 +18,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.system.endpoint import Location
 from lrl.workers.pool import Members
-from lrl.workers.remote import LEAVE_S, MemberAddress, RemoteWorkers
+from lrl.workers.remote import LEAVE_S, RemoteWorkers
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def leave_refusal(fleet: Fleet, generator: Generator) -> str:
         )
     if generator.eviction is not None:
         return f"{name} is being replaced at this moment: ask again when it is back."
-    # A pending one is not among them: its probe may still fail.
+    # A pending one is not among them: its proof may still fail.
     if fleet.rollouts.generators == [generator]:
         return f"{name} is the last one that serves. Have another one join before, or end the run."
     return ""
@@ -181,12 +181,10 @@ class WorkerAdmission:
 
     async def _admit(self, member: Member) -> None:
         number, location = member.number, member.location
-        address = MemberAddress(
-            number, member.node, member.workers, location=location, token=self.token
-        )
+        count = max(1, member.workers)
         status = Status.REFUSED
         try:
-            workers = RemoteWorkers(address)
+            workers = RemoteWorkers(number, member.node, count, location=location, token=self.token)
             await self.members.check(workers)
         except ConfigError as error:
             why = str(error)

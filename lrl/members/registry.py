@@ -72,7 +72,7 @@ class Status(StrEnum):
     STARTING = "starting"
     """Its server starts, or has not answered the run yet."""
     PENDING = "pending"
-    """It waits for a sync, and for the probe that proves it."""
+    """It waits for a sync, and to be proved."""
     SERVING = "serving"
     """It gets requests."""
     LEFT = "left"

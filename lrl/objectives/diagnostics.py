@@ -71,11 +71,6 @@ class Diagnostics:
         self.sums = reduce(self.sums.to(device) / alike, reduce_op="sum")
         self.maxima = reduce(self.maxima.to(device), reduce_op="max")
 
-    @property
-    def fresh_tokens(self) -> int:
-        """Tokens of lag 0."""
-        return int(self.sums[0, 0])
-
     def result(self) -> dict[str, float]:
         """Returns the step's metrics; empty if it had no token.
 

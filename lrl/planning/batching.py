@@ -11,6 +11,7 @@ admitted take its place; in a drain the wait of the longest comes on top.
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +26,7 @@ REPRESENTATIVES = 96
 SHARES = 33
 """Points of the curve of complete groups."""
 GOLDEN = 0.6180339887498949
-"""Golden ratio's fraction. Its multiples modulo 1 spread evenly: an order of arrival independent of
-length."""
+"""Golden ratio's fraction: its multiples modulo 1 make an order independent of length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +45,23 @@ class GenerationPhase:
     at_tools: float = 0.0
     """Episodes that wait for a tool at a time, mean over a step."""
     group_ends_s: tuple[float, ...] = ()
-    """Seconds from admission until even shares of the groups (none to all) are complete; empty in a
-    steady flow."""
+    """Seconds from admission until even shares of the groups are complete; empty if steady."""
 
     def shortest_step_s(self, lag: int) -> float:
-        """Returns P_gen of StreamRL's Algorithm 1: the shortest step that this generation
-        allows."""
+        """Returns P_gen of StreamRL's Algorithm 1: the shortest step that it allows."""
         return max(self.busy_s, self.flow_s, self.span_s / (lag + 1))
 
     def trained_s(self, training_s: float, last_s: float) -> float:
         """Returns the seconds from admission to the end of a training that takes groups as they
-        become complete: `training_s` for all groups, `last_s` of it for the last micro-batch, which
-        begins after the last group."""
+        become complete: `training_s`, of which `last_s` for the last micro-batch come after the
+        last group."""
         shares = np.linspace(1, 0, len(self.group_ends_s))
         fed = np.array(self.group_ends_s) + shares * training_s
         return max(float(fed.max()), self.span_s + last_s)
 
 
 def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
-    """Returns the responses whose keys and values fit on average at once; 0 if the longest alone
-    does not fit."""
+    """Returns the responses that fit on average at once; 0 if the longest alone does not."""
     if costs.kv_tokens < workload.longest:
         return 0
     return max(1, int(costs.kv_tokens / workload.live_tokens))
@@ -79,9 +76,8 @@ def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Gener
     lengths = workload.lengths.of(followed)
     lengths[-1] = workload.lengths.of(workload.samples)[-1]
     order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
-    ends = _drain(
-        costs, workload, lengths=lengths[order].tolist(), weight=responses / followed, slots=slots
-    )
+    weight = responses / followed
+    ends = _drain(costs, workload, lengths=lengths[order].tolist(), weight=weight, slots=slots)
     # Of n responses that end independently, all have ended with the n-th power of one's
     # probability.
     shares = np.linspace(0, 1, SHARES) ** (1 / workload.responses)
@@ -98,11 +94,8 @@ def _drain(
     costs: GeneratorCosts, workload: Workload, lengths: list[float], weight: float, slots: int
 ) -> list[float]:
     """Returns the seconds until each of `lengths` ends, ascending; each stands for `weight`
-    responses.
-
-    All prompts are prefilled first. All running responses advance together, so one token count
-    orders all ends.
-    """
+    responses. All prompts are prefilled first, and all running responses advance together, so one
+    token count orders all ends."""
     share = workload.written_share
     ends: list[tuple[float, float]] = []  # (count at the end, count at the start), a heap
     over: list[float] = []
@@ -124,8 +117,7 @@ def _drain(
 
 
 def _prefill_s(costs: GeneratorCosts, workload: Workload, responses: float) -> float:
-    """Returns the seconds of prefill for `responses` responses; a group's responses share their
-    prompt, and a later turn reads what is new."""
+    """Returns the seconds of prefill; a group shares its prompt, a later turn reads what is new."""
     each = workload.prompt_tokens / workload.responses + workload.read_tokens
     return costs.prefill_s(int(responses * each))
 
@@ -161,10 +153,11 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
     def span_s(batch: int) -> float:
         return longest * token_s(batch) + workload.longest_tool_s
 
+    def has_room(batch: int) -> bool:
+        return batch + at_tools(step_s(batch)) <= in_flight
+
     fitting = slots_of(costs, workload)
-    most = _most(
-        min(fitting, in_flight), lambda batch: batch + at_tools(step_s(batch)) <= in_flight
-    )
+    most = _most(min(fitting, in_flight), has_room)
     batch = _most(most, lambda batch: span_s(batch) <= (lag + 1) * step_s(batch))
     flow_s = max(step_s(most), (responses * workload.tool_s + step_s(1)) / in_flight)
     return GenerationPhase(
@@ -177,13 +170,5 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
 
 
 def _most(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which `holds` is true, as it is for all smaller
-    ones; at least 1."""
-    found, too_many = 1, limit + 1
-    while too_many - found > 1:
-        middle = (found + too_many) // 2
-        if holds(middle):
-            found = middle
-        else:
-            too_many = middle
-    return found
+    """Returns the largest number up to `limit` that `holds`, as all smaller do; at least 1."""
+    return max(1, bisect_left(range(1, limit + 1), True, key=lambda number: not holds(number)))

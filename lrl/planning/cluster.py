@@ -1,7 +1,7 @@
 """Data sheets of accelerators, and clusters of them.
 
-Figures are the makers' peaks, dense (without sparsity) and in one direction. A sheet's gigabyte is
-read as 10^9 bytes; the parts hold about 7 % more, which is left to the driver.
+Figures are the makers' peaks, dense and in one direction. A sheet's gigabyte is read as 10^9 bytes;
+the parts hold about 7 % more, which is left to the driver.
 """
 
 import re
@@ -25,8 +25,7 @@ class Device:
     bandwidth: float
     """Bytes/s between memory and processor."""
     node_link: float
-    """Bytes/s sent to the devices of its node, while it receives as many (half of a sheet's
-    figure)."""
+    """Bytes/s sent within its node, while it receives as many (half of a sheet's figure)."""
     network: float
     """Bytes/s sent to other nodes; a property of the node it is sold in."""
 
@@ -39,8 +38,7 @@ FIGURES = (
     ("H200", 989.4, 1978.9, 141, 4.8, 450, 50),
     # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node; float8 as in H100, the same chip
     ("H800", 989.5, 1979.0, 80, 3.35, 200, 25),
-    # StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node, an
-    # assumption
+    # StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node: a guess
     ("H20", 148, 296, 96, 4.0, 450, 50),
     # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
     ("A100-80GB", 312, 0, 80, 2.039, 300, 25),

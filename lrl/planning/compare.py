@@ -20,7 +20,13 @@ from rich.table import Table
 from lrl.generators.settings import ServerSettings
 from lrl.planning.costs import fit_generator, fit_trainer
 from lrl.planning.report import TIMELINE
-from lrl.planning.responses import Answer, LengthSampler, ReplayedEpisodes, ReplayedLengths
+from lrl.planning.responses import (
+    Answer,
+    LengthSampler,
+    ObservedLengths,
+    ReplayedEpisodes,
+    ReplayedLengths,
+)
 from lrl.planning.simulation import Simulation
 from lrl.rollouts.timeline import GroupRecord, Record, StepRecord, read
 
@@ -57,14 +63,13 @@ class Comparison:
     """Settings that the simulator does not know."""
 
 
-def read_run(folder: Path, tool_ms: LengthSampler | None = None) -> Comparison:
+def read_run(folder: Path, tool_ms: Sequence[float] | None = None) -> Comparison:
     """Reads a run's folder and forecasts the run.
 
     Args:
         folder: With `timeline.jsonl`, which the callback `Timeline` writes, and `config.yaml`, which
             `lrl fit` writes.
-        tool_ms: Milliseconds of each answer of its environment, which no timeline has; None for
-            none.
+        tool_ms: Milliseconds of answers of its environment, which no timeline has; None for none.
 
     Raises:
         ValueError: One of them has the wrong content.
@@ -72,19 +77,17 @@ def read_run(folder: Path, tool_ms: LengthSampler | None = None) -> Comparison:
     timeline = read(folder / "timeline.jsonl")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     data, trainer = config["data"]["init_args"], config["trainer"]
-    simulation = _simulation(timeline, data, trainer, tool_ms)
+    waits = ObservedLengths(tool_ms) if tool_ms else None
+    simulation = _simulation(timeline, data, trainer, waits)
     steps = [record for record in timeline if isinstance(record, StepRecord)]
     start = len(steps) // 5
-    planned = [
-        (callback.get("init_args") or {}).get("planned_step_s")
-        for callback in trainer.get("callbacks") or []
-        if callback["class_path"] == TIMELINE
-    ]
+    callbacks = trainer.get("callbacks") or []
+    timelines = [one.get("init_args") or {} for one in callbacks if one["class_path"] == TIMELINE]
     return Comparison(
         steps=steps[start:],
         forecast=simulation.run().steps[start:],
         responses_per_step=simulation.groups_per_step * simulation.rollouts_per_group,
-        planned_step_s=planned[0] if planned else None,
+        planned_step_s=timelines[0].get("planned_step_s") if timelines else None,
         left_out=[name for name in UNKNOWN if data.get(name)],
     )
 
@@ -95,15 +98,13 @@ def _simulation(
     trainer: Mapping[str, Any],
     tool_ms: LengthSampler | None,
 ) -> Simulation:
-    groups = sorted(
-        (r for r in timeline if isinstance(r, GroupRecord)), key=lambda group: group.index
-    )
-    of_trainer = fit_trainer(timeline)
+    groups = [record for record in timeline if isinstance(record, GroupRecord)]
+    groups.sort(key=lambda group: group.index)
+    of_trainer = fit_trainer(timeline)  # raises the error of an empty timeline
     steps = [record for record in timeline if isinstance(record, StepRecord)]
     strategy = trainer["strategy"]["init_args"]
-    server = {"max_num_seqs": ServerSettings.max_num_seqs, "tensor_parallel_size": 1} | (
-        strategy.get("server") or {}
-    )
+    server = {"max_num_seqs": ServerSettings.max_num_seqs, "tensor_parallel_size": 1}
+    server |= strategy.get("server") or {}
     longest = max(group.prompt_tokens + max(group.lengths) for group in groups)
     costs = fit_generator(timeline, kv_tokens=server["max_num_seqs"] * longest + longest)
     writing = max(1, strategy.get("generator_devices", 1) // server["tensor_parallel_size"])
@@ -125,8 +126,7 @@ def _simulation(
 
 
 def _first_turns(group: GroupRecord) -> list[int]:
-    """Returns the tokens of each response, or of the first turn of each episode; 1 of one that has
-    failed in it."""
+    """Returns the tokens of each response, or of each first turn; 1 of one that failed in it."""
     if not group.turns:
         return group.lengths
     return [turns[0][1] if turns else 1 for turns in group.turns]
@@ -171,10 +171,8 @@ def table(run: Comparison) -> Table:
     both = run.steps, run.forecast
     for name, part in PARTS.items():
         add(name, *(median(getattr(step, part) for step in steps) for steps in both))
-    rates = (
-        run.responses_per_step * len(steps) / sum(step.seconds for step in steps) for steps in both
-    )
-    add("responses a second", *rates)
+    seconds = (sum(step.seconds for step in steps) / len(steps) for steps in both)
+    add("responses a second", *(run.responses_per_step / mean for mean in seconds))
     if run.planned_step_s is not None:
         fact = median(step.seconds for step in run.steps)
         add("step, as planned from data sheets", fact, run.planned_step_s)

@@ -1,59 +1,19 @@
-"""Seconds of work: what the search and the simulator ask of a cost model, linear costs, and their
-fit to a run's timeline."""
+"""Seconds of work: what a cost model answers, linear costs, and their fit to a timeline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
+from lrl.planning.roofline import RooflineGenerator, RooflineTrainer
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord
 
 ROUNDS = 20
 """Rounds of a fit; each takes its expected seconds from the round before."""
 MIN_EXPECTED_SHARE = 0.01
-"""Share of the measured seconds below which the expected seconds no longer raise a record's
-weight."""
-
-
-class GeneratorCosts(Protocol):
-    """One generator, on any number of devices."""
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit next to the weights."""
-
-    def decode_s(self, responses: int, context_tokens: int) -> float:
-        """Returns the seconds of a decode step: one token for each of `responses`, whose contexts
-        (prompt and response so far) hold `context_tokens` in sum."""
-
-    def prefill_s(self, tokens: int) -> float:
-        """Returns the seconds to prefill `tokens` tokens of prompts and of migrated responses."""
-
-    def sync_pause_s(self) -> float:
-        """Returns the seconds of a sync in which the generator writes no token."""
-
-
-class TrainerCosts(Protocol):
-    """The whole trainer, on any number of devices."""
-
-    def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
-        """Returns the seconds of forward and backward for sequences (prompt and response) with
-        these sums of lengths and of squared lengths."""
-
-    def update_s(self) -> float:
-        """Returns the seconds of the optimizer's update."""
-
-    def sync_s(self) -> float:
-        """Returns the trainer's seconds in a sync: before the generators' pause if
-        `pause_overlaps`, else around it."""
-
-    @property
-    def pause_overlaps(self) -> bool:
-        """Whether the generators' pause overlaps the next step (`lrl.weights.Transport.copies`).
-        With lag 0 it never does: the trainer has nothing to train then."""
+"""Least share of the measured seconds that counts as expected, and so bounds a record's weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +21,7 @@ class LinearGenerator:
     """Linear costs of a generator, in seconds."""
 
     kv_tokens: int
+    """Tokens whose keys and values fit next to the weights."""
     step_s: float = 0.0
     """Of every decode step: reading the weights."""
     response_s: float = 0.0
@@ -68,17 +29,17 @@ class LinearGenerator:
     context_token_s: float = 0.0
     """That each token of context adds to a decode step: reading its keys and values."""
     prefill_token_s: float = 0.0
-    pause_s: float = 0.0
-    """Of pause in a sync."""
+    sync_pause_s: float = 0.0
+    """Of a sync in which the generator writes no token."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
+        """Returns the seconds of a decode step: one token for each of `responses`, whose contexts
+        (prompt and response so far) hold `context_tokens` in sum."""
         return self.step_s + self.response_s * responses + self.context_token_s * context_tokens
 
     def prefill_s(self, tokens: int) -> float:
+        """Returns the seconds to prefill `tokens` tokens of prompts and of migrated responses."""
         return self.prefill_token_s * tokens
-
-    def sync_pause_s(self) -> float:
-        return self.pause_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,20 +51,25 @@ class LinearTrainer:
     token_s: float = 0.0
     token_squared_s: float = 0.0
     """That each squared token of a sequence adds: attention."""
-    optimizer_s: float = 0.0
-    weights_s: float = 0.0
-    """Of a sync."""
+    update_s: float = 0.0
+    """Of the optimizer's update."""
+    sync_s: float = 0.0
+    """Of a sync: before the generators' pause if `pause_overlaps`, else around it."""
     pause_overlaps: bool = False
+    """Whether the generators' pause overlaps the next step (`lrl.weights.Transport.copies`). With
+    lag 0 it never does: the trainer has nothing to train then."""
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
+        """Returns the seconds of forward and backward for sequences (prompt and response) with
+        these sums of lengths and of squared lengths."""
         work_s = self.token_s * tokens + self.token_squared_s * tokens_squared
         return self.micro_batch_fixed_s + work_s
 
-    def update_s(self) -> float:
-        return self.optimizer_s
 
-    def sync_s(self) -> float:
-        return self.weights_s
+GeneratorCosts = LinearGenerator | RooflineGenerator
+"""Costs of one generator, on any number of devices."""
+TrainerCosts = LinearTrainer | RooflineTrainer
+"""Costs of the whole trainer, on any number of devices."""
 
 
 def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
@@ -119,10 +85,8 @@ def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
         rows.append((steps, record.tokens, steps * record.context_tokens, record.prefill_tokens))
     names = ("step_s", "response_s", "context_token_s", "prefill_token_s")
     found = _fit(rows, [record.seconds for record in work], "generator")
-    pause_s = median(record.pause_s for record in _steps(records))
-    return LinearGenerator(
-        kv_tokens=kv_tokens, pause_s=pause_s, **dict(zip(names, found, strict=True))
-    )
+    costs = dict(zip(names, found, strict=True))
+    return LinearGenerator(kv_tokens=kv_tokens, sync_pause_s=_median(records, "pause_s"), **costs)
 
 
 def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
@@ -131,21 +95,21 @@ def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
     rows = [(1, record.tokens, record.tokens_squared) for record in passes]
     names = ("micro_batch_fixed_s", "token_s", "token_squared_s")
     found = _fit(rows, [record.seconds for record in passes], "micro_batch")
-    steps = _steps(records)
-    weights_s = median(record.sync_s for record in steps)
+    sync_s = _median(records, "sync_s")
     return LinearTrainer(
         **dict(zip(names, found, strict=True)),
-        optimizer_s=median(record.update_s + record.other_s for record in steps),
-        weights_s=weights_s,
-        pause_overlaps=weights_s < median(record.pause_s for record in steps),
+        update_s=_median(records, "update_s", "other_s"),
+        sync_s=sync_s,
+        pause_overlaps=sync_s < _median(records, "pause_s"),
     )
 
 
-def _steps(records: Sequence[Record]) -> list[StepRecord]:
-    found = [record for record in records if isinstance(record, StepRecord)]
-    if not found:
+def _median(records: Sequence[Record], *parts: str) -> float:
+    """Returns the median of the sum of these parts of a step."""
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    if not steps:
         raise ValueError('The timeline has no record of kind "step".')
-    return found
+    return median(sum(getattr(step, part) for part in parts) for step in steps)
 
 
 def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -> list[float]:

@@ -28,8 +28,7 @@ from lrl.routing.request_queue import Slots
 from lrl.types import Rollout
 
 HEADROOM = 0.01
-"""Share of the KV cache that stays free when a response joins others; without it, it would be
-preempted at once."""
+"""Share of the KV cache kept free at a join, which would else preempt at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -62,9 +61,12 @@ class SimulatedResponse:
         return self.prompt_tokens + self.written
 
 
+def _order(response: SimulatedResponse) -> tuple[int, int]:
+    return response.order
+
+
 class ModelGenerator(Slots):
-    """Writes at most `capacity` responses at once in the time of `costs`; calls `record` with each
-    interval. With `keeps_cache` its keys and values outlive a sync."""
+    """Writes up to `capacity` responses at once; calls `record` with each interval."""
 
     serving = True
 
@@ -84,6 +86,7 @@ class ModelGenerator(Slots):
         """Seconds of work, of pause in syncs and without a response: the time since its start."""
         self.preemptions = 0
         self.keeps_cache = keeps_cache
+        """Whether its keys and values outlive a sync."""
         self.mark = 0
         """Tokens that its prefix cache has taken in so far."""
         self._record = record
@@ -115,13 +118,13 @@ class ModelGenerator(Slots):
                     f"{response.prompt_tokens} + {response.length} tokens of prompt and response "
                     f"exceed the {self.costs.kv_tokens} of a generator's keys and values."
                 )
-            insort(self._waiting, response, key=lambda response: response.order)
+            insort(self._waiting, response, key=_order)
         if self._paused is None:  # a pause has cut the planned work short already
             self._wake()
 
     def holds(self, mark: int) -> bool:
-        """Returns whether the prefix cache still has what was written when the generator was at
-        `mark`: what has come since fits beside the batch. The oldest leaves first, as in vLLM."""
+        """Returns whether the prefix cache still has what was written at `mark`: what has come
+        since fits beside the batch. The oldest leaves first, as in vLLM."""
         return self.mark - mark <= self.costs.kv_tokens - self._context_tokens
 
     async def pause(self) -> None:
@@ -226,11 +229,8 @@ class ModelGenerator(Slots):
     # ---- the batch
 
     def _join(self) -> int:
-        """Admits the requests that fit; returns prefill tokens.
-
-        The responses to one prompt that join together share its prefill, as in vLLM; a later turn
-        of an episode reads what the prefix cache does not have.
-        """
+        """Admits the requests that fit; returns prefill tokens. The responses to one prompt that
+        join together share its prefill, as in vLLM; a later turn reads what is not cached."""
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
         while self._waiting and (
@@ -248,13 +248,12 @@ class ModelGenerator(Slots):
         return joining
 
     def _steps_until_change(self) -> int:
-        """Returns the decode steps until a response ends or the KV cache is full; preempts to make
-        room for one."""
+        """Returns the decode steps until a response ends or the KV cache is full; preempts first."""
         while self._room() < 1 and len(self._batch) > 1:
-            last = max(self._batch, key=lambda response: response.order)
+            last = max(self._batch, key=_order)
             self._leave(last)
             last.cached = 0
-            insort(self._waiting, last, key=lambda response: response.order)
+            insort(self._waiting, last, key=_order)
             self.preemptions += 1
         to_end = self._batch[0].last_step - self._steps
         return min(to_end, self._room()) if len(self._batch) > 1 else to_end

@@ -15,9 +15,9 @@ KINDS: dict[str, dict[str, bool]] = {
     "llama": {},
     "mistral": {},
     "qwen2": {"qkv_bias": True},
-    "qwen3": {"head_norms": True},
+    "qwen3": {"norms": True},
     "mixtral": {"mixture": True},
-    "qwen3_moe": {"head_norms": True, "mixture": True},
+    "qwen3_moe": {"norms": True, "mixture": True},
 }
 """Known architectures (`model_type`) and their differences from Llama."""
 BYTES = {"bf16": 2, "fp8": 1}
@@ -90,8 +90,7 @@ class ModelShape:
 
     @property
     def attention_flops(self) -> float:
-        """FLOPs of a forward pass for one token and one attended token: scores, and the weighted
-        sum."""
+        """FLOPs of a forward pass for one token and one attended token: scores, weighted sum."""
         return 4 * self.layers * self.heads * self.head_dim
 
     @property
@@ -108,7 +107,14 @@ def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:
         FileNotFoundError: There is no such file.
         ValueError: The file is no JSON, its architecture is not known here, or a size is missing.
     """
-    config = model if isinstance(model, Mapping) else _load(Path(model))
+    config = model
+    if not isinstance(config, Mapping):
+        file = Path(config)
+        file = file / "config.json" if file.is_dir() else file
+        if not file.is_file():
+            missing = f"--model is {str(model)!r}, and there is no {file}"
+            raise FileNotFoundError(f"{missing}; nothing is downloaded.")
+        config = json.loads(file.read_text())
     kind = config.get("model_type")
     if kind not in KINDS:
         raise ValueError(f"model_type is {kind!r} in the model's config; give {', '.join(KINDS)}.")
@@ -120,20 +126,8 @@ def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:
         raise ValueError(f"The model's config has no {error.args[0]}.") from error
 
 
-def _load(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"--model is {str(path)!r}, and there is no {file}; nothing is downloaded."
-        )
-    return json.loads(file.read_text())
-
-
 def _shape(
-    config: Mapping[str, Any],
-    qkv_bias: bool = False,
-    head_norms: bool = False,
-    mixture: bool = False,
+    config: Mapping[str, Any], *, qkv_bias: bool = False, norms: bool = False, mixture: bool = False
 ) -> ModelShape:
     """Returns the shape of a config. Raises KeyError with the name of a missing field."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -141,7 +135,7 @@ def _shape(
     head_dim = config.get("head_dim") or hidden // heads
     ffn = config.get("moe_intermediate_size") or config["intermediate_size"]
     projected = (heads + 2 * kv_heads) * head_dim
-    small = 2 * hidden + (2 * head_dim if head_norms else 0)
+    small = 2 * hidden + (2 * head_dim if norms else 0)
     small += projected if qkv_bias else 0
     small += projected + hidden if config.get("attention_bias") else 0
     small += 2 * ffn + hidden if config.get("mlp_bias") else 0

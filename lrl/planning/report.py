@@ -1,5 +1,4 @@
-"""What `lrl plan` writes: the plans as a table, the bottleneck of the first one in words, and the
-best one as a recipe."""
+"""What `lrl plan` writes: a table, the bottleneck in words, and the best plan as a recipe."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -50,21 +49,19 @@ def table(
         "trainer": lambda plan: f"TP {plan.training.costs.tp}",
         "  state spread over": lambda plan: f"{plan.training.costs.shards}",
         "  micro-batch": lambda plan: f"{plan.training.micro_batch_tokens:,}",
-        "generators": lambda plan: (
-            f"{plan.generation.generators}, {plan.generation.costs.precision}"
-        ),
+        "generators": lambda p: f"{p.generation.generators}, {p.generation.costs.precision}",
         "  each": lambda plan: f"TP {plan.generation.costs.tp}",
         "  responses at once": lambda plan: f"{plan.generation.writing.slots:,}",
         "step (s)": lambda plan: f"{plan.step_s:.3g}",
         "responses a second": lambda plan: f"{workload.samples / plan.step_s:.3g}",
-        "trainer waits": lambda plan: f"{plan.trainer_waits:.0%}",
-        "generators wait": lambda plan: f"{plan.generators_wait:.0%}",
+        "trainer waits": lambda plan: f"{plan.idle(plan.training.seconds):.0%}",
+        "generators wait": lambda plan: f"{plan.idle(plan.generation.writing.busy_s):.0%}",
         "sync": lambda plan: f"{plan.sync_s / plan.step_s:.1%}",
         "GB a device": lambda plan: f"{plan.memory / GB:.0f} of {room:.0f}",
     }
     if price is not None:
         rows["price of a step"] = lambda plan: f"{price * plan.devices * plan.step_s / HOUR:.3g}"
-    numbers = (str(number) for number, _ in enumerate(plans, start=1))
+    numbers = map(str, range(1, len(plans) + 1))
     shown = Table("plan", *numbers, title="Forecasts; nothing here was measured")
     for name, cell in rows.items():
         shown.add_row(name, *map(cell, plans))
@@ -132,9 +129,8 @@ def recipe_of(
     recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
     if dispatch is not None:
         recipe["data"]["init_args"]["dispatch"] = dict(dispatch)
-    recipe["trainer"]["callbacks"] = with_timeline(
-        recipe["trainer"].get("callbacks") or [], plan.step_s
-    )
+    callbacks = recipe["trainer"].get("callbacks") or []
+    recipe["trainer"]["callbacks"] = with_timeline(callbacks, plan.step_s)
     folder = model if model.is_dir() else model.parent
     if any(folder.glob("*.safetensors")):
         recipe["model"]["init_args"]["model"] = str(folder.absolute())
@@ -148,8 +144,7 @@ def recipe_of(
 
 
 def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list[Mapping[str, Any]]:
-    """Returns a recipe's callbacks with a `Timeline` that knows the forecast, after its
-    `Throughput`."""
+    """Returns a recipe's callbacks with a `Timeline` that knows the forecast, after `Throughput`."""
     others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
     names = [callback["class_path"] for callback in others]
     if THROUGHPUT not in names:
@@ -181,10 +176,8 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     if several:
         server |= {"host": "0.0.0.0", "insecure": True}
     if elsewhere:
-        strategy["launcher"] = {
-            "class_path": "lrl.members.launchers.Ray",
-            "init_args": {"jobs": generation.generators},
-        }
+        jobs = {"jobs": generation.generators}
+        strategy["launcher"] = {"class_path": "lrl.members.launchers.Ray", "init_args": jobs}
     if training.costs.tp > 1:
         strategy["tensor_parallel_size"] = training.costs.tp
     data = {
@@ -216,8 +209,6 @@ def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
     """Returns `base` with the leaves of `change` in their places."""
     both = dict(base)
     for name, value in change.items():
-        old = both.get(name)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = _merged(old, value)
-        both[name] = value
+        inner = isinstance(both.get(name), Mapping) and isinstance(value, Mapping)
+        both[name] = _merged(both[name], value) if inner else value
     return both

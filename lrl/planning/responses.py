@@ -6,10 +6,9 @@ Responses to one prompt are alike, for length is largely a matter of the prompt'
 (StreamRL, 2504.15930, ranks prompts by it). So the normal number behind a length is a sum of two,
 one of the prompt and one of the response.
 
-The model of an environment (`ModelEpisodes`) has no words, so tokens carry what it has to know. A
-token of an observation is the number of tokens of the turn after it; one of the policy says when
-its generator wrote it (`ModelGenerator.mark`), which tells whether that generator still has the
-episode in its prefix cache.
+A simulated episode has no words, so its tokens say what has to be known. A token of an observation
+is the number of tokens of the turn after it; one of the policy says when its generator wrote it
+(`ModelGenerator.mark`), and so whether that generator's prefix cache still has the episode.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,7 +37,7 @@ APART = 2**40
 
 class RunLengths(Sequence[V]):
     """A run-length encoded list: (value, how often in a row), in order. It grows by `+=`, as a list
-    does. A list of 20,000 versions takes 160 kB, run-length encoded a few hundred bytes."""
+    does, whose 20,000 versions would take 160 kB."""
 
     __slots__ = ("runs", "_length")
 
@@ -72,8 +71,7 @@ class RunLengths(Sequence[V]):
 
 
 def fill(rollout: Rollout, versions: Sequence[tuple[int, int]], token: int = 0) -> None:
-    """Finishes an empty rollout with the same token everywhere, log-probs of 0, and `versions`:
-    (version, tokens) in order."""
+    """Finishes an empty rollout of equal tokens, with `versions`: (version, tokens) in order."""
     written: Any = RunLengths(versions)
     rollout.token_ids = RunLengths([(token, len(written))])  # type: ignore[assignment]
     rollout.versions = written
@@ -81,19 +79,17 @@ def fill(rollout: Rollout, versions: Sequence[tuple[int, int]], token: int = 0) 
     rollout.finish_reason = "stop"
 
 
+@dataclass(kw_only=True)
 class LengthSampler(ABC):
-    """A distribution of lengths in tokens, also a dispatch policy's `ExpectedLengths`.
-    `prompt_share`, in [0, 1], is the share of the variance between prompts: at 1 all responses to
-    a prompt are equally long."""
+    """A distribution of lengths in tokens, also a dispatch policy's `ExpectedLengths`."""
 
-    def __init__(self, prompt_share: float = 0.5, seed: int = 0) -> None:
-        self.prompt_share = prompt_share
-        self.seed = seed
+    prompt_share: float = 0.5
+    """Share of the variance between prompts, in [0, 1]: at 1 a prompt's responses are equally long."""
+    seed: int = 0
 
     @abstractmethod
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """Maps standard normal numbers, float64 [n], to lengths in tokens, int64 [n], at least
-        1."""
+        """Maps standard normal numbers, float64 [n], to tokens, int64 [n], at least 1."""
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
         """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is
@@ -115,17 +111,13 @@ class LengthSampler(ABC):
         return math.sqrt(self.prompt_share) * normal
 
 
+@dataclass
 class Lognormal(LengthSampler):
-    """exp of a normal number with mean log(`median`) and standard deviation `sigma`, cut at a limit,
-    as responses are."""
+    """exp of a normal number (mean log(`median`), deviation `sigma`), cut at `longest`."""
 
-    def __init__(
-        self, median: float, sigma: float, longest: int, prompt_share: float = 0.5, seed: int = 0
-    ) -> None:
-        super().__init__(prompt_share, seed)
-        self.median = median
-        self.sigma = sigma
-        self.longest = longest
+    median: float
+    sigma: float
+    longest: int
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         return (self.median * np.exp(self.sigma * normal)).clip(1, self.longest).astype(np.int64)
@@ -134,8 +126,8 @@ class Lognormal(LengthSampler):
 class ObservedLengths(LengthSampler):
     """Observed lengths, each at least 1, all equally likely."""
 
-    def __init__(self, lengths: Sequence[float], prompt_share: float = 0.5, seed: int = 0) -> None:
-        super().__init__(prompt_share, seed)
+    def __init__(self, lengths: Sequence[float], **how: Any) -> None:
+        super().__init__(**how)
         self._sorted = np.sort(np.round(lengths).astype(np.int64))
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
@@ -145,8 +137,7 @@ class ObservedLengths(LengthSampler):
 
 
 class ReplayedLengths(ObservedLengths):
-    """A run's lengths, group by group in the order of its prompts; later groups draw from all of
-    them."""
+    """A run's lengths, group by group in order; later groups draw from all of them."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         super().__init__([length for group in groups for length in group])
@@ -158,8 +149,7 @@ class ReplayedLengths(ObservedLengths):
         return super().of(prompt, index, responses)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer of a simulated environment to a turn before the last one."""
 
     observation_tokens: int
@@ -168,26 +158,17 @@ class Answer:
     """Tokens of the turn after it."""
 
 
-class EpisodeShapes(ABC):
-    """Draws the turns of a run's episodes behind their first ones."""
-
-    tool_ms: LengthSampler | None = None
-    """Milliseconds of each answer, the last one included; None for none."""
-
-    @abstractmethod
-    def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
-        """Returns the answers of episode `number`, one less than it has turns of these lengths."""
-
-
 @dataclass(frozen=True)
-class DrawnEpisodes(EpisodeShapes):
+class DrawnEpisodes:
     """Episodes with drawn numbers of turns, and observations of at least one token each."""
 
     turns: LengthSampler
     observation_tokens: int
     tool_ms: LengthSampler | None = None
+    """Milliseconds of each answer, the last one included; None for none."""
 
     def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
+        """Returns the answers of episode `number`, one less than it has turns of these lengths."""
         # Another prompt's draw: long turns are not many turns.
         (turns,) = self.turns.of(APART + prompt, number, 1)
         later = lengths.of(prompt, APART + number, turns - 1)
@@ -195,9 +176,8 @@ class DrawnEpisodes(EpisodeShapes):
 
 
 @dataclass(frozen=True)
-class ReplayedEpisodes(EpisodeShapes):
-    """The answers of a run's episodes, in the order in which they began; later ones begin again
-    with the first."""
+class ReplayedEpisodes:
+    """The answers of a run's episodes, in the order of their beginnings, over and over."""
 
     episodes: Sequence[Sequence[Answer]]
     tool_ms: LengthSampler | None = None
@@ -206,17 +186,20 @@ class ReplayedEpisodes(EpisodeShapes):
         return self.episodes[number % len(self.episodes)]
 
 
+EpisodeShapes = DrawnEpisodes | ReplayedEpisodes
+"""The turns of a run's episodes behind their first ones."""
+
+
+@dataclass
 class ModelEnvironments:
-    """Plays the environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`); any
+    """The environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`); any
     number of answers are made at once."""
 
+    shapes: EpisodeShapes
+    lengths: LengthSampler
+    counts: Counter[str] = field(default_factory=Counter)
     deterministic = True
-
-    def __init__(self, shapes: EpisodeShapes, lengths: LengthSampler) -> None:
-        self.shapes = shapes
-        self.lengths = lengths
-        self.counts = Counter[str]()
-        self._opened = 0
+    _opened: int = 0
 
     def open(self, prompt: Prompt) -> ModelConversation:
         # Groups begin in the order of their indices, so the same episode has the same number under
@@ -265,10 +248,7 @@ class ModelEpisodes(Episodes):
     """The real loop of episodes, with compact rollouts."""
 
     def __init__(
-        self,
-        write: Callable[..., Awaitable[None]],
-        shapes: EpisodeShapes,
-        lengths: LengthSampler,
+        self, write: Callable[..., Awaitable[None]], shapes: EpisodeShapes, lengths: LengthSampler
     ) -> None:
         unlimited = 2**62
         super().__init__(

@@ -77,18 +77,8 @@ def training_memory(shape: ModelShape, shards: int, tp: int) -> Memory:
     return Memory(fixed=states + gathered + logits, per_token=(kept + at_work) / tp)
 
 
-def generation_memory(shape: ModelShape, tp: int, precision: str) -> Memory:
-    """Returns a generator's memory on each of its devices, by the tokens in its KV cache. With more
-    devices than key-value heads, each head is held more than once."""
-    return Memory(
-        fixed=BYTES[precision] * shape.parameters / tp,
-        per_token=shape.kv_bytes / min(tp, shape.kv_heads),
-    )
-
-
 def all_reduce_s(size: float, cluster: Cluster, tp: int) -> float:
-    """Returns the seconds of an all-reduce of `size` bytes over `tp` neighbours: latency, and two
-    turns of a ring."""
+    """Returns the seconds of an all-reduce over `tp` neighbours: latency and a ring."""
     if tp == 1:
         return 0.0
     latency = NODE_LATENCY_S + NETWORK_LATENCY_S * math.log2(cluster.nodes_of(tp))
@@ -97,7 +87,7 @@ def all_reduce_s(size: float, cluster: Cluster, tp: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineGenerator:
-    """One generator on `tp` devices (`GeneratorCosts`)."""
+    """One generator on `tp` devices."""
 
     shape: ModelShape
     cluster: Cluster
@@ -108,18 +98,25 @@ class RooflineGenerator:
     """Bytes of each device that it may fill; None for all usable ones."""
 
     @property
+    def memory(self) -> Memory:
+        """Of each of its devices, by the tokens in its KV cache. With more devices than key-value
+        heads, each head is held more than once."""
+        return Memory(
+            fixed=BYTES[self.precision] * self.shape.parameters / self.tp,
+            per_token=self.shape.kv_bytes / min(self.tp, self.shape.kv_heads),
+        )
+
+    @property
     def kv_tokens(self) -> int:
         room = usable(self.cluster.device) if self.room is None else self.room
-        return max(0, generation_memory(self.shape, self.tp, self.precision).tokens_in(room))
+        return max(0, self.memory.tokens_in(room))
 
     def decode_s(self, responses: float, context_tokens: float) -> float:
         """Weights and attention each take the longer of reading and computing; two all-reduces a
         layer and a step's overhead come on top."""
         if responses <= 0:
             return 0.0
-        reads = self._reads_s(
-            context_tokens * self.shape.kv_bytes / min(self.tp, self.shape.kv_heads)
-        )
+        reads = self._reads_s(context_tokens * self.memory.per_token)
         attention = max(reads, context_tokens * self.shape.attention_flops / self._flops("bf16"))
         return self._pass_s(responses) + attention
 
@@ -127,6 +124,7 @@ class RooflineGenerator:
         """Without attention, which is small for prompts of a few thousand tokens."""
         return self._pass_s(tokens) if tokens > 0 else 0.0
 
+    @property
     def sync_pause_s(self) -> float:
         """Each device receives its own shard of the weights once (LlamaRL's DDMA); many generators
         are served along a tree (StreamRL, section on weight transfer), which costs no more."""
@@ -153,15 +151,13 @@ class RooflineGenerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineTrainer:
-    """The trainer on `devices` devices (`TrainerCosts`): FSDP over groups of `tp` devices, with
-    recomputation."""
+    """The trainer on `devices` devices: FSDP over groups of `tp`, with recomputation."""
 
     shape: ModelShape
     cluster: Cluster
     devices: int
     shards: int
-    """Devices over which the state is spread, a multiple of `tp`; fewer than all make several
-    copies."""
+    """Devices with a part of the state, a multiple of `tp`; fewer than all make copies."""
     tp: int = 1
     pause_overlaps = False
     """Weights are sent from the devices without a copy."""
@@ -177,6 +173,7 @@ class RooflineTrainer:
         all_reduces = 6 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
         return max(computing, 3 * self._over_group_s(self.shards // self.tp)) + all_reduces
 
+    @property
     def update_s(self) -> float:
         """With several copies of the state, the sum of their gradients included."""
         mine = self.shape.parameters / self.shards
@@ -187,6 +184,7 @@ class RooflineTrainer:
         link = self.cluster.link(copies, stride=self.shards) * LINK_SHARE
         return update + 2 * BYTES["bf16"] * mine * (copies - 1) / copies / link
 
+    @property
     def sync_s(self) -> float:
         """Every device sends its own share of the weights once, in bfloat16."""
         share = BYTES["bf16"] * self.shape.parameters / self.shards

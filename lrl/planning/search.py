@@ -24,18 +24,11 @@ from functools import cache
 from lrl.planning.batching import GenerationPhase, drained, slots_of, steady
 from lrl.planning.cluster import GB, Cluster
 from lrl.planning.model_shape import BYTES, ModelShape
-from lrl.planning.roofline import (
-    RooflineGenerator,
-    RooflineTrainer,
-    generation_memory,
-    training_memory,
-    usable,
-)
+from lrl.planning.roofline import RooflineGenerator, RooflineTrainer, training_memory, usable
 from lrl.planning.workload import Workload
 
 MICRO_BATCHES = tuple(2**power for power in range(10, 18))
-"""Tokens a rank may have in a micro-batch. Larger ones win nothing, and make the step's last one
-longer."""
+"""Tokens a rank may have in a micro-batch; larger ones only lengthen the step's last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +81,8 @@ class Layouts:
     def trainings(
         self, cluster: Cluster, devices: int, shards: int | None = None
     ) -> Iterator[Training]:
-        """Yields all trainings on `devices` devices that fit a device's memory. The state is spread
-        over `shards` of them, which also limits tensor parallelism; None for all."""
+        """Yields all trainings on `devices` devices that fit. The state is spread over `shards` of
+        them, which also limits tensor parallelism; None for all."""
         work = self.workload
         most_tp = min(self.trainer_tp or cluster.devices_per_node, shards or devices)
         for tp in self.divisions(most_tp):
@@ -107,8 +100,8 @@ class Layouts:
                     devices=devices,
                     costs=costs,
                     micro_batch_tokens=tokens,
-                    seconds=count * micro_s + costs.update_s(),
-                    last_s=micro_s + costs.update_s(),
+                    seconds=count * micro_s + costs.update_s,
+                    last_s=micro_s + costs.update_s,
                     memory=taken.bytes_for(tokens),
                 )
 
@@ -120,8 +113,8 @@ class Layouts:
     def generations(
         self, cluster: Cluster, devices: int, lag: int, room: float
     ) -> Iterator[Generation]:
-        """Yields all generations on `devices` devices with this bound on lag, and with `room` bytes
-        on each for weights, keys and values."""
+        """Yields all generations on `devices` devices with this bound on lag, and `room` bytes on
+        each for weights, keys and values."""
         for tp in self.divisions(devices):
             for precision in self.precisions:
                 if precision == "fp8" and not cluster.device.fp8_flops:
@@ -132,18 +125,11 @@ class Layouts:
                 if not slots_of(costs, self.workload):
                     continue
                 count = devices // tp
-                writing = (
-                    steady(costs, self.workload, count, lag)
-                    if lag
-                    else drained(costs, self.workload, count)
-                )
-                taken = generation_memory(self.shape, tp, precision)
+                work = self.workload
+                writing = steady(costs, work, count, lag) if lag else drained(costs, work, count)
+                memory = costs.memory.bytes_for(writing.slots * work.live_tokens)
                 yield Generation(
-                    devices=devices,
-                    generators=count,
-                    costs=costs,
-                    writing=writing,
-                    memory=taken.bytes_for(writing.slots * self.workload.live_tokens),
+                    devices=devices, generators=count, costs=costs, writing=writing, memory=memory
                 )
 
     def divisions(self, most: int) -> list[int]:
@@ -179,22 +165,16 @@ class Plan:
         both = self.training.memory, self.generation.memory
         return sum(both) if self.placement == "shared" else max(both)
 
-    @property
-    def trainer_waits(self) -> float:
-        """Share of the step in which the trainer has nothing to train."""
-        return max(0.0, 1 - (self.training.seconds + self.sync_s) / self.step_s)
-
-    @property
-    def generators_wait(self) -> float:
-        """Share of the step in which pacing stops the generators until the trainer catches up, or
-        in which all their episodes wait for tools."""
-        return max(0.0, 1 - (self.generation.writing.busy_s + self.sync_s) / self.step_s)
+    def idle(self, busy_s: float) -> float:
+        """Returns the share of the step in which a side waits that is busy for these seconds: the
+        trainer for groups; generators for pacing, or while all their episodes wait for tools."""
+        return max(0.0, 1 - (busy_s + self.sync_s) / self.step_s)
 
 
 def split(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
-    """Returns the plan of two sides on separate devices, with `between` seconds to move a version's
-    weights from one cluster to another (0 within one)."""
-    sync_s = max(training.costs.sync_s(), generation.costs.sync_pause_s(), between)
+    """Returns the plan of two sides on separate devices; a version's weights take `between` seconds
+    from one cluster to another (0 within one)."""
+    sync_s = max(training.costs.sync_s, generation.costs.sync_pause_s, between)
     writing = generation.writing
     if lag:
         tail = writing.span_s + training.last_s + sync_s
@@ -221,9 +201,8 @@ def split(training: Training, generation: Generation, lag: int, between: float =
 def asynchronous(
     layouts: Layouts, cluster: Cluster, max_lag: int, shards: int | None = None
 ) -> Iterator[Plan]:
-    """Yields a plan for each division of the cluster and each lag up to `max_lag` (Algorithm 1, one
-    datacentre). A side may leave devices idle. The trainer's state is spread over `shards` devices;
-    None for all of the trainer's."""
+    """Yields a plan for each division of the cluster and each lag (Algorithm 1, one datacentre); a
+    side may leave devices idle. The trainer's state is spread over `shards` devices, or all of its."""
     # Numbers of generator devices: each one within two nodes, whole nodes beyond.
     unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
     for writers in range(unit, cluster.count, unit):
@@ -238,8 +217,8 @@ def across(
     layouts: Layouts, trainers: Cluster, writers: Cluster, lag: int, link: float
 ) -> Plan | None:
     """Returns StreamRL's Algorithm 1 for two datacentres: all devices of the slower side, as many
-    as needed of the other; None if one side does not fit its cluster. One copy of the weights goes
-    over the link (bytes/s) and spreads on the other side."""
+    as needed of the other; None if one does not fit. One copy of the weights goes over the link
+    (bytes/s)."""
     between = BYTES["bf16"] * layouts.shape.parameters / link
     training = layouts.training(trainers, trainers.count)
     generation = layouts.generation(writers, writers.count, lag)
@@ -264,7 +243,7 @@ def synchronous(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
     for training in layouts.trainings(cluster, cluster.count):
         room = usable(cluster.device) - training.memory
         for generation in layouts.generations(cluster, cluster.count, lag=0, room=room):
-            sync_s = generation.costs.sync_pause_s()
+            sync_s = generation.costs.sync_pause_s
             yield Plan(
                 placement="shared",
                 training=training,
@@ -277,13 +256,15 @@ def synchronous(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
 
 
 def best(plans: Iterable[Plan], most: int) -> list[Plan]:
-    """Returns the fastest `most` plans, of those within 1 % of each other first less lag, then less
-    memory. Of plans that differ only in layout, the first stands for all. If all are of one
-    placement, the best of the other takes the last place, for comparison."""
+    """Returns the fastest `most` plans; within 1 % less lag comes first, then less memory. Of plans
+    that differ only in layout, the first stands for all. If all are of one placement, the best of
+    the other takes the last place, for comparison."""
+
+    def order(plan: Plan) -> tuple[float, ...]:
+        return round(math.log(plan.step_s), 2), plan.lag, plan.memory
+
     ranked: dict[tuple[object, ...], Plan] = {}
-    for plan in sorted(
-        plans, key=lambda plan: (round(math.log(plan.step_s), 2), plan.lag, plan.memory)
-    ):
+    for plan in sorted(plans, key=order):
         kind = plan.placement, plan.lag, plan.generation.costs.precision, plan.training.devices
         ranked.setdefault(kind, plan)
     chosen = list(ranked.values())[:most]
@@ -307,8 +288,8 @@ def runs_today(plan: Plan, cluster: Cluster) -> bool:
 
 
 def _divides(training: Training) -> bool:
-    """Returns whether lrl has the trainer's tensor parallelism: of a model without experts, by a
-    number that divides its heads, in two or more groups."""
+    """Returns whether lrl has the trainer's tensor parallelism: without experts, by a divisor of the
+    heads, in two or more groups."""
     costs, shape = training.costs, training.costs.shape
     whole_heads = shape.heads % costs.tp == shape.kv_heads % costs.tp == 0
     return costs.tp == 1 or (
@@ -317,16 +298,15 @@ def _divides(training: Training) -> bool:
 
 
 def on_nodes_of_its_own(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether the trainer has whole nodes, with as many devices on each, and the generators
-    have others."""
+    """Returns whether the trainer has whole nodes, evenly, and the generators have others."""
     node, trainers = cluster.devices_per_node, plan.training.devices
     nodes = cluster.nodes_of(trainers) + cluster.nodes_of(plan.generation.devices)
     return (trainers <= node or trainers % node == 0) and nodes <= cluster.nodes_of(cluster.count)
 
 
 def plans_today(layouts: Layouts, cluster: Cluster, max_lag: int) -> Iterator[Plan]:
-    """Yields all plans that lrl can run on one node of a cluster, and on several of them; with the
-    whole state on each trainer device on one node only."""
+    """Yields all plans that lrl can run on one node of a cluster, and on several; with the whole
+    state on each trainer device on one node only."""
     node = replace(cluster, count=min(cluster.count, cluster.devices_per_node))
     plain = replace(layouts, precisions=("bf16",), trainer_tp=1)
     if node.count == 1:
@@ -340,8 +320,7 @@ def plans_today(layouts: Layouts, cluster: Cluster, max_lag: int) -> Iterator[Pl
 
 
 def today_first(today: list[Plan], later: list[Plan], most: int) -> list[Plan]:
-    """Returns the best `most` plans: first plans that lrl can run, then others, which have two
-    places of five."""
+    """Returns the best `most` plans: first those that lrl can run, then others, two of five."""
     able, others = (best(plans, most) if plans else [] for plans in (today, later))
     kept = max(most - len(others), most - 2 * most // 5)
     return (able[:kept] + others)[:most]

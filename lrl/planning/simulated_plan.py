@@ -1,14 +1,13 @@
 """Plans in the simulator: a step's time and waits under each dispatch policy.
 
 The search has one bound for each side. Here the real controller, pacing, dispatch and packing run a
-few steps of a plan with the same roofline costs, and so order, whole micro-batches and full
-memories show. A policy that asks for lengths gets the median for the prompt, which explains half of
-the variance of their logarithm: the best that a length predictor can learn, once every prompt has
-been answered.
+few steps of a plan with the same roofline costs, and so order, whole micro-batches and full memories
+show. A policy that asks for lengths gets the median for the prompt, which explains half of the
+variance of their logarithm: the best that a length predictor can learn.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -20,18 +19,16 @@ from lrl.planning.simulation import Simulation
 from lrl.planning.workload import Workload
 from lrl.rollouts.timeline import GeneratorRecord, Record, StepRecord
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
-from lrl.routing.dispatch.decode_latency import DecodeLatency
+from lrl.routing.dispatch.base import DecodeLatency
 
 COUNTED_STEPS = 4
-"""Steps of a simulation that count. Before them the pipeline fills, and the burst at a run's start
-ends."""
+"""Steps that count, once the pipeline is full and the burst at a run's start has ended."""
 DEFAULT_DISPATCH = "LeastLoaded"
 """Dispatch policy of a recipe that names none."""
 MAX_SHARE_OF_DEFAULT = 0.99
 """Largest share of the default's time with which a policy is written into a recipe."""
 CAUSES = {"first": "wait_first_s", "more": "wait_more_s", "last": "wait_last_s", "sync": "sync_s"}
-"""Waits of the trainer (for a step's first group, others, the last, the sync), and the fields with
-their seconds."""
+"""Waits of the trainer, and the fields with their seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +47,7 @@ class Outcome:
 
 @cache
 def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
-    """Simulates the plan under each policy; with a single generator only under the policies that
-    still differ."""
+    """Simulates the plan under each policy; for a single generator under those that differ."""
     costs = plan.generation.costs
     slots = max(2, plan.generation.writing.slots)
     # The line through one response and all slots: SkewnessAware gets the simulated generators' own
@@ -96,8 +92,8 @@ def _outcome(
             steps.append((record, busy_s))
             busy_s = 0.0
 
-    training = plan.training
-    generation = plan.generation
+    training, generation = plan.training, plan.generation
+    ranks = training.costs.devices // training.costs.tp
     filled = 2 * (plan.lag + 1)
     simulation = Simulation(
         generators=[generation.costs] * generation.generators,
@@ -107,8 +103,7 @@ def _outcome(
         groups_per_step=workload.prompts,
         rollouts_per_group=workload.responses,
         max_lag=plan.lag,
-        micro_batch_tokens=training.micro_batch_tokens
-        * (training.costs.devices // training.costs.tp),  # of all ranks
+        micro_batch_tokens=training.micro_batch_tokens * ranks,
         max_num_seqs=generation.writing.slots,
         prompt_tokens=workload.prompt_tokens,
         dispatch=informed,
@@ -119,21 +114,21 @@ def _outcome(
     simulation.run(take)
     counted = steps[filled:][:COUNTED_STEPS]
     seconds = sum(step.seconds for step, _ in counted)
+
+    def share(part: str) -> float:
+        return sum(getattr(step, part) for step, _ in counted) / seconds
+
     return Outcome(
         policy=policy,
         make=make,
         step_s=seconds / len(counted),
-        waits={
-            cause: sum(getattr(step, field) for step, _ in counted) / seconds
-            for cause, field in CAUSES.items()
-        },
+        waits={cause: share(part) for cause, part in CAUSES.items()},
         write=sum(busy for _, busy in counted) / (seconds * generation.generators),
     )
 
 
 def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
-    """Returns `data.dispatch` of the fastest policy, as a recipe has it; None if the default is as
-    good."""
+    """Returns a recipe's `data.dispatch` of the fastest policy; None for the default."""
     default = next(one for one in found if one.policy == DEFAULT_DISPATCH)
     best = min(found, key=lambda one: one.step_s)
     if best.step_s > MAX_SHARE_OF_DEFAULT * default.step_s:
@@ -141,11 +136,8 @@ def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
     dispatch = best.make()
     settings: dict[str, Any] = {"class_path": f"lrl.routing.dispatch.{best.policy}"}
     if isinstance(dispatch, SkewnessAware):
-        latency = dispatch.decode_latency
-        numbers = {
-            "step_ms": float(f"{latency.step_ms:.4g}"),
-            "response_ms": float(f"{latency.response_ms:.4g}"),
-        }
+        latency = asdict(dispatch.decode_latency)
+        numbers = {name: float(f"{value:.4g}") for name, value in latency.items()}
         settings["init_args"] = {"decode_latency": numbers}
     return settings
 

@@ -4,9 +4,9 @@ and trainer.
     admit -> generate -> queue -> micro-batches as groups arrive -> update -> sync -> admit ...
 
 The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after
-every step in the order of `lrl.weights.sync`: first the work that runs while the generators write, then
-their pause. Rewards take no time. Episodes are played by the real loop, with a model of their
-environment. Failures of generators, probes and deadlines are not modelled.
+every step: first the work that runs while the generators write, then their pause. Rewards take no
+time. Episodes are played by the real loop, with a model of their environment. Failures of
+generators, proofs and deadlines are not modelled.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class Simulation:
     """In the data set."""
     dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
-    """`shared`: no micro-batch begins while responses are being written; both sides have the costs
-    of all devices."""
+    """`shared`: both sides have all devices, and none trains while responses are written."""
     episodes: EpisodeShapes | None = None
     """The later turns of episodes; None for responses of a single turn."""
     prefix_cache: bool = True
@@ -125,8 +124,7 @@ class Forecast:
     steps: list[StepRecord]
     generators: list[ModelGenerator]
     prefix_reuse: float | None
-    """Share of later turns that found their episode in the generator's prefix cache; None without
-    any."""
+    """Share of later turns that found their episode in the prefix cache; None without any."""
 
     @property
     def seconds(self) -> float:
@@ -168,10 +166,9 @@ class ModelFleet:
     (`lrl.rollouts.controller.ResponseWriter`). A response's tokens appear at its end."""
 
     def __init__(self, scene: Simulation, record: Callable[[Record], None]) -> None:
+        keeps_cache = scene.keys_and_values == "keep"
         self.generators = [
-            ModelGenerator(
-                costs, scene.max_num_seqs, record, keeps_cache=scene.keys_and_values == "keep"
-            )
+            ModelGenerator(costs, scene.max_num_seqs, record, keeps_cache=keeps_cache)
             for costs in scene.generators
         ]
         self.requests = RequestQueue(
@@ -192,7 +189,7 @@ class ModelFleet:
         priority: int,
         due: int,
         deadline_s: float,
-        verified: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
         home: Home | None = None,
     ) -> None:
         """See `GeneratorPool.generate`; the rollouts have no token yet."""
@@ -204,7 +201,7 @@ class ModelFleet:
             try:
                 if written := generator.serving:  # it may have closed since the dispatch
                     home.generator = generator
-                    await self._write(generator, request, rollouts, verified)
+                    await self._write(generator, request, rollouts, ended)
             finally:
                 self.requests.leave(generator, request)
 
@@ -213,15 +210,15 @@ class ModelFleet:
         generator: ModelGenerator,
         request: Request,
         rollouts: Sequence[Rollout],
-        verified: Callable[[], None],
+        ended: Callable[[], None],
     ) -> None:
         whole = asyncio.get_running_loop().create_future()
         rollout_of: dict[SimulatedResponse, Rollout] = {}
 
-        def ended(response: SimulatedResponse) -> None:
+        def one_ended(response: SimulatedResponse) -> None:
             fill(rollout_of.pop(response), response.versions, token=-1 - generator.mark)
             self.requests.release(generator, request)
-            verified()
+            ended()
             if not rollout_of:
                 whole.set_result(None)
 
@@ -235,7 +232,7 @@ class ModelFleet:
         for length, rollout in zip(lengths, rollouts, strict=True):
             self._arrivals += 1
             response = SimulatedResponse(
-                len(prompt.token_ids), length, (request.priority, self._arrivals), ended
+                len(prompt.token_ids), length, (request.priority, self._arrivals), one_ended
             )
             rollout_of[response] = rollout
         if later:
@@ -246,26 +243,23 @@ class ModelFleet:
         await whole
 
     def _cached(self, generator: ModelGenerator, request: Request) -> int:
-        """Returns the tokens of a later turn's prompt that its generator has in its cache: all but
-        the observation, or none."""
+        """Returns the cached tokens of a later turn's prompt: all but the observation, or none."""
         *_, (token, _), (_, observation) = request.prompt.token_ids.runs  # type: ignore[attr-defined]
         self.later_turns += 1
-        if not self.prefix_cache or generator is not request.home:
-            return 0
-        if not generator.holds(-1 - token):
+        at_home = self.prefix_cache and generator is request.home
+        if not at_home or not generator.holds(-1 - token):
             return 0
         self.reused += 1
         return len(request.prompt.token_ids) - observation
 
     async def sync(self, version: int) -> float:
-        """Pauses all generators, gives them `version` and resumes them; returns the longest pause
-        in seconds."""
+        """Pauses all generators and resumes them with `version`; returns the longest pause."""
         loop = asyncio.get_running_loop()
 
         async def one(generator: ModelGenerator) -> float:
             await generator.pause()
             paused_at = loop.time()
-            await asyncio.sleep(generator.costs.sync_pause_s())
+            await asyncio.sleep(generator.costs.sync_pause_s)
             return paused_at
 
         paused_at = await asyncio.gather(*map(one, self.generators))
@@ -321,8 +315,7 @@ class ModelTrainer:
     async def step(self, step: int) -> StepRecord:
         started, tally = self._loop.time(), StepTally()
         train_s = await self._train(step, tally)
-        update_s = self.costs.update_s()
-        await asyncio.sleep(update_s)
+        await asyncio.sleep(self.costs.update_s)
         sync_s, pause_s = await self._sync(step + 1)
         first_s, more_s, last_s = split_waits(tally.waits, self._cuts.budget)
         done = StepRecord(
@@ -333,7 +326,7 @@ class ModelTrainer:
             wait_more_s=more_s,
             wait_last_s=last_s,
             train_s=train_s,
-            update_s=update_s,
+            update_s=self.costs.update_s,
             sync_s=sync_s,
             pause_s=pause_s,
             generation_s=generation_s(tally.groups),
@@ -390,7 +383,7 @@ class ModelTrainer:
         return sum(trees)
 
     async def _compute(self, each: Sequence[Rows[TrainedTree]]) -> float:
-        """Runs a micro-batch on every rank, behind the one before; returns the seconds of rank 0's."""
+        """Runs a micro-batch on every rank, behind the one before; returns rank 0's seconds."""
         now, rank_0_s = self._loop.time(), 0.0
         for rank, rows in enumerate(each):
             if not rows:
@@ -408,15 +401,13 @@ class ModelTrainer:
 
     async def _sync(self, version: int) -> tuple[float, float]:
         """Moves the weights and admits more groups; returns the seconds of the sync and of its
-        longest pause: of the sync before, if the pause overlaps the next step.
-
-        The trainer's work beyond the pause runs while the generators still write.
-        """
+        longest pause, or of the sync before if the pause overlaps the next step. The trainer's work
+        beyond the pause runs while the generators still write."""
         started, overlaps = self._loop.time(), self.costs.pause_overlaps
         last_s = await self._delivery if self._delivery else 0.0
         self._delivery = None
-        pauses = [0.0 if overlaps else one.costs.sync_pause_s() for one in self.fleet.generators]
-        await asyncio.sleep(max(0.0, self.costs.sync_s() - max(pauses)))
+        pauses = [0.0 if overlaps else one.costs.sync_pause_s for one in self.fleet.generators]
+        await asyncio.sleep(max(0.0, self.costs.sync_s - max(pauses)))
         if overlaps and self.scene.max_lag > 0:
             self._delivery = asyncio.create_task(self._deliver(version))
         else:

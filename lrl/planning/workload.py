@@ -52,17 +52,13 @@ class Quantiles:
 
     @property
     def written(self) -> float:
-        """Mean tokens of an unfinished response at a random moment of its generation: E[L^2] / 2
-        E[L]."""
+        """Mean tokens of an unfinished response at a random moment: E[L^2] / 2 E[L]."""
         return self.mean_square / (2 * self.mean)
 
     def of(self, responses: int) -> NDArray[np.float64]:
-        """Returns the ascending lengths of `responses` responses, float64 [responses]: quantiles (i
-        + 1/2) / n."""
-        quantiles = (np.arange(responses) + 0.5) / responses
-        return np.interp(
-            quantiles, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values
-        )
+        """Returns ascending lengths, float64 [responses]: the quantiles (i + 1/2) / n."""
+        wanted, known = ((np.arange(n) + 0.5) / n for n in (responses, len(self.values)))
+        return np.interp(wanted, known, self.values)
 
 
 def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
@@ -84,13 +80,11 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
 
 
 def _lognormal(mean: float, max: float, sigma: float = 1.0) -> Quantiles:
-    """Returns a lognormal that is cut at `max`, as responses are; `mean` is the mean after the
-    cut."""
+    """Returns a lognormal that is cut at `max`; `mean` is the mean after the cut."""
     if not 1 < mean < max < math.inf or not 0 < sigma < math.inf:
         raise ValueError("mean must lie between 1 and max, and sigma above 0")
-    shape = np.exp(
-        sigma * np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)])
-    )
+    normal = [NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]
+    shape = np.exp(sigma * np.array(normal))
     low, high = 0.0, max / shape[0]
     for _ in range(60):  # bisection: the mean after the cut grows with the scale
         middle = (low + high) / 2
@@ -112,8 +106,7 @@ def _measured(path: Path) -> Quantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """Episodes of a step. The number of turns does not depend on their lengths; the lengths of an
-    episode's turns are alike, as those of a prompt's are in the simulator."""
+    """Episodes of a step. The lengths of their turns are alike within an episode."""
 
     turns: Quantiles
     turn_lengths: Quantiles
@@ -173,9 +166,8 @@ class Workload:
         """Trees of a prompt in training, each of which reads the prompt once."""
         if not self.attention_tokens or self.prompt_tokens < 2:
             return self.responses
-        return cheapest_trees(
-            self.responses, self.prompt_tokens - 1, self._branches, self.attention_tokens
-        )
+        shared = self.prompt_tokens - 1
+        return cheapest_trees(self.responses, shared, self._branches, self.attention_tokens)
 
     @property
     def _branches(self) -> float:
@@ -196,14 +188,12 @@ class Workload:
         if self.trees < self.responses:
             length = prompt - 1 + self._branches / self.trees
             return self.prompts * self.trees * length**2
-        return self.samples * (
-            prompt**2 + 2 * prompt * self.lengths.mean + self.lengths.mean_square
-        )
+        squared = prompt**2 + 2 * prompt * self.lengths.mean + self.lengths.mean_square
+        return self.samples * squared
 
     @property
     def live_tokens(self) -> float:
-        """Mean context (prompt and response so far) of an unfinished response at a random
-        moment."""
+        """Mean context (prompt and response so far) of an unfinished response."""
         return self.prompt_tokens + self.lengths.written
 
     @property
@@ -221,11 +211,9 @@ class Workload:
     @property
     def tool_s(self) -> float:
         """Mean seconds in which a response waits for an environment."""
-        return 0.0 if self.episodes is None else self.episodes.answer_s * self.episodes.turns.mean
+        return self.episodes.turns.mean * self.episodes.answer_s if self.episodes else 0.0
 
     @property
     def longest_tool_s(self) -> float:
         """The most such seconds, of the episode with the most turns."""
-        if self.episodes is None:
-            return 0.0
-        return self.episodes.answer_s * self.episodes.turns.longest
+        return self.episodes.turns.longest * self.episodes.answer_s if self.episodes else 0.0

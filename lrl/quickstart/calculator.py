@@ -1,5 +1,4 @@
-"""A calculator as an environment, where `=` ends a turn and the calculator writes the result; and as
-a tool."""
+"""A calculator as an environment, which writes the result behind `=`; and as a tool."""
 
 import re
 from fractions import Fraction
@@ -30,8 +29,7 @@ class Calculator(Turns):
 
 
 class ProseCalculator(Calculator):
-    """A calculator for a policy that writes prose, with a space before and behind `=`: `5 * 12 =`
-    gets ` 60`."""
+    """A calculator for prose, with a space around `=`: `5 * 12 =` gets ` 60`."""
 
     stop = (" =", "=")
 
@@ -52,8 +50,7 @@ def calculate(expression: str) -> str:
 
 
 def _shown(calculation: str) -> str:
-    """Returns the result as the display shows it; nothing for a division by zero, and for a number
-    that is too long."""
+    """Returns the result as displayed; empty for a division by zero, or a number too long."""
     try:
         result = _result(calculation)
     except ZeroDivisionError:

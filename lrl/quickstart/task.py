@@ -18,8 +18,7 @@ TEST_ROWS = 500
 
 
 def problems() -> list[dict[str, str]]:
-    """Returns the 7,100 training rows, `{"prompt": "47+38=", "answer": "85"}`, in a fixed shuffled
-    order."""
+    """Returns the 7,100 training rows, `{"prompt": "47+38=", "answer": "85"}`, shuffled."""
     return _rows()[2 * TEST_ROWS :]
 
 
@@ -34,8 +33,7 @@ def held_out() -> list[dict[str, str]]:
 
 
 def worked(prompt: str) -> str:
-    """Returns the working of a problem, units first with the carry written out: `47+38=` gives
-    `7+8=15,4+3+1=8`."""
+    """Returns the working of a problem, units first: `47+38=` gives `7+8=15,4+3+1=8`."""
     left, right = prompt.removesuffix("=").split("+")
     columns, carry = [], 0
     for a, b in zip(reversed(left), reversed(right), strict=True):

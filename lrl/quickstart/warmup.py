@@ -62,8 +62,7 @@ class WarmUp:
 
 
 def policy() -> Path:
-    """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0); returns its folder
-    in `runs/`."""
+    """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0) in `runs/`."""
     return make_policy(_folder(), _seed())
 
 
@@ -102,8 +101,7 @@ def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Returns a tokenizer of characters that adds `<bos>`; a character outside the alphabet is an
-    error."""
+    """Returns a tokenizer of characters that adds `<bos>`; other characters are errors."""
     tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(VOCABULARY)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()  # without it decode puts spaces between the characters
@@ -121,8 +119,7 @@ def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def make_model() -> transformers.LlamaForCausalLM:
-    """Returns an untrained Llama in float32 with 1.05 million parameters, drawn from torch's random
-    state."""
+    """Returns an untrained Llama, float32, of 1.05 million parameters by torch's random state."""
     pad, bos, eos = (VOCABULARY.index(token) for token in (PAD, BOS, EOS))
     config = transformers.LlamaConfig(
         vocab_size=len(VOCABULARY), hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2,
@@ -184,8 +181,7 @@ def _batch(
     worked_share: float,
     rng: random.Random,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns input ids and labels, int64 [examples, longest]; prompts and padding are -100 in the
-    labels."""
+    """Returns input ids and labels, int64 [examples, longest]; prompts and padding are -100."""
     rows = rng.choices(problems(), k=examples)
     workings = [worked(row["prompt"]) if rng.random() < worked_share else "" for row in rows]
     texts = [
@@ -199,8 +195,7 @@ def _batch(
 
 
 def _found(folder: Path, fingerprint: str) -> bool:
-    """Returns whether the folder has this policy; removes one of other settings; anything else is
-    an error."""
+    """Returns whether the folder has this policy; removes one of other settings, else raises."""
     if not folder.exists():
         return False
     if not (folder / MARKER).is_file():

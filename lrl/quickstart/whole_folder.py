@@ -7,8 +7,7 @@ from pathlib import Path
 from filelock import FileLock
 
 LOCK_TIMEOUT = 900.0
-"""Seconds. Nothing here takes longer than two minutes to make, so a longer wait means that its
-process is stuck."""
+"""Seconds. Nothing takes longer than two minutes to make: a longer wait means a stuck process."""
 
 
 def find_or_make(folder: Path, found: Callable[[Path], bool], make: Callable[[Path], None]) -> Path:

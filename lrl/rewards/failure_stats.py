@@ -11,23 +11,6 @@ from lrl.errors import RewardFailuresError
 
 log = logging.getLogger(__name__)
 
-JUDGE_KINDS = {
-    "judge_refused": "Correct the settings of the judge.",
-    "judge_failed": (
-        "See that the judge's endpoint answers; raise Judge.timeout_s and deadline_s if it is slow."
-    ),
-    "judge_no_score": "Take another judge, or another Judge.form: the answer was not in the form it asks for.",
-    "judge_budget": "Raise Judge.max_calls.",
-}
-"""Reasons for a response that a judge has not scored, each with its remedy."""
-REWARD_MODEL_KINDS = {
-    "reward_model_refused": "Correct the settings of the reward model.",
-    "reward_model_failed": (
-        "See that the server of the reward model answers; raise RewardModel.timeout_s and "
-        "deadline_s if it is slow."
-    ),
-}
-"""Reasons for a response that a reward model has not scored, each with its remedy."""
 BUDGET = "judge_budget"
 """The reason at which the run ends at once: nothing that costs would come of it any more."""
 KINDS = {
@@ -47,8 +30,17 @@ KINDS = {
         "Mend the reward: it must give one number, or a dict with the same parts for every "
         "response."
     ),
-    **JUDGE_KINDS,
-    **REWARD_MODEL_KINDS,
+    "judge_refused": "Correct the settings of the judge.",
+    "judge_failed": (
+        "See that the judge's endpoint answers; raise Judge.timeout_s and deadline_s if it is slow."
+    ),
+    "judge_no_score": "Take another judge, or another Judge.form: the answer was not in its form.",
+    "judge_budget": "Raise Judge.max_calls.",
+    "reward_model_refused": "Correct the settings of the reward model.",
+    "reward_model_failed": (
+        "See that the server of the reward model answers; raise RewardModel.timeout_s and "
+        "deadline_s if it is slow."
+    ),
 }
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
 EPISODE_KINDS = {
@@ -88,7 +80,8 @@ class FailureStats:
 
     def reward(self, value: float) -> None:
         """Counts a response with a reward."""
-        self.counts.update(scored=1, zero=int(value == 0))
+        self.counts["scored"] += 1
+        self.counts["zero"] += value == 0
         self._last.append("")
 
     def gave_up(self, prompt_id: int, response: str, reason: str) -> None:
@@ -96,11 +89,10 @@ class FailureStats:
         verifier: why`."""
         self.counts["gave_up"] += 1
         if self.counts["gave_up"] == 1:
-            sample = _sample(prompt_id, response, reason)
             log.info(
                 "A verifier gave up on a response, which is then wrong. %s (The next are only "
                 "counted.)",
-                sample,
+                _sample(prompt_id, response, reason),
             )
 
     def failure(self, prompt_id: int, response: str, reason: str) -> None:
@@ -121,16 +113,17 @@ class FailureStats:
         used."""
         if self.counts[BUDGET]:
             raise RewardFailuresError(f"{self._samples[BUDGET]}. {KINDS[BUDGET]}")
-        kinds = Counter(kind for kind in self._last if kind)
-        if kinds.total() <= self.max_failures * max(MIN_RESPONSES, len(self._last)):
+        responses = max(MIN_RESPONSES, len(self._last))
+        failed = len(self._last) - self._last.count("")
+        if failed <= self.max_failures * responses:
             return
+        kinds = Counter(kind for kind in self._last if kind)
         most = kinds.most_common(1)[0][0]
         by_kind = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
         raise RewardFailuresError(
-            f"{kinds.total()} of the last {len(self._last)} responses got no reward, also when "
+            f"{failed} of the last {len(self._last)} responses got no reward, also when "
             f"tried again ({by_kind}); data.max_reward_failures is {self.max_failures:g}, a share "
-            f"of {max(MIN_RESPONSES, len(self._last))} responses. {self._samples[most]}. "
-            f"{(KINDS | EPISODE_KINDS)[most]} Or "
+            f"of {responses} responses. {self._samples[most]}. {(KINDS | EPISODE_KINDS)[most]} Or "
             "raise data.max_reward_failures, if such responses may be left out; 1 allows any share."
         )
 

@@ -86,7 +86,11 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
     parameters = inspect.signature(function).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     if "completions" in parameters:
-        raise ConfigError(_port_from_trl(function, name))
+        raise ConfigError(
+            f"The reward {name} takes `completions`, as a reward function of TRL: a list. A reward of "
+            "lrl judges one response, a text: write a function that calls it, such as `def "
+            f"{name}_of_one(prompt, response, **columns): return {name}(completions=[response])[0]`."
+        )
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         raise ConfigError(
             f"The reward {name} does not take **columns, which carries the row's other columns. "
@@ -101,29 +105,6 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
             f"second, and takes ({', '.join(positional)}). Define it as `def {name}(prompt, response, "
             "**columns)`."
         )
-
-
-def _port_from_trl(function: Callable[..., Any], name: str) -> str:
-    """Returns the error for a reward function of TRL, with a function that calls it."""
-    parameters = inspect.signature(function).parameters
-    arguments = ["completions=[response]"]
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if takes_all or "prompts" in parameters:
-        arguments.append("prompts=[prompt]")
-    others = [each for each in parameters if each not in ("completions", "prompts")]
-    if takes_all:
-        arguments.append("**{name: [value] for name, value in columns.items()}")
-    else:
-        arguments += [f"{each}=[columns[{each!r}]]" for each in others]
-    call = f"{name}({', '.join(arguments)})"
-    is_async = inspect.iscoroutinefunction(function)
-    define, call = ("async def", f"(await {call})") if is_async else ("def", call)
-    return (
-        f"The reward {name} takes `completions`, as a reward function of TRL: a list, of which it judges every member. "
-        "A reward of lrl judges one response, a text, and returns one number. Write next to it "
-        f"`{define} {name}_of_one(prompt, response, **columns): return {call}[0]`, and give {name}_of_one. "
-        'If it reads messages, write `completions=[[{"role": "assistant", "content": response}]]` there.'
-    )
 
 
 def _imported(path: str) -> Callable[..., Any]:

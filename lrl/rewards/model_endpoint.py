@@ -96,8 +96,8 @@ class ModelEndpoint:
         Args:
             body: The request's JSON.
             read: Returns the answer in the JSON of a response; any error of reading is a refusal.
-            before_request: Called before each request with its number, from 1. It ends the request
-                by `NotSent` of an error.
+            before_request: Called before each request with its number, from 1; ends it by `NotSent` of
+                an error.
 
         Raises:
             LrlError: An `error` of kind `<kind>_refused`, or of kind `<kind>_failed` after all
@@ -203,7 +203,6 @@ class ModelEndpoint:
             )
 
     def _address(self) -> str:
-        """Returns the address of the route."""
         address = urlsplit(self.url)
         if "@" in address.netloc:
             raise ConfigError(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.errors import CallFailed, ConfigError, WorkerLost, WorkersClosed
 from lrl.rewards.base import Reward
-from lrl.rewards.failure_stats import JUDGE_KINDS, KINDS, REWARD_MODEL_KINDS, FailureStats
+from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
 from lrl.rewards.reference import trial_response
 from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
@@ -27,7 +27,7 @@ from lrl.system.config_errors import above, at_least, fault
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
-from lrl.workers.user_code import START_TIMEOUT_S, check_main, names_main, pickled
+from lrl.workers.user_code import START_TIMEOUT_S, names_main, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt, Rollout
@@ -82,8 +82,7 @@ class RewardPool:
                 f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 "
                 "(never stop)."
             )
-        _check_give_up(self.rewards, timeout_s)
-        _check_deadlines(self.rewards, timeout_s)
+        _check_own_limits(self.rewards, timeout_s)
         spec = WorkerSpec(
             "reward",
             b"",  # at the start
@@ -97,7 +96,6 @@ class RewardPool:
         self.scored_by: Counter[str] = Counter()
         """Responses with a reward, by the machine that scored them."""
         self._failure_stats = FailureStats(max_failures)
-        self._replaced_by_trial = 0
         self._parts: set[str] | None = None  # of the first response
         self._tells_tokens = any(reward.reads_tokens for reward in self.rewards)
         self._turn_weight = sum(
@@ -110,8 +108,8 @@ class RewardPool:
         `GaveUp`), `retried`; responses without a reward by kind
         (`lrl.rewards.failure_stats.KINDS`); workers `replaced` on all machines; and responses
         `moved` from a machine that was lost."""
-        replaced = self.workers.replaced - self._replaced_by_trial
-        return {**self._failure_stats.counts, "replaced": replaced, "moved": self.moved}
+        own = self._failure_stats.counts
+        return {**own, "replaced": self.workers.replaced, "moved": self.moved}
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
         """Returns another pool with the same limits, for other rewards, for this machine alone."""
@@ -151,7 +149,6 @@ class RewardPool:
                 self.close()
                 raise
             log.warning("%s The run continues, as data.max_reward_failures is 1.", error)
-            self._replaced_by_trial = self.workers.replaced
         else:
             self.workers.trial = trial  # other machines must score what this one has
 
@@ -194,15 +191,14 @@ class RewardPool:
             )
             for each in rollouts
         ]
-        together: list[Outcome] = [None] * len(responses)
+        outcomes: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
-            together = [
-                self._checked(outcome) for outcome in await self._outcomes(prompt.text, responses)
-            ]
-        last = (
-            self._last_outcome(prompt.text, *pair) for pair in zip(responses, together, strict=True)
-        )
-        for rollout, outcome in zip(rollouts, await asyncio.gather(*last), strict=True):
+            outcomes = await self._outcomes(prompt.text, responses)
+        again = [item for item, found in enumerate(outcomes) if not isinstance(found, Scored)]
+        last = (self._last_outcome(prompt.text, responses[item], outcomes[item]) for item in again)
+        for item, outcome in zip(again, await asyncio.gather(*last), strict=True):
+            outcomes[item] = outcome
+        for rollout, outcome in zip(rollouts, outcomes, strict=True):
             if isinstance(outcome, Scored):
                 rollout.reward = outcome.reward
                 rollout.reward_parts = outcome.parts
@@ -229,14 +225,10 @@ class RewardPool:
     async def _last_outcome(self, prompt: str, response: Response, outcome: Outcome) -> Outcome:
         """Returns the reward of a response, or the failure of its second attempt."""
         if outcome is None:
-            outcome = self._checked(await self._alone(prompt, response))
+            (outcome,) = await self._outcomes(prompt, [response])
         if isinstance(outcome, str):
             self._failure_stats.counts["retried"] += 1
-            outcome = self._checked(await self._alone(prompt, response))
-        return outcome
-
-    async def _alone(self, prompt: str, response: Response) -> Outcome:
-        (outcome,) = await self._outcomes(prompt, [response])
+            (outcome,) = await self._outcomes(prompt, [response])
         return outcome
 
     async def _outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
@@ -246,15 +238,15 @@ class RewardPool:
             job = self.workers.job(here=attempt >= _LOST_MEMBERS)
             assert job is not None, "this machine has workers"
             try:
-                outcomes = await self._outcomes_on(job, prompt, responses)
+                found = await self._outcomes_on(job, prompt, responses)
             except WorkersClosed:
                 raise
             except WorkerLost:
                 self.moved += len(responses) if job.where else 0
             else:
-                scored = sum(isinstance(outcome, Scored) for outcome in outcomes)
+                scored = sum(isinstance(outcome, Scored) for outcome in found)
                 self.scored_by[job.machine.name] += scored
-                return outcomes
+                return list(map(self._checked, found))
         return [f"crash: the worker was lost {_ATTEMPTS} times in a row"] * len(responses)
 
     async def _outcomes_on(
@@ -275,25 +267,24 @@ class RewardPool:
         return [f"{each}{job.where}" if isinstance(each, str) else each for each in outcomes]
 
     def _blamed(self, error: CallFailed, count: int) -> list[Outcome]:
-        """Returns the outcomes of a group that ended its worker: failures of the response whose code
-        ran, and of those that had failed before it."""
+        """Returns the outcomes of a group that ended its worker: the failure of the response whose
+        code ran."""
         names = {part: f"{reward.name}: " for part, reward in enumerate(self.rewards)}
         by = "" if error.part is None else names.get(error.part, "")
+        failed = 0 if count == 1 else error.item
         reason = f"{error.kind}: {by}{error.message}"
-        failed = {0} if count == 1 else error.items
-        return [reason if item in failed else None for item in range(count)]
+        return [reason if item == failed else None for item in range(count)]
 
     def _checked(self, outcome: Outcome) -> Outcome:
         """Refuses parts with other names than the first response of the run had: a missing part
         would count as 0."""
         if not isinstance(outcome, Scored):
             return outcome
-        parts = set(outcome.parts)
-        self._parts = self._parts or parts
-        if parts == self._parts:
+        self._parts = self._parts or set(outcome.parts)
+        if outcome.parts.keys() == self._parts:
             return outcome
         return (
-            f"wrong_shape: the parts are {sorted(parts)}, those of the first response "
+            f"wrong_shape: the parts are {sorted(outcome.parts)}, those of the first response "
             f"{sorted(self._parts)}; a reward gives the same ones for every response, 0.0 for one "
             "that does not apply"
         )
@@ -307,9 +298,8 @@ def _last_branch(rollout: Rollout) -> list[int]:
 
 
 def _remedy(failure: str) -> str:
-    """Returns what to do about a failure of the trial."""
     kind = failure.partition(":")[0]
-    if kind in JUDGE_KINDS | REWARD_MODEL_KINDS:
+    if kind.startswith(("judge_", "reward_model_")):
         return KINDS[kind]
     return f"{KINDS[kind]} A text that it cannot read is worth 0.0, and not an error."
 
@@ -329,28 +319,17 @@ def _columns(
     }
 
 
-def _check_give_up(rewards: list[Reward], timeout_s: float) -> None:
-    """Refuses a verifier that gives up after its worker is killed: its wrong responses would have
-    no reward."""
+def _check_own_limits(rewards: list[Reward], timeout_s: float) -> None:
+    """Refuses a reward whose worker is killed before it gives up or raises by itself: a wrong
+    response would have no reward, and an error would not say why."""
     give_up_s = sum(reward.give_up_s for reward in rewards)
-    if 0 < timeout_s < 2 * give_up_s:
-        names = ", ".join(repr(reward.name) for reward in rewards if reward.give_up_s)
-        fault(
-            f"data.reward_timeout_s is {timeout_s:g}, and rewards give up on a response only after "
-            f"{give_up_s:g} s ({names}): set it to at least {2 * give_up_s:g}, or lower their "
-            "give_up_s."
-        )
-
-
-def _check_deadlines(rewards: list[Reward], timeout_s: float) -> None:
-    """Refuses a reward that would be ended before its own deadline: its error would not say why."""
     deadline_s = sum(reward.deadline_s for reward in rewards)
-    if 0 < timeout_s <= deadline_s:
-        names = ", ".join(repr(reward.name) for reward in rewards if reward.deadline_s)
+    if 0 < timeout_s < 2 * give_up_s or 0 < timeout_s <= deadline_s:
+        slow = [repr(reward.name) for reward in rewards if reward.give_up_s or reward.deadline_s]
         fault(
-            f"data.reward_timeout_s is {timeout_s:g}, and rewards may take {deadline_s:g} s by "
-            f"their own deadlines ({names}): set it to more, such as {1.25 * deadline_s:g}, or "
-            "lower their deadline_s."
+            f"data.reward_timeout_s is {timeout_s:g}, and rewards ({', '.join(slow)}) end a response "
+            f"by themselves only after {max(give_up_s, deadline_s):g} s: set it to at least "
+            f"{max(2 * give_up_s, 1.25 * deadline_s):g}, or lower their give_up_s or deadline_s."
         )
 
 
@@ -365,16 +344,8 @@ def _check_rewards(rewards: list[Reward]) -> None:
         raise ConfigError(
             f"rewards has more than one named {twice[0]!r}; give one of them another `name`."
         )
-    check_main("Reward workers")
     for reward in rewards:
-        pickled(
-            reward,
-            f"rewards has {reward.name!r}",
-            "a reward worker",
-            remedy="Write it to a file (in a notebook, begin its cell with `%%writefile "
-            "my_rewards.py`) and import it from there, or name a function "
-            f"`my_rewards:{reward.name}`.",
-        )
+        pickled(reward, f"rewards has {reward.name!r}")
 
 
 def is_in_main(reward: Reward) -> bool:

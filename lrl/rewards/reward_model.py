@@ -124,7 +124,6 @@ class RewardModel(Reward):
 
 
 def _scores_in(found: Any) -> list[float]:
-    """Returns the numbers of the labels in the answer to `/classify`."""
     (only,) = found["data"]
     scores = [float(number) for number in only["probs"]]
     if not scores or not all(map(math.isfinite, scores)):

@@ -69,13 +69,15 @@ class Scoring(UserCode):
             connection.sendall(line({"job": job, **answer}))
 
 
+@dataclass
 class GroupScorer:
     """Scores the responses to one prompt at a time."""
 
-    def __init__(self, rewards: list[Reward], timeout_s: float, running: RunningCode) -> None:
-        self._rewards = rewards
-        self._timeout_s = timeout_s
-        self._running = running
+    rewards: list[Reward]
+    timeout_s: float
+    running: RunningCode
+
+    def __post_init__(self) -> None:
         # One event loop for the worker's life: a user's HTTP session belongs to its loop. With a
         # factory it is not also the thread's current loop, which a plain reward may use as its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -86,14 +88,14 @@ class GroupScorer:
         After `timeout_s` no response is begun but the first. Then the `async` rewards of all
         responses are awaited together, for as long.
         """
-        self._running.begin(job)
+        self.running.begin(job)
         try:
             prompt, responses = pickle.loads(packed)
             return self._score_all(prompt, responses)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         finally:
-            self._running.job = 0  # if the worker dies later, another job is at fault
+            self.running.job = 0  # if the worker dies later, another job is at fault
 
     def _score_all(self, prompt: str, responses: list[Response]) -> list[Outcome]:
         # No event loop runs while a plain reward is called: it may run one of its own
@@ -102,22 +104,21 @@ class GroupScorer:
         outcomes: list[Outcome] = [None] * len(responses)
         awaited: dict[int, list[Any]] = {}
         for item, (text, columns) in enumerate(responses):
-            if item > 0 and clock.seconds > self._timeout_s:
+            if item > 0 and clock.is_beyond(self.timeout_s):
                 break
-            self._running.stretch += 1
+            self.running.stretch += 1
             values = self._call(item, (prompt, text), columns)
             if isinstance(values, list) and any(map(inspect.isawaitable, values)):
                 awaited[item] = values
             else:
-                found = values if isinstance(values, str) else self._weighted_sum(values)
-                outcomes[item] = self._noted(item, found)
+                outcomes[item] = values if isinstance(values, str) else _sum(values)
         if awaited:
-            self._running.stretch += 1
+            self.running.stretch += 1
             alone = len(responses) == 1
-            left_s = max(0.0, self._timeout_s - clock.seconds) if alone else self._timeout_s
+            left_s = max(0.0, self.timeout_s - clock.seconds) if alone else self.timeout_s
             found_later = self._runner.run(self._await_all(awaited, left_s))
             for item in awaited:
-                late = f"timeout: no reward after {self._timeout_s:g} s"
+                late = f"timeout: no reward after {self.timeout_s:g} s"
                 outcomes[item] = found_later.get(item, late)
         return outcomes
 
@@ -125,19 +126,20 @@ class GroupScorer:
         """Returns the results of the rewards for a response, awaitables included, or the failure of
         one."""
         values: list[Any] = []
-        self._running.item = item
-        for number, reward in enumerate(self._rewards):
-            self._running.part = number
+        for number, reward in enumerate(self.rewards):
+            self.running.item = item
+            self.running.part = number
             try:
                 # Its own copy: a reward may change it, and the next one and the other responses must
                 # not see that.
                 value = reward(*texts, **copy.deepcopy(columns))
-                values.append(value if inspect.isawaitable(value) else _found(reward, value))
+                values.append(value if inspect.isawaitable(value) else _scored(reward, value))
             except BaseException as error:  # CancelledError and KeyboardInterrupt are one reward's
                 for value in filter(inspect.iscoroutine, values):
                     value.close()
                 return _failure(reward, error)
-        self._running.item = NOBODY
+            finally:
+                self.running.item = NOBODY
         return values
 
     async def _await_all(self, awaited: dict[int, list[Any]], limit_s: float) -> dict[int, Outcome]:
@@ -155,44 +157,36 @@ class GroupScorer:
         return {item: task.result() for task, item in tasks.items() if task not in late}
 
     async def _await_one(self, item: int, values: list[Any]) -> Outcome:
-        found: list[_Found] = []
-        for number, (reward, value) in enumerate(zip(self._rewards, values, strict=True)):
+        found: list[Scored] = []
+        for number, (reward, value) in enumerate(zip(self.rewards, values, strict=True)):
             try:
-                found.append(_found(reward, await value) if inspect.isawaitable(value) else value)
+                found.append(_scored(reward, await value) if inspect.isawaitable(value) else value)
             except BaseException as error:
                 if isinstance(error, MemoryError):
-                    self._running.item = item
-                    self._running.part = number
-                return self._noted(item, _failure(reward, error))
-        return self._noted(item, self._weighted_sum(found))
-
-    def _weighted_sum(self, found: list[_Found]) -> Outcome:
-        total = 0.0
-        parts: dict[str, float] = {}
-        for reward, one in zip(self._rewards, found, strict=True):
-            total += reward.weight * sum(one.parts.values())
-            parts |= one.parts
-        if not abs(total) <= LARGEST_REWARD:
-            return f"nan: the weighted sum of {parts} is {total}; its size is at most {LARGEST_REWARD:g}"
-        return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
-
-    def _noted(self, item: int, outcome: Outcome) -> Outcome:
-        self._running.item = NOBODY
-        if isinstance(outcome, str):
-            self._running.mark_failed(item)
-        return outcome
+                    self.running.item = item
+                    self.running.part = number
+                return _failure(reward, error)
+        return _sum(found)
 
 
-class _Found(NamedTuple):
-    """The result of one reward for a response."""
+def _sum(found: list[Scored]) -> Outcome:
+    total = 0.0
+    parts: dict[str, float] = {}
+    for one in found:
+        total += one.reward
+        parts |= one.parts
+    if not abs(total) <= LARGEST_REWARD:
+        return (
+            f"nan: the weighted sum of {parts} is {total}; its size is at most {LARGEST_REWARD:g}"
+        )
+    return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
 
-    parts: dict[str, float]
-    gave_up: str
 
-
-def _found(reward: Reward, value: Any) -> _Found:
+def _scored(reward: Reward, value: Any) -> Scored:
+    """Returns what one reward gives a response, with its weight."""
+    parts = parts_of(reward.name, value)
     gave_up = f"{reward.name}: {value.reason}" if isinstance(value, GaveUp) else ""
-    return _Found(parts_of(reward.name, value), gave_up[:LONGEST_MESSAGE])
+    return Scored(reward.weight * sum(parts.values()), parts, gave_up[:LONGEST_MESSAGE])
 
 
 def _failure(reward: Reward, error: BaseException) -> str:
@@ -205,11 +199,6 @@ def _failure(reward: Reward, error: BaseException) -> str:
     message = f"{kind}: {reward.name}: {message_of(error)}"
     if kind == "exception":
         message += where_raised(error)
-    if isinstance(error, RuntimeError) and "event loop" in message and "running" in message:
-        message += (
-            ". An event loop runs an `async def` reward: write `await f()` there for "
-            "`asyncio.run(f())`, or define the reward with `def`"
-        )
     return message
 
 
@@ -237,16 +226,9 @@ def _number(part: str, value: Any) -> float:
         value = value.item()
     shown = f"{part} is {shortened(value)} ({type(value).__name__})"
     if not isinstance(value, Real):  # True and False are, as 1 and 0
-        if hasattr(value, "__len__") and not isinstance(value, str | bytes):
-            raise CountedError(
-                "wrong_shape", f"{shown}; a reward is one number, or a dict of numbers by name"
-            )
-        remedy = (
-            "does every branch of it return?"
-            if value is None
-            else "write float(...) if that is what you mean"
-        )
-        raise CountedError("wrong_type", f"{shown}; a reward is a float: {remedy}")
+        is_several = hasattr(value, "__len__") and not isinstance(value, str | bytes)
+        kind = "wrong_shape" if is_several else "wrong_type"
+        raise CountedError(kind, f"{shown}; a reward is one number, or a dict of numbers by name")
     try:
         number = float(value)
     except OverflowError:

@@ -58,7 +58,6 @@ class BinPacker(Generic[P]):
         self._waiting: list[P] = []
 
     def add(self, sequence: P) -> None:
-        """Adds a sequence that waits."""
         self._waiting.append(sequence)
 
     def full(self) -> Iterator[list[Rows[P]]]:

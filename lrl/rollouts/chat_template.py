@@ -26,16 +26,8 @@ CHANGE_MARK = " (changed)"
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> list[int]:
-    """Returns the token ids of a prompt of plain text.
-
-    Args:
-        tokenizer: The policy's tokenizer.
-        text: The prompt.
-        where: Row and column, for errors.
-
-    Raises:
-        ConfigError: The tokenizer refuses the text.
-    """
+    """Returns the token ids of a prompt of plain text; raises ConfigError, which names `where`, if
+    the tokenizer refuses it."""
     with named_errors(where):
         return with_beginning(
             tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
@@ -64,11 +56,7 @@ def encode_chat(
 def render_chat(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
 ) -> str:
-    """Returns a chat as the chat template writes it; the arguments are those of `encode_chat`.
-
-    Raises:
-        ConfigError: The chat template refuses the chat.
-    """
+    """Returns a chat as the chat template writes it; arguments and errors are `encode_chat`'s."""
     try:
         text: Any = tokenizer.apply_chat_template(
             [_with_arguments(message) for message in chat.messages],

@@ -17,16 +17,23 @@ skipped as soon as it is scored, and a fresh prompt starts in its place: dynamic
 2503.14476, section 3.2).
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.rollouts.ledger import Ledger, PromptRow
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import Decode, Group, Prompt, Rollout, Sampling
+
+if TYPE_CHECKING:
+    from lrl.routing.length_predictor import LengthPredictor
+    from lrl.training.beside.teacher import Teacher
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +83,11 @@ class Controller:
         deadline_s: Most seconds for a response.
         max_skipped: Most groups that are skipped under one version, because they teach nothing; the
             others are trained.
-        teaches_nothing: `Advantages.teaches_nothing`.
-        look_ahead: Hears of each step's prompts before they start; None where nobody predicts
-            lengths.
+        advantages: Say which groups teach nothing.
+        lengths: Hears of each step's prompts before they start.
         environment: Settings of the environment on which the responses depend.
         judges_last_turn: See `score`.
-        ask_teacher: Asks a teacher on a server about each group that is scored; None without one.
+        teacher: The teacher on a server, which is asked about each group once it is scored.
     """
 
     prompts: PromptRow
@@ -92,11 +98,11 @@ class Controller:
     decode: Decode
     deadline_s: float
     max_skipped: int = 0
-    teaches_nothing: Callable[[Sequence[Rollout]], bool] = lambda rollouts: False
-    look_ahead: Callable[[Sequence[Prompt]], None] | None = None
+    advantages: Advantages = field(default_factory=GroupMean)
+    lengths: LengthPredictor | None = None
     environment: Settings = field(default_factory=dict)
     judges_last_turn: bool = False
-    ask_teacher: Callable[[Group], Awaitable[None]] | None = None
+    teacher: Teacher | None = None
 
     def __post_init__(self) -> None:
         self.generated_tokens = 0
@@ -119,11 +125,11 @@ class Controller:
         resuming, self._resuming = self._resuming, []
         self._start(resuming)
         self._admit()
-        if self.look_ahead is not None:
+        if self.lengths is not None:
             # The prompts of the next two steps, if no open group begins anew.
             first = self.ledger.next_index
             count = 2 * self.ledger.pacing.groups_per_step
-            self.look_ahead([self.prompts[index] for index in range(first, first + count)])
+            self.lengths.look_ahead([self.prompts[index] for index in range(first, first + count)])
 
     def _admit(self) -> None:
         self._start(self.ledger.admit(self._version, self.prompts, self.sampling.n))
@@ -160,11 +166,11 @@ class Controller:
                 self.rewards,
                 judges_last_turn=self.judges_last_turn,
             )
-            if self.ask_teacher is not None:
+            if self.teacher is not None:
                 async with self._asking:
-                    await self.ask_teacher(group)
+                    await self.teacher.ask(group)
             group.scoring_s = clock() - started
-            if self.max_skipped and self.teaches_nothing(group.rollouts) and self._may_skip():
+            if self._may_skip(group):
                 self.ledger.skip(group)
                 self._admit()
             else:
@@ -176,7 +182,8 @@ class Controller:
 
     async def _write(self, group: Group) -> None:
         """Writes a group's responses to their ends."""
-        before, clock = group.num_tokens, asyncio.get_running_loop().time
+        before = group.num_tokens
+        clock = asyncio.get_running_loop().time
         # A checkpoint may hold finished responses that were not scored yet.
         if not all(rollout.finished for rollout in group.rollouts):
             group.asked_s = clock()
@@ -191,8 +198,10 @@ class Controller:
             group.written_s = clock()
         self.generated_tokens += group.num_tokens - before
 
-    def _may_skip(self) -> bool:
-        """Counts one skip of this version, or returns False when none is left."""
+    def _may_skip(self, group: Group) -> bool:
+        """Whether a group teaches nothing and this version has a skip left, which it takes."""
+        if not self.max_skipped or not self.advantages.teaches_nothing(group.rollouts):
+            return False
         if self._skips_left:
             self._skips_left -= 1
             return True
@@ -218,13 +227,8 @@ class Controller:
     def load_state_dict(self, state: dict[str, Any], other_rewards: str = "") -> None:
         """Restores `state`; call it before the first version.
 
-        Groups of other settings are generated anew; of other rewards, or to changed rows, they are
-        scored again.
-
-        Args:
-            state: The result of `state_dict`.
-            other_rewards: What has changed in the rewards since then, for the log; empty if nothing
-                has.
+        Groups of other settings are generated anew; of `other_rewards` (what has changed in them),
+        or to changed rows, they are scored again.
 
         Raises:
             ValueError: `state` belongs to a run with other steps or other prompts.
@@ -240,9 +244,7 @@ class Controller:
         elif unscored:
             why = other_rewards or "the columns of their rows have changed"
             log.warning("%d finished groups of the checkpoint are scored again: %s.", unscored, why)
-        self._resuming = sorted(
-            self.ledger.running.values(), key=lambda group: (group.admitted_by, group.index)
-        )
+        self._resuming = list(self.ledger.running.values())
         self.resumed = Resumed.of(
             state["steps_done"], self._resuming, finished_groups=len(self.ledger.finished)
         )
@@ -266,15 +268,8 @@ async def score(
     *,
     judges_last_turn: bool = False,
 ) -> None:
-    """Decodes and scores responses; one whose episode has failed gets no reward.
-
-    Args:
-        prompt: Their prompt.
-        rollouts: The responses, whole.
-        decode: Turns token ids into text.
-        rewards: Scores them.
-        judges_last_turn: Whether it gets the text of each one's last turn alone.
-    """
+    """Decodes and scores whole responses; one whose episode has failed gets no reward. With
+    `judges_last_turn` rewards get the text of each one's last turn alone."""
     for rollout in rollouts:
         rollout.text = decode(rollout.token_ids, prompt.token_ids)
         if judges_last_turn and rollout.turns:

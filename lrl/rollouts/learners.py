@@ -22,6 +22,7 @@ from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Group, Prompt, Sampling
 
 log = logging.getLogger(__name__)
+NO_PROMPTS: dict[int, Prompt] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +30,10 @@ class Dependencies:
     """The settings on which the learners' state depends."""
 
     sampling: Sampling
-    """Settings of the responses that they have learnt from."""
     rewards: Settings
-    """The rewards of these responses (`settings_of`)."""
+    """See `settings_of`."""
     environment: Settings = field(default_factory=dict)
-    """The environment of these responses; empty without one."""
+    """Empty without one."""
     kl_in_the_reward: Sequence[Any] = ()
     """Settings of the KL penalty that is subtracted from the rewards (`lrl.Reference`); empty
     without one."""
@@ -86,10 +86,11 @@ class Learners:
             }
             return
         for name, state in self._first_states.items():
-            if name == "replay":
-                self._parts[name].load_state_dict(state, {}.__getitem__)  # it is empty
-            else:
-                self._parts[name].load_state_dict(state)
+            self._load(name, state, NO_PROMPTS.__getitem__)  # the buffer was empty
+
+    def _load(self, name: str, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
+        of_prompts = (prompt_at,) if name == "replay" else ()
+        self._parts[name].load_state_dict(state, *of_prompts)
 
     def state_dict(self, dependencies: Dependencies) -> dict[str, Any]:
         """Returns the state of each part in plain types and tensors, with the settings on which it
@@ -106,24 +107,17 @@ class Learners:
         prompt_at: Callable[[int], Prompt] | None,
     ) -> None:
         """Restores the parts of `saved` that were made with this run's settings; logs the others.
-
-        Args:
-            saved: The result of `state_dict`; it may have more.
-            dependencies: The settings of this run.
-            prompt_at: Returns the run's prompt at an index; None where there are none, and nothing
-                is replayed.
-        """
-        for name, part in self._parts.items():
-            if not saved.get(name, {}).get("state") or (name == "replay" and prompt_at is None):
+        Without prompts (`prompt_at` is None) nothing is replayed."""
+        for name in self._parts:
+            state = saved.get(name, {}).get("state")
+            if not state or (name == "replay" and prompt_at is None):
                 continue
             if why := changes(saved[name].get("made_with"), self._made_with(name, dependencies)):
                 rank_zero_only(log.warning)(
                     "data.%s begins anew, without its state in the checkpoint: %s.", name, why
                 )
-            elif name == "replay":
-                part.load_state_dict(saved[name]["state"], prompt_at)
             else:
-                part.load_state_dict(saved[name]["state"])
+                self._load(name, state, prompt_at or NO_PROMPTS.__getitem__)
 
     def _made_with(self, name: str, dependencies: Dependencies) -> Settings:
         """Returns the settings on which the state of a part depends."""

@@ -21,7 +21,6 @@ Lightning is then more than one pass over the data set.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -53,28 +52,20 @@ class Ledger:
     def __init__(self, pacing: Pacing) -> None:
         self.pacing = pacing
         self.next_index = 0
-        self.running: dict[int, Group] = {}
+        self.running: dict[int, Group] = {}  # in order of admission
         self.finished: dict[int, Group] = {}  # in order of arrival
         self.given_up: dict[int, int] = {}  # index -> prompt id
         self.skipped: dict[int, int] = {}  # index -> prompt id
-        # Version at admission -> its finished groups, in that order.
-        self._ready: dict[int, dict[int, Group]] = {}
         self._handed: dict[int, Group] = {}  # groups of the newest step
         self._handed_to = 0
         self._started = 0  # groups running, finished, skipped, handed out or trained
         self._done_through = 0  # every group before this one is trained or skipped
         # Index -> its step, for the groups handed out from there on; DONE without one.
         self._steps: dict[int, int] = {}
-        self._open: Counter[int] = Counter()  # version at admission -> groups running or finished
 
     def admit(self, generator_version: int, prompts: PromptRow, responses: int) -> list[Group]:
-        """Moves all groups that may start now to running, and returns them, oldest first.
-
-        Args:
-            generator_version: Version that the generators hold.
-            prompts: The run's row of prompts.
-            responses: Empty responses of each group.
-        """
+        """Moves all groups that may start while the generators hold this version to running, each
+        with so many empty responses, and returns them, oldest first."""
         admitted = []
         self.next_index = max(self.next_index, self._done_through)
         while self._started < self.pacing.may_have_started(generator_version) + len(self.skipped):
@@ -88,7 +79,6 @@ class Ledger:
                     admitted_by=generator_version,
                     due=self.pacing.step_of(self._started - len(self.skipped)),
                 )
-                self._open[generator_version] += 1
                 self._started += 1
                 self.running[group.index] = group
                 admitted.append(group)
@@ -97,14 +87,14 @@ class Ledger:
 
     def finish(self, group: Group) -> None:
         """Moves a running group to finished."""
-        self._put(self.running.pop(group.index))
+        self.finished[group.index] = self.running.pop(group.index)
 
     def skip(self, group: Group) -> None:
         """Moves a running group to skipped: no step trains it, and one more group may start.
 
         Call `admit` after it, because a step may already wait for the replacement.
         """
-        self._close(self.running.pop(group.index))
+        del self.running[group.index]
         self._steps[group.index] = DONE
         self.skipped[group.index] = group.prompt.id
 
@@ -119,11 +109,15 @@ class Ledger:
             self._handed_to = step
             self._handed.clear()
         self._settle(step)
-        oldest = min(self._open, default=step)
-        may_go = self._ready.get(oldest, {}) if self.pacing.wait_for_stragglers else self.finished
-        if (group := next(iter(may_go.values()), None)) is None:
+        if not self.finished:
             return None
-        self._remove(group)
+        group = next(iter(self.finished.values()))
+        if self.pacing.wait_for_stragglers:
+            group = min(self.finished.values(), key=lambda one: one.admitted_by)
+            oldest = next(iter(self.running.values()), group)
+            if oldest.admitted_by < group.admitted_by:
+                return None
+        del self.finished[group.index]
         self._steps[group.index] = step
         self._handed[group.index] = group
         return group
@@ -136,28 +130,9 @@ class Ledger:
         """Moves running and finished groups, which no generator writes, back to waiting: they are
         generated anew."""
         for group in groups:
-            if group.index in self.running:
-                self._close(self.running.pop(group.index))
-            else:
-                self._remove(group)
+            (self.running if group.index in self.running else self.finished).pop(group.index)
         self._started -= len(groups)
         self.next_index = self._done_through
-
-    def _put(self, group: Group) -> None:
-        """Adds a group to finished."""
-        self.finished[group.index] = group
-        self._ready.setdefault(group.admitted_by, {})[group.index] = group
-
-    def _remove(self, group: Group) -> None:
-        """Removes a group from finished; it is no longer open."""
-        del self.finished[group.index], self._ready[group.admitted_by][group.index]
-        if not self._ready[group.admitted_by]:
-            del self._ready[group.admitted_by]
-        self._close(group)
-
-    def _close(self, group: Group) -> None:
-        self._open[group.admitted_by] -= 1
-        self._open += Counter()  # drops the versions that have no group left
 
     def _settle(self, steps_done: int) -> None:
         """Forgets the done groups that precede all open ones, so that the ledger does not grow with
@@ -201,14 +176,8 @@ class Ledger:
     ) -> int:
         """Restores the state: done groups are never admitted again, and open groups are open again.
 
-        Args:
-            state: The result of `state_dict`.
-            prompt_at: Returns the run's prompt at an index.
-            same_rewards: Whether the rewards in it are those of this run.
-
-        Returns:
-            Finished groups that are running again, whole, because they have to be scored again:
-            `same_rewards` is false, or the row has other columns.
+        Returns the number of finished groups that are running again, whole, because they have to be
+        scored again: `same_rewards` is false, or the row has other columns.
 
         Raises:
             ValueError: `state` belongs to a run with other steps, whose groups would be trained too
@@ -239,10 +208,8 @@ class Ledger:
             (finished if scored else running).append(load_group(saved, prompt, scored=scored))
             unscored += not scored
         running += [load_group(saved, prompt_at(saved["index"])) for saved in state["running"]]
-        for group in finished:
-            self._put(group)
-        self.running |= {group.index: group for group in running}
-        self._open.update(group.admitted_by for group in [*finished, *running])
+        self.finished = {group.index: group for group in finished}
+        self.running = {group.index: group for group in sorted(running, key=_order)}
         self._started = done + len(finished) + len(running)
         self._restart_late_groups(trained)
         for index, group in enumerate(self._in_order(), start=trained):
@@ -251,8 +218,7 @@ class Ledger:
 
     def _in_order(self) -> list[Group]:
         """Returns the open groups in the order of their admission."""
-        groups = [*self.finished.values(), *self.running.values()]
-        return sorted(groups, key=lambda group: (group.admitted_by, group.index))
+        return sorted([*self.finished.values(), *self.running.values()], key=_order)
 
     def _restart_late_groups(self, trained: int) -> None:
         """Restarts the groups that would be trained too late: a resumed run may have a lower
@@ -273,3 +239,8 @@ class Ledger:
                 len(late),
                 self.pacing.max_lag,
             )
+
+
+def _order(group: Group) -> tuple[int, int]:
+    """Returns the sort key by which groups are admitted."""
+    return group.admitted_by, group.index

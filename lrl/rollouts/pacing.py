@@ -41,11 +41,6 @@ class Pacing:
     last_step: int | None = None
     wait_for_stragglers: bool = True
 
-    def __post_init__(self) -> None:
-        for name, least in {"prompts_per_epoch": 1, "groups_per_step": 1, "max_lag": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
-
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch."""

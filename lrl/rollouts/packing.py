@@ -104,8 +104,7 @@ class Packer:
 
     @property
     def shared(self) -> float:
-        """Share of the tokens of prompts and responses that were not read, because another response
-        had them in common."""
+        """Share of the tokens of prompts and responses that were read as another response's."""
         return self._saved / max(1, self._copied)
 
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:

@@ -96,15 +96,7 @@ class Replay:
 
     def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
         """Restores the buffer, without the groups whose rows have other columns than when they were
-        scored.
-
-        Args:
-            state: The result of `state_dict`.
-            prompt_at: Returns the run's prompt at an index.
-
-        Raises:
-            ValueError: A group had another prompt.
-        """
+        scored; raises ValueError if one had another prompt."""
         found = [(at, saved, prompt_at(saved["index"])) for at, saved in state["groups"]]
         self._groups = [
             (at, load_group(saved, prompt))

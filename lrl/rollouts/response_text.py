@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, GenerationConfig
 
 from lrl.errors import ConfigError
-from lrl.types import Decode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,46 +33,32 @@ _LONGEST_CHARACTER = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyText:
-    """A policy's tokenizer, stop tokens and decoder.
+    """A policy's tokenizer, and the text that its tokens are for rewards, environments and logs.
 
-    Args:
-        tokenizer: Its tokenizer.
-        ends: The tokens at which its responses end.
-        decode: Returns the text of a turn.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    ends: frozenset[int]
-    decode: Decode
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResponseDecoder:
-    """Turns the tokens of a response into its text, without its end.
-
-    A tag that stands open at the end of what it follows, such as the `<think>` of many chat
+    A tag that stands open at the end of what a response follows, such as the `<think>` of many chat
     templates, is the beginning of its text: the response has only the closing one.
 
     Args:
         tokenizer: The policy's tokenizer.
-        ends: What `ends_of_text` returns; these tokens never come into the text.
+        ends: The tokens at which its responses end; they never come into a text.
         skip_special_tokens: Whether to leave out all other special tokens, too.
-        prepend_opened_tag: Whether the text begins with the tag that stands open before it.
+        prepend_opened_tag: Whether a text begins with the tag that stands open before it.
     """
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
-    skip_special_tokens: bool
+    skip_special_tokens: bool = False
     prepend_opened_tag: bool = True
 
-    def __call__(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """Returns the text of a response, or of a part of it.
+    @cached_property
+    def left_out(self) -> frozenset[int]:
+        """The tokens that never come into a text."""
+        return ends_of_text(self.tokenizer, self.ends)
 
-        Args:
-            token_ids: Its tokens.
-            before: The tokens that it follows; the last few are enough.
-        """
-        kept = [token for token in token_ids if token not in self.ends]
+    def decode(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """Returns the text of a response, or of a part of it, that follows the tokens `before`; the
+        last few of these are enough."""
+        kept = [token for token in token_ids if token not in self.left_out]
         opened = self._opened(before[-_LONGEST_TAG:]) if self.prepend_opened_tag else ""
         return opened + decoded(self.tokenizer, kept, self.skip_special_tokens)
 
@@ -104,7 +90,6 @@ class TokenTexts:
         self._skipped = len(self._decode([]))
 
     def __call__(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns a text for each token."""
         found: list[str] = []
         parts: list[int] = []
         for token in token_ids:
@@ -145,12 +130,8 @@ def decoded(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
-    """Returns the tokens at which a policy's responses end: the tokenizer's end and the ends of
-    generation_config.json, or else of config.json.
-
-    Args:
-        tokenizer: The policy's tokenizer.
-        folder: Folder or hub name of the policy.
+    """Returns the tokens at which the responses of the policy in a folder, or of that hub name, end:
+    the tokenizer's end and the ends of generation_config.json, or else of config.json.
 
     Raises:
         ConfigError: transformers does not open generation_config.json, and neither would a

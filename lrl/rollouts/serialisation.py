@@ -35,11 +35,7 @@ class Resumed:
     def of(cls, step: int, running: list[Group], finished_groups: int) -> Resumed:
         """Counts the half-written responses of the `running` groups."""
         rollouts = [rollout for group in running for rollout in group.rollouts]
-        lengths = [
-            rollout.num_tokens
-            for rollout in rollouts
-            if rollout.num_tokens and not rollout.finished
-        ]
+        lengths = [one.num_tokens for one in rollouts if one.num_tokens and not one.finished]
         return cls(
             step=step, responses=len(lengths), tokens=sum(lengths), finished_groups=finished_groups
         )
@@ -102,40 +98,37 @@ def has_same_columns(saved: dict[str, Any], prompt: Prompt) -> bool:
 
 
 def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) -> Group:
-    """Returns the group of `save_group`.
-
-    Args:
-        saved: The saved group.
-        prompt: The run's prompt at the group's index.
-        scored: Whether its rewards are restored, if it has any.
+    """Returns the group of `save_group`, with its rewards only if `scored`.
 
     Raises:
         ValueError: The group had another prompt.
     """
     if (prompt.id, _digest(prompt)) != (saved["prompt_id"], saved["prompt_digest"]):
-        difference = (
-            "has other tokens" if prompt.id == saved["prompt_id"] else f"is row {prompt.id}"
-        )
+        same_row = prompt.id == saved["prompt_id"]
+        difference = "has other tokens" if same_row else f"is row {prompt.id}"
         raise ValueError(
             f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place "
             f"{saved['index']} of the run, and the prompt there {difference}: data.prompts has changed "
             "(rows, seed, template or tokenizer). Resume with the data set it was made with."
         )
     lengths = saved["lengths"]
-    token_ids = saved["token_ids"].split(lengths)
-    logprobs = saved["logprobs"].split(lengths)
-    versions = saved["versions"].repeat_interleave(saved["spans"]).split(lengths)
-    scores = saved["judgements"] if scored else [{} for _ in lengths]
-    rollouts = []
-    for number, reason in enumerate(saved["finish_reasons"]):
-        rollout = Rollout(
-            token_ids=token_ids[number].tolist(),
-            logprobs=logprobs[number].tolist(),
-            versions=versions[number].tolist(),
+    columns = (
+        saved["token_ids"].split(lengths),
+        saved["logprobs"].split(lengths),
+        saved["versions"].repeat_interleave(saved["spans"]).split(lengths),
+        saved["finish_reasons"],
+        saved["judgements"] if scored else [{} for _ in lengths],
+    )
+    rollouts = [
+        Rollout(
+            token_ids=token_ids.tolist(),
+            logprobs=logprobs.tolist(),
+            versions=versions.tolist(),
             finish_reason=reason,
-            **scores[number],
+            **judgement,
         )
-        rollouts.append(rollout)
+        for token_ids, logprobs, versions, reason, judgement in zip(*columns, strict=True)
+    ]
     for rollout, episode in zip(rollouts, saved.get("episodes", ()), strict=False):
         _restore_episode(rollout, episode)
     return Group(

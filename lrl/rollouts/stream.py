@@ -233,7 +233,7 @@ class StepStream:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens in the loss of the whole step: its denominator. Right once the iteration
+        """Response tokens in the loss of the whole step, its denominator; right once the iteration
         has ended."""
         return self.packer.tokens
 
@@ -246,15 +246,10 @@ class StepStream:
 
 class RankStream:
     """One optimizer step on any other rank: the micro-batches that rank 0 scatters, and its
-    commands in between.
-
-    Args:
-        policy: The policy; its ranks are those that train.
-    """
+    commands in between."""
 
     def __init__(self, policy: HasRanks) -> None:
         self._policy = policy
-        # see `StepStream`
         self.num_tokens = 0
         self.num_sequences = 0
 
@@ -272,12 +267,8 @@ class RankStream:
 
 
 class StepLoader:
-    """The loader that Lightning iterates: it makes each step when Lightning asks for it.
-
-    Args:
-        steps: Optimizer steps in an epoch.
-        next_step: Makes the next step.
-    """
+    """The loader that Lightning iterates: `steps` an epoch, each made when Lightning asks for
+    it."""
 
     def __init__(self, steps: int, next_step: Callable[[], Step]) -> None:
         self._steps = steps

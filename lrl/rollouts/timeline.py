@@ -43,8 +43,7 @@ class StepRecord:
     update_s: float
     """The optimizer's update."""
     sync_s: float
-    """The trainer prepared weights, moved them and verified them; the generators' pause is part of
-    it."""
+    """The trainer prepared weights and moved them; the generators' pause is part of it."""
     pause_s: float
     """Longest pause of a generator in the sync."""
     generation_s: float
@@ -198,7 +197,6 @@ def generation_s(groups: Sequence[Group]) -> float:
 
 
 def group_record(group: Group) -> GroupRecord:
-    """Returns a group's record."""
     played = any(rollout.turn_ends for rollout in group.rollouts)
     return GroupRecord(
         index=group.index,

@@ -70,12 +70,9 @@ class LengthPredictor:
         self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Returns the expected tokens of a whole response, more than `written`; 1 more before
-        anything was seen.
-
-        A response that has reached its expected length is expected to become as long as the mean of
-        all longer ones.
-        """
+        """Returns the expected tokens of a whole response, more than `written`: of one that has
+        reached its expected length, the mean of all longer ones; before anything was seen, 1
+        more."""
         if self._level is None:
             return written + 1.0
         tokens = math.exp(self._log_length(prompt))
@@ -120,10 +117,7 @@ class LengthPredictor:
 
     def recall(self) -> dict[str, float]:
         """Returns the share of the longest 20, 10 and 5 % of the last groups that was predicted to
-        be among them.
-
-        Empty until 5 % are at least one group. By chance it would be 0.2, 0.1 and 0.05.
-        """
+        be among them (by chance 0.2, 0.1 and 0.05); empty until 5 % are at least one group."""
         if len(self._guesses) * min(TAILS) < 100:
             return {}
         expected, found = np.array(self._guesses).T
@@ -132,7 +126,6 @@ class LengthPredictor:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Returns recall and the ranker's metrics."""
         return self.recall() | self.ranker.metrics()
 
     def _log_length(self, prompt: Prompt) -> float:
@@ -145,10 +138,8 @@ class LengthPredictor:
         expected length."""
         least = 0.0 if self._level is None else math.exp(self._log_length(group.prompt))
         lengths = [each for rollout in group.rollouts for each in _written(rollout)]
-        return max(
-            1.0,
-            sum(max(tokens, least) if cut else tokens for tokens, cut in lengths) / len(lengths),
-        )
+        whole = sum(max(tokens, least) if cut else tokens for tokens, cut in lengths)
+        return max(1.0, whole / len(lengths))
 
     def _note(self, prompt_id: int, relative: float) -> None:
         before = self._seen.pop(prompt_id, None)
@@ -171,7 +162,6 @@ class LengthPredictor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state that `state_dict` returned."""
         self._level = state["level"]
         seen = list(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
         # The run that saved them may have remembered more.

@@ -4,8 +4,7 @@ cost."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from lrl.routing.dispatch.base import ExpectedLengths, GeneratorLoad, Request
-from lrl.routing.dispatch.decode_latency import DecodeLatency
+from lrl.routing.dispatch.base import DecodeLatency, ExpectedLengths, GeneratorLoad, Request
 from lrl.system.config_errors import above, at_least
 from lrl.types import Rollout
 
@@ -54,12 +53,7 @@ class Migration:
         fixed: Mapping[Request, int],
     ) -> Iterator[tuple[Request, int, int]]:
         """Yields the requests that move, each with the positions of its old and its new generator.
-
-        Args:
-            generators: All generators that serve.
-            lengths: Source of expected lengths.
-            fixed: Requests that must not move.
-        """
+        Those in `fixed` must not move."""
         idle = [
             position for position, generator in enumerate(generators) if generator.in_flight == 0
         ]

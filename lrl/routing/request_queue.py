@@ -36,7 +36,7 @@ class Slots(ABC):
         ended."""
         self._slots: dict[Request, int] = {}
         self.passed_over = False
-        """Whether requests wait that dispatch has not sent here."""
+        """Whether requests wait that dispatch has not sent here (`note_waiting` says so)."""
 
     @property
     @abstractmethod
@@ -54,7 +54,6 @@ class Slots(ABC):
         written."""
 
     def note_waiting(self, waiting: bool) -> None:
-        """Notes whether requests wait that dispatch has not sent."""
         self.passed_over = waiting
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
@@ -111,13 +110,8 @@ class RequestQueue(Generic[G]):
     ) -> G:
         """Waits for a generator and reserves its slots, until `leave`.
 
-        Args:
-            request: The request that needs a generator.
-            rollouts: Its responses.
-            target: The generator to which it moves, if it does; it may have become busy since.
-
-        Returns:
-            `target`, or the generator that dispatch chooses.
+        Returns `target`, the generator to which a request moves, if it still has room; else the
+        generator that dispatch chooses.
         """
         if target is not None and target.serving and has_room(target, request):
             self.dispatch.estimate(request)

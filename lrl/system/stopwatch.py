@@ -10,7 +10,7 @@ WAITS = ("wait_first", "wait_next", "wait_last", "wait_reward")
 the next one."""
 SYNC = ("stage", "transfer", "probe")
 """The trainer stages weights, transfers them while the generators are paused, and waits for the end
-and the probe of an earlier sync, in the first one for its own."""
+and the proof of an earlier sync, in the first one for its own."""
 TRAINER = (*WAITS, "pack", "ranks", "reference", "train", *SYNC)
 """All states of a trainer, on rank 0. `ranks` is the wait, after its own last micro-batch, until
 the other ranks have taken theirs; `train` is forward, backward and update, and the callbacks of

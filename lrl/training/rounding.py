@@ -7,7 +7,7 @@ The log-probs then moved by 0.8 to 1.3 times as much as vLLM's on eight policies
 (`benchmarks/agreement.py` at tag before-0.3).
 
 A generator in 16 bits also holds rounded weights. In float32 it takes 60 steps of 1e-6 until a
-bfloat16 weight of 0.02 rounds to the next number. So a probe computes with rounded weights
+bfloat16 weight of 0.02 rounds to the next number. So a proof computes with rounded weights
 (`rounded_weights`).
 """
 

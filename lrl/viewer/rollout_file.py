@@ -12,6 +12,7 @@ file reads these lines alone, and the tokens of a group when somebody looks at i
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,13 +32,8 @@ CUT = " (cut short)\n"
 
 
 def lines_of(group: Record, prompt: Record, responses: Sequence[Record]) -> str:
-    """Returns the lines of a group.
-
-    Args:
-        group: Step, index, and for each response under `responses` what a list shows of it.
-        prompt: Text and tokens of the prompt.
-        responses: Tokens of each response, and all that is known of them.
-    """
+    """Returns the lines of a group: what a list shows of it and its responses, the prompt with its
+    tokens, and each response with its own."""
     lines = [{"kind": "group"} | group, {"kind": "prompt"} | prompt]
     lines += [{"kind": "response"} | response for response in responses]
     return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
@@ -53,8 +49,8 @@ def append(path: Path, text: str) -> None:
 
 
 def truncate(path: Path, step: int) -> int:
-    """Removes the groups of `step` and later ones, which are trained again, and a last one that a
-    crash cut short; returns how many whole ones. Does nothing if there is no file."""
+    """Removes the groups of `step` and later ones, which are trained again, and a last one that was
+    cut short; returns how many whole ones. Does nothing if there is no file."""
     if not path.exists():
         return 0
     index = RolloutIndex(path)
@@ -114,22 +110,20 @@ class Wanted:
     last_step: int = 2**62
     prompt: str = ""
     """A part of the prompt's text, or its row number."""
-    least_reward: float | None = None
-    most_reward: float | None = None
+    least_reward: float = -math.inf
+    most_reward: float = math.inf
     least_lag: int = 0
     finish_reason: str = ""
     failure: str = ""
     """A kind of failure."""
 
     def has(self, response: Mapping[str, Any]) -> bool:
-        """Whether a response is wanted."""
+        """Whether a response is wanted; one without a reward, if any reward is."""
         reward = response["reward"]
-        if self.least_reward is not None and (reward is None or reward < self.least_reward):
-            return False
-        if self.most_reward is not None and (reward is None or reward > self.most_reward):
-            return False
+        any_reward = (self.least_reward, self.most_reward) == (-math.inf, math.inf)
         return (
-            (response["lag"] or 0) >= self.least_lag
+            (any_reward if reward is None else self.least_reward <= reward <= self.most_reward)
+            and (response["lag"] or 0) >= self.least_lag
             and self.finish_reason in ("", response["finish_reason"])
             and self.failure in ("", response["failure"])
         )
@@ -147,11 +141,7 @@ ORDERS: dict[str, Callable[[GroupLines], Any]] = {
 
 @dataclass
 class RolloutIndex:
-    """The groups of a file that may grow, or be replaced by a resumed run.
-
-    Args:
-        path: The file.
-    """
+    """The groups of a file that may grow, or be replaced by a resumed run."""
 
     path: Path
     groups: list[GroupLines] = field(default_factory=list)
@@ -225,12 +215,8 @@ class RolloutIndex:
         return sorted((one for one in self.groups if one.matches(wanted)), key=ORDERS[order])
 
     def read(self, step: int, index: int) -> Record | None:
-        """Returns a group with its prompt and the tokens of its responses; None without such a
-        group.
-
-        Raises:
-            ValueError: A line of it is broken; names file and line.
-        """
+        """Returns a group with its prompt and its responses' tokens, or None; raises ValueError with
+        file and line if a line of it is broken."""
         found = [one for one in self.groups if one.shown["step"] == step]
         group = next((one for one in found if one.shown["index"] == index), None)
         if group is None:

@@ -30,8 +30,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""A response is text that nobody has read. Should any of it be taken for a script, the browser runs
-and loads nothing."""
+"""Should any of a response be taken for a script, the browser runs and loads nothing."""
 
 
 class Viewer:

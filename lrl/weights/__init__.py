@@ -1,4 +1,4 @@
-"""Weights into generators: one sync (`sync`), one verification (`probe`), one file per transport.
+"""Weights into generators: one sync (`sync`), one proof (`proof`), one file per transport.
 
 Hides vLLM's weight-transfer engines and routes. A new transport is a file and its line in
 `TRANSPORTS`.

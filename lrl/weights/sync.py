@@ -1,12 +1,13 @@
-"""The syncs of one pool, one after another, each with its verification.
+"""The syncs of one pool, one after another.
 
-    stage -> distribute -> pause -> start, update, finish -> resume -> finish_sync -> verify
+    stage -> distribute -> pause -> start, update, finish -> resume -> finish_sync
 
-`sync_now` does all of it up to the resume while the trainer waits; `sync_in_background` only the
-stage, which alone needs the policy, and the rest on a thread during the next step (for transports
-that copy the weights). The trainer never waits for the verification: unverified tokens stay in
-their generator. A generator that the distribution does not reach is paused with the others, because
-nothing may begin under its older version once they hold the new one.
+`sync_now` does all of it while the trainer waits; `sync_in_background` only the stage, which alone
+needs the policy, and the rest on a thread during the next step (for transports that copy the
+weights). After the resume those generators are proved that are due (`lrl.weights.proof`): a new one
+before it serves, any other beside its writing. The trainer waits for none of it; the next sync
+does. A generator that the distribution does not reach is paused with the others, because nothing
+may begin under its older version once they hold the new one.
 
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
 a version are also read back, because an answered call is no proof of its effect, and weights must
@@ -24,14 +25,17 @@ from concurrent import futures
 from typing import Any
 
 from lrl.errors import CollectiveBroken
-from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues
-from lrl.generators.pool import GeneratorPool, Probe
+from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues, State
+from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.weights.group_calls import MARGIN_S, Failures, GeneratorGroupCalls
 from lrl.weights.staging import Weights
 from lrl.weights.transport import Transport
 
 log = logging.getLogger(__name__)
+
+MakeProof = Callable[[list[Generator]], Prove]
+"""Makes the proof of generators from the policy as it is at the call."""
 
 BACKGROUND_ATTEMPTS = 2
 """Attempts at a sync in the background: the policy has changed, so there is no other copy."""
@@ -61,6 +65,7 @@ class PoolSync:
             (`lrl.system.stopwatch.SYNC`).
         keys_and_values: What a pause does with those of the responses in flight
             (`Generator.pause`).
+        prove_every_n_syncs: Syncs of a generator from one of its proofs to the next.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class PoolSync:
         interrupted: Callable[[], None] = lambda: None,
         entered: Callable[[str], Any] = lambda phase: None,
         keys_and_values: KeysAndValues = "recompute",
+        prove_every_n_syncs: int = 20,
     ) -> None:
         self.pool = pool
         self.make_transport = make_transport
@@ -82,6 +88,7 @@ class PoolSync:
         self.interrupted = interrupted
         self.entered = entered
         self.keys_and_values = keys_and_values
+        self.prove_every_n_syncs = prove_every_n_syncs
         self.recomputed_tokens = 0
         """Tokens that the generators had to read again because of pauses, since the first sync."""
         self.pause_seconds = 0.0
@@ -101,7 +108,10 @@ class PoolSync:
         self._background: futures.Future[Failures] | None = None
         self._in_background = False
         """Whether the background uses the calls, and not the trainer's thread."""
-        self._verifications: list[futures.Future[Failures]] = []
+        self._due: list[Generator] = []
+        """Those that this sync proves, by `_prove`."""
+        self._prove: Prove | None = None
+        self._proofs: list[futures.Future[Failures]] = []
         self._missed = False
         """Whether the last sync, in the background, missed a generator: only `sync_now` makes all
         attempts."""
@@ -109,13 +119,13 @@ class PoolSync:
 
     # ---- for the trainer
 
-    def sync_now(self, weights: Weights, version: int, make_probe: Callable[[], Probe]) -> Failures:
+    def sync_now(self, weights: Weights, version: int, make_proof: MakeProof) -> Failures:
         """Gives the weights to all generators of the pool that do not hold them.
 
         Args:
             weights: The policy's.
             version: The version of the weights.
-            make_probe: Called at once, if a generator needs the weights.
+            make_proof: Called at once, if a generator is to be proved.
 
         Returns:
             The generators that failed; their weights are unknown, and they must be evicted.
@@ -123,7 +133,7 @@ class PoolSync:
         self._missed = False
         if not (stale := self._admit_pending(version)):
             return {}
-        self.pause_seconds = 0.0
+        self._begin(stale, make_proof)
 
         def prepare(todo: list[Generator], number: int) -> Failures:
             self.entered("stage")
@@ -133,14 +143,14 @@ class PoolSync:
             self.entered("transfer")
             return unreached
 
-        to_evict, late = self._attempt_all(stale, make_probe(), prepare, self.transport.attempts)
+        to_evict, late = self._attempt_all(stale, prepare, self.transport.attempts)
         return to_evict | late
 
     def sync_in_background(
         self,
         weights: Weights,
         version: int,
-        make_probe: Callable[[], Probe],
+        make_proof: MakeProof,
         on_synced: Callable[[], Any],
     ) -> bool:
         """Stages the weights, and does the rest on a thread.
@@ -148,7 +158,7 @@ class PoolSync:
         Args:
             weights: The policy's; it may be changed afterwards.
             version: Their version.
-            make_probe: Called at once.
+            make_proof: Called at once, if a generator is to be proved.
             on_synced: Called on the thread when no generator writes under the version before any
                 longer.
 
@@ -159,8 +169,7 @@ class PoolSync:
             return False
         if not (stale := self._admit_pending(version)):
             return False
-        probe = make_probe()
-        self.pause_seconds = 0.0
+        self._begin(stale, make_proof)
         self._stage(weights, stale, version, use_fallback=False)
         self._calls.log_failures(1, self._calls.failed)
         if self._calls.failed:
@@ -168,7 +177,7 @@ class PoolSync:
         if not self.transport.fetches:  # while they fetch, they take requests: it may be minutes
             self._call(self.pool.drain(stale), "draining generators")
         self._in_background = True
-        self._background = self._thread.submit(self._run_in_background, stale, probe, on_synced)
+        self._background = self._thread.submit(self._run_in_background, stale, on_synced)
         return True
 
     @property
@@ -179,17 +188,17 @@ class PoolSync:
         return self._background.exception() is not None or bool(self._background.result())
 
     def wait(self) -> Failures:
-        """Waits until all that the pool writes is verified or cut; returns the probes' failures
-        since the last wait."""
+        """Waits until the last sync and its proofs have ended; returns the proofs' failures since
+        the last wait."""
         if self._background is not None:
             late = self._wait_for(self._background, "a sync during the step", MAX_PHASES)
             self._background = None
             self._in_background = False
             self._missed = bool(late)
-        verifications, self._verifications = self._verifications, []
+        proofs, self._proofs = self._proofs, []
         failed = Failures()
-        for one in verifications:
-            failed |= self._wait_for(one, "the verification of a sync")
+        for one in proofs:
+            failed |= self._wait_for(one, "the proof of a sync")
         return failed
 
     def finish_sync(self, failed: Failures) -> None:
@@ -197,7 +206,7 @@ class PoolSync:
         self._call(self.pool.finish_sync(failed), "evicting failed generators")
 
     def end(self) -> None:
-        """Ends with the run: interrupts a sync under way and cuts what is unverified."""
+        """Ends with the run: interrupts a sync under way, and its proofs."""
         self._ends = True
         if self._background is not None:
             futures.wait([self._background], ENDS_S)
@@ -205,14 +214,10 @@ class PoolSync:
             # A signal is a SystemExit.
             if isinstance(error, Exception) and not isinstance(error, RunEnded):
                 log.warning("The last sync failed: %s", error)
-        for one in self._verifications:
+        for one in self._proofs:
             one.cancel()
         self._background = None
-        self._verifications = []
-        self._call(
-            self.pool.drop_unverified("The run ended before it was proved."),
-            "cutting unverified tokens",
-        )
+        self._proofs = []
 
     def close(self) -> None:
         """Releases the transport; idempotent."""
@@ -225,7 +230,6 @@ class PoolSync:
     def _attempt_all(
         self,
         generators: Sequence[Generator],
-        probe: Probe,
         prepare: Callable[[list[Generator], int], Failures],
         attempts: int,
     ) -> tuple[Failures, Failures]:
@@ -233,7 +237,6 @@ class PoolSync:
 
         Args:
             generators: The receivers; a collective transport needs the whole pool.
-            probe: Verifies those that write again.
             prepare: Does before each attempt, given its receivers and its number, what can be done
                 while they write; returns those that it did not reach.
             attempts: How many there are.
@@ -245,7 +248,7 @@ class PoolSync:
         first = Failures()
         todo = list(generators)
         for number in range(1, attempts + 1):
-            hopeless, late = self._attempt(prepare(todo, number), probe, number)
+            hopeless, late = self._attempt(prepare(todo, number), number)
             to_evict |= hopeless
             todo = [generator for generator in generators if generator in late]
             first = late | first  # the first failure says most: later ones may follow from it
@@ -254,7 +257,7 @@ class PoolSync:
         return to_evict, {generator: first[generator] for generator in todo}
 
     def _run_in_background(
-        self, generators: Sequence[Generator], probe: Probe, on_synced: Callable[[], Any]
+        self, generators: Sequence[Generator], on_synced: Callable[[], Any]
     ) -> Failures:
         """Does the rest of a sync from the staged copy, without the policy; returns the generators
         that stay paused."""
@@ -264,7 +267,7 @@ class PoolSync:
                 self._calls.begin(todo, self._calls.version)
             return self._distribute()
 
-        to_evict, late = self._attempt_all(generators, probe, prepare, BACKGROUND_ATTEMPTS)
+        to_evict, late = self._attempt_all(generators, prepare, BACKGROUND_ATTEMPTS)
         self.finish_sync(to_evict)
         on_synced()
         return late
@@ -275,6 +278,16 @@ class PoolSync:
         members = list(self.pool.generators)
         stale = [one for one in members if one.version != version or not one.serving]
         return members if stale and self.transport.collective else stale
+
+    def _begin(self, generators: Sequence[Generator], make_proof: MakeProof) -> None:
+        """Begins a sync of `generators`, and makes the proof of those that are due."""
+        self.pause_seconds = 0.0
+        self._due = [
+            one
+            for one in generators
+            if one.state is State.NEW or one.syncs % self.prove_every_n_syncs == 0
+        ]
+        self._prove = make_proof(self._due) if self._due else None
 
     def _stage(
         self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool
@@ -311,7 +324,7 @@ class PoolSync:
         generators that it did not reach."""
         return self.transport.distribute(self._calls) if self._calls.participants else {}
 
-    def _attempt(self, unreached: Failures, probe: Probe, number: int) -> tuple[Failures, Failures]:
+    def _attempt(self, unreached: Failures, number: int) -> tuple[Failures, Failures]:
         """Moves the staged weights into the generators and resumes them; returns the generators to
         evict and to retry.
 
@@ -328,10 +341,16 @@ class PoolSync:
         if calls.participants:
             to_evict |= calls.resume()
             self.pause_seconds += calls.resumed_s - paused_s
-            verifying = self.pool.verify(calls.participants, probe)
-            self._verifications.append(self._loop.submit(verifying))
+            self._call(self.pool.wake(), "sending requests")
+            self._start_proofs()
         calls.log_failures(number, late)
         return to_evict, late
+
+    def _start_proofs(self) -> None:
+        """Starts to prove those that are due and have just resumed."""
+        due = [one for one in self._calls.participants if one in self._due]
+        if due and self._prove is not None:
+            self._proofs.append(self._loop.submit(self.pool.prove(due, self._prove)))
 
     def _update(self) -> None:
         """Replaces the weights of the paused generators."""

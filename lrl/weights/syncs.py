@@ -1,27 +1,24 @@
 """The syncs of a run: one for each pool of its generators.
 
-    sync (lrl.weights.sync) -> evict failed generators -> admit more prompts -> verify, during the next step
+    sync (lrl.weights.sync) -> evict failed generators -> admit more prompts
 
-Half-written responses continue under the new weights; every token carries its version. A generator
-that fails the probe is evicted, because nobody knows which weights wrote its tokens. The trainer
-does not wait for the verification: until then no token of the new version leaves its generator
-(`Generator.write`), none is saved, and no other sync begins. If the transport copies the weights,
-the trainer does not wait for the pause either. Only the first sync is waited for. A replaced
-generator joins at the next sync, or at an extra one while the trainer waits.
+Half-written responses continue under the new weights; every token carries its version. If the
+transport copies the weights, the trainer does not wait for the pause. Only the first sync of a run
+is waited for until it is proved. A replaced generator joins at the next sync, or at an extra one
+while the trainer waits.
 """
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import KeysAndValues
-from lrl.generators.pool import GeneratorPool, Probe
+from lrl.generators.pool import GeneratorPool
 from lrl.system.stopwatch import Stopwatch
 from lrl.weights.group_calls import Failures
 from lrl.weights.staging import Weights
-from lrl.weights.sync import PoolSync
+from lrl.weights.sync import MakeProof, PoolSync
 from lrl.weights.transport import Transport
 
 LOOK_S = 0.2
@@ -35,10 +32,11 @@ class Syncs:
         fleet: The generators.
         transport: Makes the trainer's end of a transfer.
         weights: The policy's.
-        make_probe: Makes the probe that verifies a pool.
+        make_proof: Makes the proof of generators.
         name: Of the connections, unique on this machine.
         deadline_s: Seconds for each phase.
         keys_and_values: What a pause does with those of the responses in flight.
+        prove_every_n_syncs: Syncs of a generator from one of its proofs to the next.
         interrupted: Raises to end a wait of the trainer's thread.
         stopwatch: The trainer's.
     """
@@ -48,17 +46,18 @@ class Syncs:
         fleet: Fleet,
         transport: Callable[[], Transport],
         weights: Weights,
-        make_probe: Callable[[GeneratorPool], Probe],
+        make_proof: MakeProof,
         *,
         name: str,
         deadline_s: float,
         keys_and_values: KeysAndValues,
+        prove_every_n_syncs: int,
         interrupted: Callable[[], None],
         stopwatch: Stopwatch,
     ) -> None:
         self._fleet = fleet
         self._weights = weights
-        self._make_probe = make_probe
+        self._make_proof = make_proof
         self._interrupted = interrupted
         self._stopwatch = stopwatch
         self.pools = {
@@ -72,6 +71,7 @@ class Syncs:
                 interrupted=interrupted,
                 entered=stopwatch.enter,
                 keys_and_values=keys_and_values,
+                prove_every_n_syncs=prove_every_n_syncs,
             )
             for number, pool in enumerate(fleet.pools)
         }
@@ -98,42 +98,39 @@ class Syncs:
         version: int,
         on_synced: Callable[[], Any] = lambda: None,
         *,
-        training: bool,
         in_background: bool = False,
     ) -> None:
-        """Gives the weights to a pool and starts their verification.
+        """Gives the weights to a pool, once its sync before has ended.
 
         Args:
             pool: The generators.
             version: The version of the weights.
             on_synced: Called when no generator of the pool writes under the version before any
                 longer, `in_background` on another thread.
-            training: Whether the next step may begin before the weights are verified.
             in_background: Whether the trainer continues once the weights are copied, if the transport
                 copies them.
 
         Raises:
-            RuntimeError: No generator passed the probe in the first sync of the run: it is set up
-                wrongly.
+            RuntimeError: No generator was proved in the first sync of the run: it is set up wrongly.
             NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
         """
-        sync, make_probe = self.pools[pool], partial(self._make_probe, pool)
+        sync = self.pools[pool]
         with self._stopwatch.within("stage"):
-            self.wait_until_verified(pool)
+            self.wait(pool)
             if in_background and sync.sync_in_background(
-                self._weights, version, make_probe, on_synced
+                self._weights, version, self._make_proof, on_synced
             ):
                 return
-            self._sync_until_alive(sync, version, waits=not (training and pool.has_served))
+            self._sync_until_alive(sync, version)
             on_synced()
 
-    def _sync_until_alive(self, sync: PoolSync, version: int, waits: bool) -> None:
+    def _sync_until_alive(self, sync: PoolSync, version: int) -> None:
         pool, outage = sync.pool, self._fleet.outage_limit
         while True:
-            failed = sync.sync_now(self._weights, version, partial(self._make_probe, pool))
-            if waits:
-                failed |= self.wait_until_verified(pool)
-            if failed and not pool.serving and not pool.has_served:
+            failed = sync.sync_now(self._weights, version, self._make_proof)
+            if not pool.has_served:
+                failed |= self.wait(pool)
+            if failed and not pool.has_served:
                 raise RuntimeError("\n".join(failed.values()))
             sync.finish_sync(failed)
             if pool.alive:
@@ -145,15 +142,14 @@ class Syncs:
                 outage.check_outage(pool)
                 time.sleep(LOOK_S)
 
-    def wait_until_verified(self, pool: GeneratorPool) -> Failures:
-        """Waits until all that `pool` writes is verified or cut; returns the probes' failures since
-        the last wait."""
+    def wait(self, pool: GeneratorPool) -> Failures:
+        """Waits until the last sync of `pool` and its proofs have ended; returns the proofs'
+        failures since the last wait."""
         with self._stopwatch.within("probe"):
             return self.pools[pool].wait()
 
     def interrupt(self) -> None:
-        """Interrupts a sync under way and cuts what is unverified: the run ends by an error, and
-        may save a checkpoint."""
+        """Interrupts a sync under way: the run ends by an error, and may save a checkpoint."""
         for sync in self.pools.values():
             sync.end()
 

@@ -20,13 +20,13 @@ class LocalWorkers:
     Args:
         spec: What they run.
         count: How many; 0 if those of other machines do all.
-        name: Whose they are.
     """
 
-    def __init__(self, spec: WorkerSpec, count: int, name: str = "rank 0") -> None:
+    name = "rank 0"
+
+    def __init__(self, spec: WorkerSpec, count: int) -> None:
         self.spec = spec
         self.count = count
-        self.name = name
         self.jobs: Counter[str] = Counter()
         """Jobs that they have, by the name of their pool; counted by who gives and ends them."""
         self._replaced = 0
@@ -68,10 +68,9 @@ class LocalWorkers:
 
     async def ask(self, job: int, call: dict[str, Any]) -> Any:
         """Makes a call of a job, from any event loop; see `WorkerProcess.ask`."""
-        if self._thread is None:
-            raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
+        thread = self._running()
         asks = self._in_turn(job, call) if self.spec.one_call else self._of_episode(job, call)
-        return await asyncio.wrap_future(self._thread.submit(asks))
+        return await asyncio.wrap_future(thread.submit(asks))
 
     def tell(self, job: int, why: str) -> None:
         """Ends an episode, from any thread; `why` is for those who still ask in it."""
@@ -89,9 +88,13 @@ class LocalWorkers:
         done, _ = await asyncio.wait(ready, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
 
-    def _alive(self) -> list[WorkerProcess]:
+    def _running(self) -> LoopThread:
         if self._thread is None:
             raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
+        return self._thread
+
+    def _alive(self) -> list[WorkerProcess]:
+        self._running()
         alive = [process for process in self._processes if not process.lost]
         self._replaced += len(self._processes) - len(alive)
         while len(alive) < self.count:

@@ -6,6 +6,7 @@ import itertools
 import threading
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lrl.errors import WorkerLost, WorkersClosed
@@ -77,6 +78,7 @@ class WorkerPool:
         self.local.close()
 
 
+@dataclass(eq=False)
 class WorkerJob:
     """A group to score, or an episode, on one machine.
 
@@ -84,11 +86,10 @@ class WorkerJob:
     no fault of the job.
     """
 
-    def __init__(self, pool: WorkerPool, machine: Workers, number: int) -> None:
-        self.pool = pool
-        self.machine = machine
-        self.number = number
-        self._ended = False
+    pool: WorkerPool
+    machine: Workers
+    number: int
+    _ended: bool = False
 
     @property
     def where(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from lrl.errors import CallFailed, ConfigError, LrlError, WorkerLost
 from lrl.workers import worker
 from lrl.workers.user_code import GUARD, OUT_OF_MEMORY, cause_of_death
-from lrl.workers.worker import LONGEST_LINE, NOBODY, ProcessClock, RunningCode
+from lrl.workers.worker import NOBODY, ProcessClock, RunningCode
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +67,9 @@ class WorkerSpec:
         return cls(**fields | {"code": b64decode(fields["code"])})
 
 
-class WorkerProcess:
+class WorkerProcess(asyncio.Protocol):
     """A worker. Make and use it on one event loop, whose thread outlives it: Linux ends a worker with
     the thread that started it.
-
-    Args:
-        spec: What it runs.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -87,6 +84,7 @@ class WorkerProcess:
         self._refusal = ""
         self._ended_by_a_job = False
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._received = bytearray()
         # Spawned, not forked: the trainer has threads, pipes and sockets.
         context = multiprocessing.get_context("spawn")
         self._running: Any = context.RawValue(RunningCode)
@@ -98,10 +96,9 @@ class WorkerProcess:
         )
         self._process.start()
         theirs.close()
-        self._connection = asyncio.ensure_future(
-            asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
-        )
-        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._watch())]
+        connects = asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
+        self._connection = asyncio.ensure_future(connects)
+        self._tasks = [asyncio.ensure_future(self._watch())]
 
     @property
     def pid(self) -> int:
@@ -119,7 +116,7 @@ class WorkerProcess:
         try:
             await self._connection
             if self.lost:
-                raise self._loss()
+                raise WorkerLost(self.lost, by_other=self._ended_by_a_job)
             if self._refusal:
                 raise CallFailed("exception", self._refusal)
             self._send({"job": job, **call})
@@ -142,20 +139,28 @@ class WorkerProcess:
         self._process.join(_END_S)
 
     def _send(self, message: dict[str, Any]) -> None:
-        _, writer = self._connection.result()
-        if not writer.is_closing():  # else its end answers what it was asked
-            writer.write(json.dumps(message).encode() + b"\n")
+        transport, _ = self._connection.result()
+        if not transport.is_closing():  # else its end answers what it was asked
+            transport.write(json.dumps(message).encode() + b"\n")
 
-    async def _listen(self) -> None:
-        reader, writer = await self._connection
+    def data_received(self, data: bytes) -> None:
+        """Takes the answers that are whole; see `asyncio.Protocol`."""
+        self._received += data
+        if b"\n" not in data:
+            return
+        *lines, self._received = self._received.split(b"\n")
         try:
-            while line := await reader.readline():
-                self._take(json.loads(line))
-        except OSError as error:  # it has ended with calls unread; its exit code says why
-            log.debug("The connection of a worker has ended: %r", error)
+            for each in lines:
+                self._take(json.loads(each))
         except ValueError as error:
             log.warning("What a worker sent is no answer: %s", error)
-        writer.close()
+            self._connection.result()[0].close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Notes its end; see `asyncio.Protocol`."""
+        self._tasks.append(asyncio.ensure_future(self._note_end()))
+
+    async def _note_end(self) -> None:
         until = time.monotonic() + _END_S
         while self._process.exitcode is None and time.monotonic() < until and not self.lost:
             await asyncio.sleep(0.01)
@@ -164,7 +169,7 @@ class WorkerProcess:
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
-            case {"ready": True}:
+            case {"ready": True} if not self.ready.done():
                 self.ready.set_result(None)
             case {"refused": str(why)}:
                 self._refuse(why)
@@ -177,7 +182,8 @@ class WorkerProcess:
         self._refusal = f"{self._spec.setting} cannot be loaded in a worker: {why}"
         remedy = (
             "A worker imports its modules anew, without what this process has set up: see that "
-            "they can be imported by themselves."
+            "they can be imported by themselves, and move what a notebook or a prompt defines to a "
+            "file (begin its cell with `%%writefile my_rewards.py`)."
         )
         self._not_ready(ConfigError(f"{self._refusal}. {remedy}"))
         for job in self._asked:
@@ -209,7 +215,6 @@ class WorkerProcess:
                 self._end_at_fault("timeout", f"no {what} {timeout_s:g} s")
 
     async def _start(self) -> None:
-        """Waits until it is ready, or is lost."""
         limit_s = self._spec.start_timeout_s
         await asyncio.wait({self.ready}, timeout=limit_s)
         if not self.ready.done():
@@ -234,9 +239,9 @@ class WorkerProcess:
         running = self._running
         guilty = running.job
         if guilty in self._asked:
-            items, part = tuple(running.failed_items()), running.part
-            known = None if running.item == NOBODY else part
-            self._answer(guilty, CallFailed(kind, why, items, known))
+            is_known = running.item != NOBODY
+            whose = (running.item, running.part) if is_known else (None, None)
+            self._answer(guilty, CallFailed(kind, why, *whose))
             self._ended_by_a_job = True
         log.warning("A worker of %s is replaced: %s", self._spec.setting, why)
         self._end(why)
@@ -245,16 +250,13 @@ class WorkerProcess:
         self.lost = why
         self._process.terminate()
         for job in self._asked:
-            self._answer(job, self._loss())
+            self._answer(job, WorkerLost(why, by_other=self._ended_by_a_job))
         self._not_ready(
             ConfigError(
                 f"A worker of {self._spec.setting} died while it started; its own message is "
                 f"above. It imports the script that was run. {GUARD}"
             )
         )
-
-    def _loss(self) -> WorkerLost:
-        return WorkerLost(self.lost, by_other=self._ended_by_a_job)
 
     def _cause(self) -> tuple[str, str]:
         """Returns kind and message of an end that nobody here has caused."""

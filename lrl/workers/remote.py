@@ -28,35 +28,26 @@ LEAVE_S = 20.0
 FAILURES = ("exception", "timeout", "crash", "memory")
 
 
-@dataclass(frozen=True)
-class MemberAddress:
-    """A member with workers, and the way to it."""
-
-    number: int
-    """Its number among those of its kind."""
-    node: str
-    """The name of its machine."""
-    workers: int
-    """Processes that work there, for each of the run's pools."""
-    location: Location
-    token: str
-    """The run's."""
-
-
+@dataclass(eq=False)
 class RemoteWorkers:
     """The workers of one member, for all pools of a run.
-
-    Args:
-        address: Where they are.
 
     Raises:
         ValueError: Its certificate cannot be read.
     """
 
-    def __init__(self, address: MemberAddress) -> None:
-        self.number = address.number
-        self.name = f"worker {address.number} on {address.node}"
-        self.count = max(1, address.workers)
+    number: int
+    """Its number among those of its kind."""
+    node: str
+    """The name of its machine."""
+    count: int
+    """Processes that work there, for each of the run's pools."""
+    location: Location
+    token: str
+    """The run's."""
+
+    def __post_init__(self) -> None:
+        self.name = f"worker {self.number} on {self.node}"
         self.lost = ""
         """Why it gets no more work; empty if it does."""
         self.leaving_since: float | None = None
@@ -65,9 +56,7 @@ class RemoteWorkers:
         """Jobs that it has, by the name of their pool; counted by who gives and ends them."""
         self.replaced: Counter[str] = Counter()
         """Workers there that were killed or died, by the name of their pool."""
-        self._url = address.location.url
-        self._trust = address.location.context()
-        self._token = address.token
+        self._trust = self.location.context()
         self._requests: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
         self._ends: set[asyncio.Task[None]] = set()
 
@@ -122,10 +111,10 @@ class RemoteWorkers:
 
     def _read(self, found: dict[str, Any], read: Callable[[Any], T]) -> T | CallFailed | WorkerLost:
         match found:
-            case {"failed": [str(kind), str(text), [*items], int() | None as part]} if (
+            case {"failed": [str(kind), str(text), int() | None as item, int() | None as part]} if (
                 kind in FAILURES
             ):
-                return CallFailed(kind, f"{text} ({self.name})", tuple(items), part)
+                return CallFailed(kind, f"{text} ({self.name})", item, part)
             case {"lost": str(why), "by_other": bool(by_other)}:
                 return WorkerLost(f"{why} ({self.name})", by_other=by_other)
             case {"answer": answer}:
@@ -169,12 +158,14 @@ class RemoteWorkers:
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CHECK_S)
         # A connection for each request: a server may close an idle one as a request goes out on it.
         connector = aiohttp.TCPConnector(ssl=self._trust or True)
-        headers = {"Authorization": bearer(self._token)}
+        headers = {"Authorization": bearer(self.token)}
         data = json.dumps(message or {}).encode()
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-                session.request(method, self._url + route, data=data, headers=headers) as response,
+                session.request(
+                    method, self.location.url + route, data=data, headers=headers
+                ) as response,
             ):
                 if response.status != 200:
                     raise OSError(

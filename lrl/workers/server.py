@@ -91,7 +91,7 @@ async def _answer(workers: LocalWorkers, job: int, call: dict[str, Any]) -> dict
     try:
         return {"answer": await workers.ask(job, call)}
     except CallFailed as error:
-        return {"failed": [error.kind, error.message, list(error.items), error.part]}
+        return {"failed": [error.kind, error.message, error.item, error.part]}
     except WorkerLost as error:
         return {"lost": str(error), "by_other": error.by_other}
     except asyncio.CancelledError:

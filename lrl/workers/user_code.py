@@ -9,7 +9,6 @@ import pickle
 import pickletools
 import resource
 import signal
-import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -95,49 +94,27 @@ def cause_of_death(exit_code: int | None) -> str:
     return f"the worker ended with exit code {exit_code}"
 
 
-def check_main(workers: str) -> None:
-    """Raises ConfigError if the script that runs is no file, which `workers` would import."""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    is_module = getattr(main, "__spec__", None) is not None
-    if file is not None and not is_module and not Path(file).is_file():  # from standard input
-        raise ConfigError(
-            f"This script is {file}, which is no file. {workers} are other processes and import "
-            "the script that is run: write it to a file, such as train.py, and run that."
-        )
-
-
-def pickled(thing: Any, what: str, worker: str, remedy: str) -> bytes:
-    """Returns `thing` for a process that imports the user's modules anew.
+def pickled(thing: Any, what: str) -> bytes:
+    """Returns `thing` for a worker, which imports the user's modules anew.
 
     Args:
         thing: An object of a user's class.
         what: Setting and object, as an error begins.
-        worker: The process, as an error names it.
-        remedy: What to write into a file, and how, for one that is defined at a prompt.
 
     Raises:
-        ConfigError: It cannot be sent, or is defined in a notebook.
+        ConfigError: It cannot be sent.
     """
     try:
-        found = pickle.dumps(thing)
+        return pickle.dumps(thing)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if "__mp_main__" in str(error):  # the script's name in a worker, which only imports it
             raise ConfigError(
                 f"A worker imports this script, and it begins to train. {GUARD}"
             ) from None
         raise ConfigError(
-            f"{what}, which cannot be sent to {worker}: {error}. Define it at the top level of a "
+            f"{what}, which cannot be sent to a worker: {error}. Define it at the top level of a "
             "module (no lambda, no function in a function), without open files or connections."
         ) from error
-    main = sys.modules["__main__"]
-    is_file = getattr(main, "__file__", None) is not None
-    if names_main(found) and not is_file and getattr(main, "__spec__", None) is None:
-        raise ConfigError(
-            f"{what}, which is defined in a notebook or at a prompt: {worker} is another process "
-            f"and cannot import it from there. {remedy}"
-        )
-    return found
 
 
 def names_main(pickled: bytes) -> bool:

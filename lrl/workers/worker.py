@@ -31,9 +31,6 @@ from lrl.workers.user_code import bind, limit_memory, message_of, where_raised
 
 LONGEST_LINE = 2**26
 """Bytes of an answer."""
-_MARKED = 1024
-"""Responses of a group that can be marked as failed; one with a larger index may be tried three
-times."""
 _NANOSECOND = 1e-9
 NOBODY = -1
 """In the place of an item: any, or none, of the job's code runs."""
@@ -48,26 +45,14 @@ class RunningCode(ctypes.Structure):
         ("stretch", ctypes.c_int64),  # counts the beginnings of what has a deadline
         ("item", ctypes.c_int32),  # a response of the group; 0 in an episode
         ("part", ctypes.c_int32),  # a reward
-        ("failed", ctypes.c_uint8 * _MARKED),  # responses that have failed before
     ]
 
     def begin(self, job: int) -> None:
         """Notes that a job's code may run from now on."""
         self.job = 0
         self.item = NOBODY
-        ctypes.memset(self.failed, 0, _MARKED)
         self.stretch += 1
         self.job = job
-
-    def mark_failed(self, item: int) -> None:
-        """Notes that a response has failed."""
-        if item < _MARKED:
-            self.failed[item] = 1
-
-    def failed_items(self) -> list[int]:
-        """Returns the responses that have failed, with the one whose code runs."""
-        found = {item for item, failed in enumerate(self.failed) if failed}
-        return sorted(found | {self.item} - {NOBODY})
 
 
 class UserCode(ABC):
@@ -125,10 +110,8 @@ def calls(connection: socket.socket) -> Iterator[dict[str, Any]]:
 
 class ProcessClock:
     """The clock of a deadline: counts the seconds, from now on, in which the main thread of a process
-    computes or sleeps.
-
-    It stands still while the process waits for a processor: on a busy machine code takes longer by
-    the wall, which is no fault of what it computes. Only Linux tells; elsewhere that time counts.
+    computes or sleeps, without its waits for a processor: a busy machine is no fault of the code.
+    Only Linux tells; elsewhere those waits count.
     """
 
     def __init__(self, pid: int) -> None:
@@ -138,9 +121,12 @@ class ProcessClock:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start of this clock."""
         waited_s = _waited_for_processor_s(self._pid) - self._waited_before_s
         return time.monotonic() - self._started - max(0.0, waited_s)
+
+    def is_beyond(self, seconds: float) -> bool:
+        """Whether more seconds have gone by; asks Linux only if they have by the wall."""
+        return time.monotonic() - self._started > seconds and self.seconds > seconds
 
 
 def _waited_for_processor_s(pid: int) -> float:

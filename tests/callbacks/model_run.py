@@ -20,7 +20,7 @@ from tests.weights.model_sync import Client, Direct, make_generators, weights
 class ModelRun(Run):
     """A run of two generators that serve version 0."""
 
-    def __init__(self, max_lag: int = 1, transport: type[Direct] = Direct) -> None:
+    def __init__(self, max_lag: int = 1, transport: type[Direct] = Direct, **settings: Any) -> None:
         strategy: Any = lrl.AsyncSingleDevice()
         strategy.parallel_devices = [torch.device("cpu")] * 2
         strategy.choose_transport = lambda: transport
@@ -33,12 +33,12 @@ class ModelRun(Run):
         data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
         policy: Any = SimpleNamespace(
             sent_weights=weights,
-            prompt_logprobs=lambda tokens: [-1.0, -1.0],
+            prompt_logprobs=lambda tokens, *formats: [-1.0, -1.0],
             compute_dtype="float32",
-            training_dtype="float32",
             reference=None,
+            staging=SimpleNamespace(close=lambda: None),
         )
-        self.settings = WeightSync(deadline_s=60.0)
+        self.settings = WeightSync(deadline_s=60.0, **settings)
         trainer: Any = SimpleNamespace(
             strategy=strategy,
             datamodule=data,
@@ -90,6 +90,6 @@ class ModelRun(Run):
         super().end()
 
 
-def proved(generators: list[Generator]) -> list[int]:
-    """The versions of those that may be asked."""
+def serving(generators: list[Generator]) -> list[int]:
+    """The versions of those that take requests."""
     return [generator.version for generator in generators if generator.serving]

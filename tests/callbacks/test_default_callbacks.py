@@ -11,17 +11,8 @@ import lightning as L
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.callbacks import (
-    Evaluation,
-    Export,
-    Health,
-    Progress,
-    RolloutLog,
-    Summary,
-    Throughput,
-    Timeline,
-    WeightSync,
-)
+from lrl import callbacks as kinds_of
+from lrl.callbacks import Evaluation, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import FollowRankZero, OnRankZero
 from lrl.callbacks.default_callbacks import let_others_follow, put_in_order
 
@@ -34,17 +25,8 @@ def make(kind: Any) -> L.Callback:
     return Evaluation([{"prompt": "1+1="}]) if kind is Evaluation else kind()
 
 
-KINDS = [
-    WeightSync,
-    Evaluation,
-    RolloutLog,
-    Throughput,
-    Timeline,
-    Health,
-    Progress,
-    Export,
-    Summary,
-]
+ORDER = "WeightSync Evaluation RolloutLog Throughput Timeline Health Progress Export Summary"
+KINDS: list[Any] = [getattr(kinds_of, name) for name in ORDER.split()]
 
 
 @given(st.permutations([*KINDS, Users, Users]))
@@ -52,29 +34,26 @@ def test_lrls_callbacks_have_one_order_and_a_users_own_stay_after_all_that_stood
     kinds: list[type[L.Callback]],
 ) -> None:
     callbacks = [make(kind) for kind in kinds]
-    before = {
-        one: set(callbacks[:place]) for place, one in enumerate(callbacks) if isinstance(one, Users)
-    }
+    users = [place for place, one in enumerate(callbacks) if isinstance(one, Users)]
+    before = {callbacks[place]: set(callbacks[:place]) for place in users}
     put_in_order(callbacks)
     assert [type(one) for one in callbacks if not isinstance(one, Users)] == KINDS
     assert all(those <= set(callbacks[: callbacks.index(one)]) for one, those in before.items())
 
 
 def test_callbacks_in_order_are_not_moved() -> None:
-    callbacks = [
-        make(kind) for kind in (Users, WeightSync, RolloutLog, Users, Throughput, Summary, Users)
-    ]
+    kinds = (Users, WeightSync, RolloutLog, Users, Throughput, Summary, Users)
+    callbacks = [make(kind) for kind in kinds]
     given_order = list(callbacks)
     put_in_order(callbacks)
     assert callbacks == given_order
 
 
-@given(
-    st.lists(
-        st.sampled_from([*KINDS, Users]),
-        unique_by=lambda kind: kind if kind is not Users else object(),
-    )
-)
+def once(kind: Any) -> object:
+    return object() if kind is Users else kind
+
+
+@given(st.lists(st.sampled_from([*KINDS, Users]), unique_by=once))
 def test_other_ranks_follow_each_row_of_rank_zeros_callbacks_and_lack_nothing_else(
     kinds: list[Any],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lrl.callbacks import Elastic, Throughput
+from lrl.callbacks import Elastic, Throughput, Timeline
 from lrl.callbacks import elastic as elastic_module
 from lrl.callbacks.elastic import generation_s, has_one_too_many, lacks_one
 from lrl.callbacks.throughput import StepTimes
@@ -54,19 +55,16 @@ def test_one_less_is_spoken_of_exactly_when_without_it_training_is_still_the_slo
 ) -> None:
     work, ratio, generators = run
     train = ratio * work / generators
-    assume(generators == 1 or abs(work / (generators - 1) - train) > 1e-6 * train)
+    without = work / (generators - 1) if generators > 1 else math.inf
+    assume(abs(without - train) > 1e-6 * train)
     times = times_of(work, train, generators)
-    assert has_one_too_many(times, generators) == (
-        generators > 1 and work / (generators - 1) < train
-    )
+    assert has_one_too_many(times, generators) == (without < train)
     assert not (has_one_too_many(times, generators) and lacks_one(times, generators))
 
 
 def test_a_trainer_that_waits_for_one_long_response_gains_nothing_from_another_generator() -> None:
-    times = StepTimes(
-        {"train": 5.0, "wait_last": 5.0},
-        {"writing": 12.0, "paused": 0.0, "starved": 6.0, "idle": 2.0},
-    )
+    of_generators = {"writing": 12.0, "paused": 0.0, "starved": 6.0, "idle": 2.0}
+    times = StepTimes({"train": 5.0, "wait_last": 5.0}, of_generators)
     assert generation_s(times) == pytest.approx(6.0) and not lacks_one(times, 2)
 
 
@@ -140,16 +138,11 @@ def test_generators_are_started_one_at_a_time_up_to_the_limit(
     model_run: ModelRun, tmp_path: Path, started: list[psutil.Process]
 ) -> None:
     elastic = Elastic(command=script(tmp_path), max_generators=4, steps=2)
-    model_run.steps(elastic, 20)
-    assert len(started) == 1
-    model_run.fleet.joined = 1
-    model_run.fleet.rollouts.alive = [0, 1, 2]
-    model_run.steps(elastic, 20)
-    assert len(started) == 2
-    model_run.fleet.joined = 2
-    model_run.fleet.rollouts.alive = [0, 1, 2, 3]
-    model_run.steps(elastic, 20)
-    assert len(started) == 2
+    for joined, processes in enumerate((1, 2, 2)):
+        model_run.fleet.joined = joined
+        model_run.fleet.rollouts.alive = list(range(2 + joined))
+        model_run.steps(elastic, 20)
+        assert len(started) == processes
     elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]
     assert not any(process.is_running() for process in started)
 
@@ -177,15 +170,11 @@ def test_a_program_that_is_gone_does_not_end_the_run(
 
 
 def test_a_command_that_does_not_end_is_killed_with_the_run(
-    model_run: ModelRun,
-    tmp_path: Path,
-    started: list[psutil.Process],
-    monkeypatch: pytest.MonkeyPatch,
+    model_run: ModelRun, tmp_path: Path, started: list[psutil.Process], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(elastic_module, "END_S", 0.2)
-    elastic = Elastic(
-        command=script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN);"), steps=1
-    )
+    deaf = script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN);")
+    elastic = Elastic(command=deaf, steps=1)
     model_run.steps(elastic, 1)
     wait_for((tmp_path / "started").exists, 60.0, "the script")
     wait_for(lambda: started[0].status() == psutil.STATUS_SLEEPING, 60.0, "its sleep")
@@ -202,3 +191,5 @@ def test_what_cannot_work_is_refused() -> None:
         Elastic(max_generators=0)
     with pytest.raises(ValueError, match="without lrl.callbacks.Throughput"):
         Elastic().setup(SimpleNamespace(callbacks=[]), None, "fit")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Timeline without lrl.callbacks.Throughput"):
+        Timeline().setup(SimpleNamespace(callbacks=[]), None, "fit")  # type: ignore[arg-type]

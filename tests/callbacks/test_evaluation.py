@@ -25,7 +25,5 @@ def test_an_accuracy_does_not_know_the_weight_that_a_reward_has_in_training(
 
 def test_of_several_rewards_the_weighted_sum_counts() -> None:
     data = lrl.RolloutDataModule(ROWS, rewards=[ExactMatch()])
-    judges = Evaluation(
-        ROWS, rewards=[ExactMatch(weight=0.7), Format("x", weight=0.3)]
-    ).rewards_for_evaluation(data)
-    assert [judge.weight for judge in judges] == [0.7, 0.3]
+    both = Evaluation(ROWS, rewards=[ExactMatch(weight=0.7), Format("x", weight=0.3)])
+    assert [judge.weight for judge in both.rewards_for_evaluation(data)] == [0.7, 0.3]

@@ -17,7 +17,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from lrl.callbacks import Export, model_card
+from lrl.callbacks import Export
 from lrl.callbacks.export import _usual_timeout
 from lrl.errors import ConfigError
 from tests.run_without_generators import fit, trainer
@@ -117,8 +117,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_the_whole_folder_with_its_card_is_on_the_hub_after_the_run(
-    policy: str, tmp_path: Path, hub: Hub
+    policy: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("lrl.callbacks.model_card.PACKAGES", ("torch", "tests"))
     export = Export(str(tmp_path / "policy"), push_to_hub=NAME)
     running = trainer(tmp_path, export, max_steps=1)
     fit(policy, running)
@@ -131,6 +132,7 @@ def test_the_whole_folder_with_its_card_is_on_the_hub_after_the_run(
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= set(hub.files)
     card = huggingface_hub.ModelCard(hub.files["README.md"].decode())
     assert card.data.library_name == "transformers" and "lrl" in card.data.tags
+    assert "| tests | not installed |" in card.text, "a package may run from a folder"
 
 
 FAULTS: dict[str, tuple[dict[str, Any], float | None, str]] = {
@@ -159,12 +161,6 @@ def test_an_upload_has_a_minute_and_a_second_for_each_megabyte(tmp_path: Path) -
     assert _usual_timeout(tmp_path) == 63.0
     with pytest.raises(ConfigError, match="Export.upload_timeout_s is 0"):
         Export(upload_timeout_s=0)
-
-
-def test_a_package_that_runs_from_a_folder_costs_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_card, "PACKAGES", ("torch", "tests"))
-    assert [name for name, _ in model_card.versions()] == ["torch", "tests"]
-    assert model_card.versions()[1][1] == "not installed"
 
 
 @pytest.mark.parametrize(("name", "why"), [("sums", "`user/sums`"), ("a b/c", "push_to_hub")])

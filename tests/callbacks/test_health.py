@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,35 +12,17 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch
 import yaml
 from jsonargparse import ArgumentParser
 
 import lrl
 from lrl.callbacks import Health
 from lrl.callbacks.health import RULES, Rule
+from tests.callbacks.scripted import Metrics, Scripted, fit
 
-Metrics = dict[str, float]
 Lines = Callable[..., list[str]]
 
 METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-
-
-class Scripted(L.LightningModule):
-    """Logs one row of metrics each step, and learns nothing."""
-
-    def __init__(self, rows: list[Metrics]) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.rows = rows
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.log_dict(self.rows[self.global_step], on_step=True, on_epoch=False)
-        self.optimizers().step()  # type: ignore[union-attr]
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
 @pytest.fixture
@@ -48,18 +31,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     caplog.set_level(logging.INFO, logger="lrl.callbacks.health")
 
     def run(rows: list[Metrics], health: Health | None = None) -> list[str]:
-        trainer = L.Trainer(
-            accelerator="cpu",
-            max_steps=len(rows),
-            max_epochs=-1,
-            log_every_n_steps=50,
-            callbacks=[health or Health()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(Scripted(rows), torch.utils.data.DataLoader(range(4)))  # type: ignore[arg-type]
+        caplog.clear()
+        fit(rows, health or Health(), log_every_n_steps=50)
         records = [record for record in caplog.records if record.name == "lrl.callbacks.health"]
         return [f"{record.levelname} {record.getMessage()}" for record in records]
 
@@ -98,77 +71,66 @@ def test_equal_rewards_are_no_news_while_a_teacher_rewards_each_token(
     assert "reward/std is 0" in lines(rows)[0]
 
 
-def test_what_was_never_warned_of_is_not_in_the_summary(lines: Lines) -> None:
+def at_few_tokens(count: int) -> list[Metrics]:
+    return [at_lags(share=0.001, lag_4=0.1)] * count
+
+
+TOLD = {
+    "noise below the bound": (ess(*[0.9, 0.3, 0.3] * 4), []),
+    "noise above it": (ess(0.3, 0.3, 0.3, *[0.9, 0.9, 0.3] * 4), ["2: policy/ess"]),
+    "steps that do not log it": ([*ess(0.3, 0.3), {}, {}, {}], []),
+    "steps between that do not": ([*ess(0.3, 0.3), {}, {}, *ess(0.3)], ["4: policy/ess"]),
+    "no number": ([{"policy/kl_behaviour": float("nan")}] * 3, ["2: policy/kl_behaviour"]),
+    "a lag with few tokens": (at_few_tokens(5), []),
+    "its time, in a short run": (
+        [{"generators/paused": 0.5, "trainer/probe": 0.5, "policy/ess": 0.3, "time/step": 75.0}]
+        * 3,
+        ["2: policy/ess"],
+    ),
+    "its time, once a run has lasted": (
+        [{"generators/paused": 0.5, "time/step": 100.0}] * 8,
+        ["4: generators/paused"],
+    ),
+}
+"""Metrics of steps, and the steps and metrics of the warnings."""
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_a_figure_is_told_of_after_several_steps_that_log_it(case: str, lines: Lines) -> None:
+    rows, told = TOLD[case]
     health = Health()
-    assert lines(ess(0.9, 0.3, 0.9, 0.3, 0.9), health) == [] and health.outside == {}
-
-
-def test_noise_is_not_spoken_of_on_either_side_of_the_bound(lines: Lines) -> None:
-    assert lines(ess(*[0.9, 0.3, 0.3] * 4)) == []
-    assert len(lines(ess(0.3, 0.3, 0.3, *[0.9, 0.9, 0.3] * 4))) == 1
+    found = lines(rows, health)
+    assert [line.partition(" is ")[0] for line in found] == [f"WARNING step {one}" for one in told]
+    assert list(health.outside) == [one.split()[1] for one in told], "the summary has no other"
 
 
 def test_one_step_is_enough_where_the_settings_say_so(lines: Lines) -> None:
-    found = lines(ess(0.9, 0.3, 0.9), Health(steps=1))
-    assert [line.split(":")[0] for line in found] == ["WARNING step 1"]
+    (found,) = lines(ess(0.9, 0.3, 0.9), Health(steps=1))
+    assert found.startswith("WARNING step 1:")
 
 
-def test_a_figure_that_is_not_a_number_is_not_healthy(lines: Lines) -> None:
-    (left,) = lines([{"policy/kl_behaviour": float("nan")}] * 3)
-    assert "policy/kl_behaviour is nan (healthy: at most 0.1)" in left
-
-
-def test_a_step_that_does_not_log_a_figure_is_not_counted_with_the_last_one(lines: Lines) -> None:
-    assert lines([*ess(0.3, 0.3), {}, {}, {}]) == []
-    assert len(lines([*ess(0.3, 0.3), {}, {}, *ess(0.3)])) == 1
-
-
-def test_the_smallest_unhealthy_lag_is_named_and_the_setting_that_leaves_it_out(
-    lines: Lines,
-) -> None:
+def test_the_smallest_unhealthy_lag_is_named_and_a_smaller_one_speaks_again(lines: Lines) -> None:
     (left,) = lines([at_lags(lag_0=0.1, lag_3=0.8, lag_4=0.31, lag_16=0.2)] * 6)
     assert left.endswith(
         "policy/by_lag/4/ess is 0.31 (healthy: at least 0.5). Lower data.max_lag to 3, or model.lr."
     )
-
-
-def test_a_smaller_lag_speaks_again_and_a_larger_one_does_not(lines: Lines) -> None:
-    worse = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [
-        at_lags(lag_2=0.2, lag_4=0.3, lag_5=0.2)
-    ] * 3
-    better = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [
-        at_lags(lag_2=0.9, lag_4=0.9, lag_5=0.9)
-    ] * 3
+    bad = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3
+    worse = [*bad, *[at_lags(lag_2=0.2, lag_4=0.3, lag_5=0.2)] * 3]
+    better = [*bad, *[at_lags(lag_2=0.9, lag_4=0.9, lag_5=0.9)] * 3]
     first, second = lines(worse + better + worse)
     assert "policy/by_lag/4/ess is 0.3 " in first
     assert "policy/by_lag/2/ess is 0.2 " in second and "data.max_lag to 1" in second
 
 
-def test_a_lag_with_few_tokens_is_left_out(lines: Lines) -> None:
-    assert lines([at_lags(share=0.001, lag_4=0.1)] * 5) == []
-
-
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.metric)
 def test_every_rule_speaks_outside_of_its_bound_and_not_within(lines: Lines, rule: Rule) -> None:
-    bound, outwards = (rule.low, -0.001) if rule.low is not None else (rule.high, 0.001)
-    assert bound is not None
+    bound, outwards = (rule.high, 0.001) if rule.low == -math.inf else (rule.low, -0.001)
     tag = rule.metric.replace("<k>", "2")
     share = {"policy/by_lag/2/share": 0.5, "time/step": 300.0}
     assert lines([{tag: bound - outwards} | share] * 4) == []
     (left,) = lines([{tag: bound + outwards} | share] * 4)
     assert f"{tag} is " in left
     assert len(left) <= 2 * 80 and "\n" not in left, "two lines of a narrow terminal"
-
-
-def test_a_short_run_hears_nothing_of_its_time(lines: Lines) -> None:
-    rows = [{"generators/paused": 0.5, "trainer/probe": 0.5, "policy/ess": 0.3, "time/step": 75.0}]
-    assert [line.split()[3] for line in lines(rows * 3)] == ["policy/ess"]
-
-
-def test_shares_of_the_time_are_judged_once_the_run_has_lasted(lines: Lines) -> None:
-    rows = [{"generators/paused": 0.5, "time/step": 100.0}]
-    (left,) = lines(rows * 8)
-    assert left.startswith("WARNING step 4: generators/paused is 0.5"), "steps 2 to 4"
 
 
 def test_settings_change_a_range_or_switch_it_off(lines: Lines) -> None:
@@ -192,22 +154,21 @@ def test_settings_change_a_range_or_switch_it_off(lines: Lines) -> None:
     assert left.startswith("WARNING step 1: policy/by_lag/1/ess is 0.95 (healthy: 0.2 to 0.9).")
 
 
-def test_an_unknown_figure_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=r"no rule for policy/es; .*policy/ess, policy/kl_behaviour, .*reward/std"
-    ):
-        Health(ranges={"policy/es": (0.1, None)})
-
-
-def test_a_range_without_a_value_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"policy/ess would have to be at least 0.9 and at most 0.1"
-    ):
-        Health(ranges={"policy/ess": (0.9, 0.1)})
-    with pytest.raises(ValueError, match="Health.steps is 0"):
-        Health(steps=0)
-    with pytest.raises(ValueError, match="Health.time_after_s is -1"):
-        Health(time_after_s=-1)
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        (
+            {"ranges": {"policy/es": (0.1, None)}},
+            "no rule for policy/es; .*policy/ess, policy/kl_behaviour, .*reward/std",
+        ),
+        ({"ranges": {"policy/ess": (0.9, 0.1)}}, "policy/ess would have to be at least 0.9 and at"),
+        ({"steps": 0}, "Health.steps is 0"),
+        ({"time_after_s": -1}, "Health.time_after_s is -1"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        Health(**settings)
 
 
 def test_the_settings_that_the_advice_names_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import signal
@@ -33,13 +34,10 @@ class Record(L.Callback):
         self.steps: list[tuple[int, int, int]] = []
         self.weights: dict[int, torch.Tensor] = {}
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.steps.append((trainer.current_epoch, batch_idx, trainer.global_step))
-        self.weights[trainer.global_step] = torch.cat(
-            [value.flatten().clone() for _, value in pl_module.sent_weights()]
-        )
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        self.steps.append((trainer.current_epoch, args[-1], trainer.global_step))
+        weights = [value.flatten().clone() for _, value in pl_module.sent_weights()]
+        self.weights[trainer.global_step] = torch.cat(weights)
 
 
 class EndAt(L.Callback):
@@ -115,43 +113,27 @@ MOMENTS = [
 def test_a_run_stopped_at_any_moment_resumes_as_if_it_had_not_stopped(
     policy: str, whole: Record, tmp_path: Path, step: int, moment: str
 ) -> None:
-    before, between, after = Record(), Record(), Record()
-    loggers = [
-        CSVLogger(tmp_path / part, name="", version="csv") for part in ("one", "two", "three")
-    ]
-    with pytest.raises(SystemExit):
-        fit(
-            policy,
-            trainer(tmp_path / "one", before, EndAt(step, moment), never(), logger=loggers[0]),
-        )
-    first = saved(tmp_path / "one")
-    assert len(first) == 1
-    with pytest.raises(SystemExit):
-        fit(
-            policy,
-            trainer(tmp_path / "two", between, EndAt(5, "backward"), never(), logger=loggers[1]),
-            first[0],
-        )
-    second = saved(tmp_path / "two")
-    fit(
-        policy,
-        trainer(tmp_path / "three", after, never(), logger=loggers[2], max_steps=STEPS),
-        second[0],
-    )
-    assert [*before.steps, *between.steps, *after.steps] == whole.steps
-    assert torch.equal(after.weights[STEPS], whole.weights[STEPS])
-    logged = [logged_steps(tmp_path / part) for part in ("one", "two", "three")]
-    assert sum(logged, []) == list(range(STEPS))
+    records, checkpoint = [], None
+    for part, end in enumerate((EndAt(step, moment), EndAt(5, "backward"), EndAt(-1, "never"))):
+        records.append(Record())
+        logger = CSVLogger(tmp_path / str(part), name="", version="csv")
+        running = trainer(tmp_path / str(part), records[-1], end, never(), logger=logger)
+        with pytest.raises(SystemExit) if part < 2 else contextlib.nullcontext():
+            fit(policy, running, checkpoint)
+        if part < 2:
+            (checkpoint,) = saved(tmp_path / str(part))
+    assert [each for record in records for each in record.steps] == whole.steps
+    assert torch.equal(records[-1].weights[STEPS], whole.weights[STEPS])
+    logged = [number for part in range(3) for number in logged_steps(tmp_path / str(part))]
+    assert logged == list(range(STEPS))
 
 
 def test_an_error_of_the_run_saves_too_and_keeps_being_the_error(
     policy: str, tmp_path: Path
 ) -> None:
+    end = EndAt(2, "backward", RuntimeError("no generator is left"))
     with pytest.raises(RuntimeError, match="no generator is left"):
-        fit(
-            policy,
-            trainer(tmp_path, EndAt(2, "backward", RuntimeError("no generator is left")), never()),
-        )
+        fit(policy, trainer(tmp_path, end, never()))
     assert [path.name for path in saved(tmp_path)] == ["last-step=2.ckpt"]
 
 
@@ -167,10 +149,8 @@ def test_an_error_of_the_run_saves_too_and_keeps_being_the_error(
 def test_nothing_is_saved_when(
     policy: str, tmp_path: Path, end: EndAt, checkpoints: Callable[[], ModelCheckpoint | None]
 ) -> None:
-    callback = checkpoints()
-    run = trainer(
-        tmp_path, end, *filter(None, [callback]), enable_checkpointing=callback is not None
-    )
+    saving = list(filter(None, [checkpoints()]))
+    run = trainer(tmp_path, end, *saving, enable_checkpointing=bool(saving))
     with pytest.raises(SystemExit):
         fit(policy, run)
     assert not list(tmp_path.glob("**/last-*"))
@@ -205,27 +185,15 @@ class InTheWay(L.Callback):
 
 @pytest.mark.parametrize("end", [EndAt(2, "backward"), EndAt(-1, "never")], ids=["stopped", "good"])
 def test_a_last_checkpoint_that_its_folder_refuses_goes_elsewhere(
-    policy: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    end: EndAt,
+    policy: str, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture, end: EndAt
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     folder = tmp_path / "checkpoints"
-    running = trainer(
-        tmp_path,
-        InTheWay(folder),
-        ModelCheckpoint(dirpath=folder, every_n_train_steps=4),
-        end,
-        max_steps=4,
-    )
-    if end.moment == "never":
+    saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=4)
+    running = trainer(tmp_path, InTheWay(folder), saving, end, max_steps=4)
+    with contextlib.nullcontext() if end.moment == "never" else pytest.raises(SystemExit):
         fit(policy, running)
-    else:
-        with pytest.raises(SystemExit):
-            fit(policy, running)
     path = saved(tmp_path / "elsewhere")[0]
     assert torch.load(path, weights_only=True)["global_step"] == running.global_step
     assert str(path) in caplog.text
@@ -235,14 +203,10 @@ def test_a_last_checkpoint_that_its_folder_refuses_goes_elsewhere(
 def test_the_printed_command_is_quoted_for_the_shell(
     policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "the run's"
-    with (
-        caplog.at_level(logging.INFO, logger="lightning.pytorch"),
-        pytest.raises(RuntimeError, match="a fault"),
-    ):
-        fit(policy, trainer(folder, EndAt(1, "batch end", RuntimeError("a fault")), never()))
+    folder, end = tmp_path / "the run's", EndAt(1, "batch end", RuntimeError("a fault"))
+    caplog.set_level(logging.INFO, logger="lightning.pytorch")
+    with pytest.raises(RuntimeError, match="a fault"):
+        fit(policy, trainer(folder, end, never()))
     (output,) = [message for message in caplog.messages if "Resume with" in message]
-    assert shlex.split(output.partition("Resume with ")[2]) == [
-        "--ckpt_path",
-        str(saved(folder)[0]),
-    ]
+    words = shlex.split(output.partition("Resume with ")[2])
+    assert words == ["--ckpt_path", str(saved(folder)[0])]

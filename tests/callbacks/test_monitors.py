@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from transformers import LlamaConfig
 
 import lrl
-from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
+from tests.policies import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
 
 STEPS = 8
 ACCURACY = {0: 0.1, 2: 0.5, 5: 0.4, STEPS: 0.3}
@@ -58,31 +58,23 @@ def fit(folder: str, *callbacks: L.Callback, rewards: list[float] | None = None)
     return running
 
 
-def test_the_checkpoint_of_the_best_evaluation_is_kept(folder: str, tmp_path: Path) -> None:
-    saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", mode="max", filename="{step}")
+@pytest.mark.parametrize(
+    ("how", "kept"),
+    [
+        ({"mode": "max"}, ["step=2"]),
+        ({"mode": "min", "save_top_k": 1}, [f"step={STEPS}"]),
+        ({"save_top_k": -1}, ["step=2", "step=5", "step=8"]),
+    ],
+    ids=["the best", "the last, if it is the best", "each once"],
+)
+def test_checkpoints_by_an_evaluation_are_kept(
+    how: dict[str, Any], kept: list[str], folder: str, tmp_path: Path
+) -> None:
+    saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", filename="{step}", **how)
     fit(folder, saving)
-    assert saving.best_model_path.endswith("step=2.ckpt") and float(
-        saving.best_model_score
-    ) == pytest.approx(0.5)
-    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["step=2.ckpt"]
-
-
-def test_the_policy_after_its_last_step_may_be_the_best(folder: str, tmp_path: Path) -> None:
-    saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", mode="min", filename="{step}")
-    fit(folder, saving)
-    assert saving.best_model_path.endswith(f"step={STEPS}.ckpt")
-
-
-def test_every_evaluation_is_looked_at_once(folder: str, tmp_path: Path) -> None:
-    saving = ModelCheckpoint(
-        tmp_path, monitor="eval/held/accuracy", save_top_k=-1, filename="{step}"
-    )
-    fit(folder, saving)
-    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == [
-        "step=2.ckpt",
-        "step=5.ckpt",
-        "step=8.ckpt",
-    ]
+    assert sorted(path.stem for path in tmp_path.glob("*.ckpt")) == kept
+    if how.get("mode") == "max":
+        assert float(saving.best_model_score) == pytest.approx(0.5)
 
 
 def test_a_run_stops_when_its_evaluations_get_no_better(folder: str) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
@@ -26,6 +25,7 @@ from lrl.callbacks import Progress, Throughput
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.callbacks.progress import total_steps
 from lrl.callbacks.throughput import StepTimes
+from tests.callbacks import scripted
 
 
 class Measured(Throughput):
@@ -34,45 +34,24 @@ class Measured(Throughput):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """There is no data module whose times could begin."""
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         self.times = StepTimes({"train": 3.0, "wait_first": 0.8, "transfer": 0.2})
         self.generated_tokens_per_s = 0.0 if trainer.global_step % 5 else 5 * 12_345.6
 
 
-class Policy(L.LightningModule):
-    """Logs a reward and, but for the first step, a lag; says something once."""
+def fit(progress: L.Callback, steps: int) -> None:
+    """A run with a reward and, but for the first step, a lag; something is said in the second."""
+    rows = [{"reward/mean": 0.5}, *[{"reward/mean": 0.5, "policy/lag_mean": 0.25}] * (steps - 1)]
+    scripted.fit(rows, Measured(), Speaks(), progress, enable_progress_bar=True)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
 
-    def training_step(self, batch: int, number: int) -> torch.Tensor:
-        self.log("reward/mean", 0.5, batch_size=1)
-        if number:
-            self.log("policy/lag_mean", 0.25, batch_size=1)
-        if number == 1:
+class Speaks(L.Callback):
+    """Says something in the second step."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == 1:
             rank_zero_info("said by Lightning")
             logging.getLogger("lrl.of_a_test").warning("said by lrl")
-        return self.weight * 1.0
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(progress: L.Callback, steps: int) -> None:
-    trainer = L.Trainer(
-        accelerator="cpu",
-        callbacks=[Measured(), progress],
-        max_steps=steps,
-        max_epochs=-1,
-        logger=False,
-        log_every_n_steps=1,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(Policy(), torch.utils.data.DataLoader(list(range(1000))))
 
 
 class Terminal:
@@ -110,9 +89,8 @@ def test_a_narrow_terminal_keeps_reward_lag_and_waits(
     (bar,) = (line for line in terminal.close() if line.startswith("step"))
     assert bar.startswith("step 12/12 |") and len(bar) <= columns
     assert "reward 0.500, lag 0.2, waited 25%" in bar
-    assert ("12,346 tok/s" in bar) == (columns >= 100) and ("rollouts 20%, sync 5%" in bar) == (
-        columns >= 160
-    )
+    assert ("12,346 tok/s" in bar) == (columns >= 100)
+    assert ("rollouts 20%, sync 5%" in bar) == (columns >= 160)
 
 
 def test_what_is_logged_stands_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,15 +113,8 @@ def test_without_a_terminal_there_is_a_line_every_few_steps(
     monkeypatch.setattr(sys, "stderr", stream)
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         fit(Progress(every_n_steps=5), 12)
-    lines = [
-        record.getMessage() for record in caplog.records if record.getMessage().startswith("step ")
-    ]
-    assert [line.split(":")[0] for line in lines] == [
-        "step 1/12",
-        "step 5/12",
-        "step 10/12",
-        "step 12/12",
-    ]
+    lines = [message for message in caplog.messages if message.startswith("step ")]
+    assert [line.split(":")[0] for line in lines] == [f"step {n}/12" for n in (1, 5, 10, 12)]
     assert "lag" not in lines[0], "it was not logged, and nan says nothing"
     what = (
         "reward 0.500, lag 0.2, waited 25%, 12,346 tok/s, 4.0 s/step, waits: rollouts 20%, sync 5%"
@@ -157,9 +128,6 @@ def test_a_run_of_epochs_has_an_end() -> None:
     assert total_steps(trainer) == 120
     trainer.num_training_batches = float("inf")
     assert total_steps(trainer) is None
-
-
-def test_lines_at_every_zeroth_step_are_refused() -> None:
     with pytest.raises(ValueError, match="Progress.every_n_steps is 0; it must be at least 1."):
         Progress(every_n_steps=0)
 

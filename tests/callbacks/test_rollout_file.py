@@ -62,11 +62,9 @@ def trained(step: int, groups: Sequence[Group], packer: Packer | None = None) ->
 
 def run(folder: Path, callback: RolloutFile, steps: Sequence[Sequence[Group]]) -> RolloutIndex:
     """The index of the file of a run with these groups in its steps."""
+    data = SimpleNamespace(run=SimpleNamespace())
     trainer: Any = SimpleNamespace(
-        loggers=[],
-        default_root_dir=folder,
-        datamodule=SimpleNamespace(run=SimpleNamespace()),
-        global_step=0,
+        loggers=[], default_root_dir=folder, datamodule=data, global_step=0
     )
     callback.on_train_start(trainer, None)  # type: ignore[arg-type]
     for step, groups in enumerate(steps):
@@ -94,14 +92,8 @@ def test_each_token_has_the_ratio_that_the_loss_had(attention_tokens: int, ranks
         group(1, rollout([21], 1.0), rollout([22] * 9, None), rollout([23, 24], 0.0)),
         group(2, rollout([31, 32, 33, 34], 1.0, version=0), rollout([35], 0.0)),
     ]
-    packer = Packer(
-        16,
-        GroupMean(),
-        temperature=1.0,
-        oldest_version=1,
-        data_parallel_size=ranks,
-        attention_tokens=attention_tokens,
-    )
+    how = {"data_parallel_size": ranks, "attention_tokens": attention_tokens}
+    packer = Packer(16, GroupMean(), temperature=1.0, oldest_version=1, **how)
     stream, policy = trained(3, groups, packer)
     found = log_ratios(stream, policy)
     everything = [one for each in groups for one in each.rollouts]
@@ -128,10 +120,8 @@ def test_each_token_of_a_branch_stands_once_with_its_own_numbers(
     stream, policy = trained(3, groups, packer)
     samples = [one for one in packer.samples if one.rollout is branched]
     assert len(samples) == 2
-    of_group = [samples, []]
-    lines = group_lines(
-        groups[0], of_group, log_ratios(stream, policy), step=3, texts=TokenTexts(TOKENIZER)
-    )
+    how = {"step": 3, "texts": TokenTexts(TOKENIZER)}
+    lines = group_lines(groups[0], [samples, []], log_ratios(stream, policy), **how)
     found = json.loads(lines.splitlines()[2])
     assert found["trained"] == [[True, 2], [False, 1], [True, 2]]
     expected = [PER_TOKEN * token for token in (11, 12, 14, 15)]

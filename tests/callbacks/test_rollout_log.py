@@ -9,12 +9,10 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lrl.callbacks import RolloutLog
-from lrl.callbacks.base import NonzeroCounts
 from lrl.callbacks.rollout_log import (
     histograms,
     log_samples,
@@ -28,31 +26,19 @@ from lrl.evaluation import evaluate
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
+from tests.callbacks.scripted import fit
 from tests.event_files import overview_of
 
 
 def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
     tokens = len(versions)
-    return Rollout(
-        token_ids=[5] * tokens,
-        logprobs=[-1.0] * tokens,
-        versions=versions,
-        finish_reason="stop",
-        text="",
-        reward=reward,
-    )
+    scored = {"finish_reason": "stop", "text": "", "reward": reward}
+    return Rollout(token_ids=[5] * tokens, logprobs=[-1.0] * tokens, versions=versions, **scored)
 
 
 def test_a_response_has_the_lag_of_its_oldest_token() -> None:
-    found = scalars_by_lag(
-        [
-            response([7, 8, 9], 1.0),
-            response([9], 0.0),
-            response([7], 0.5),
-            response([9, 9, 9], 1.0),
-        ],
-        step=9,
-    )
+    rewards = {(7, 8, 9): 1.0, (9,): 0.0, (7,): 0.5, (9, 9, 9): 1.0}
+    found = scalars_by_lag([response([*one], rewards[one]) for one in rewards], step=9)
     assert found == {
         "rollouts/by_lag/2/share": 0.5,
         "rollouts/by_lag/2/length": 2.0,
@@ -64,22 +50,17 @@ def test_a_response_has_the_lag_of_its_oldest_token() -> None:
 
 
 def test_large_lags_are_pooled() -> None:
-    rollouts = [
-        response([100 - lag])
-        for lag in (1, MAX_LAG_SHOWN - 1, MAX_LAG_SHOWN, MAX_LAG_SHOWN + 1, 90)
-    ]
-    found = scalars_by_lag(rollouts, step=100)
+    lags = (1, MAX_LAG_SHOWN - 1, MAX_LAG_SHOWN, MAX_LAG_SHOWN + 1, 90)
+    found = scalars_by_lag([response([100 - lag]) for lag in lags], step=100)
+    shares = {1: 0.2, MAX_LAG_SHOWN - 1: 0.2, MAX_LAG_SHOWN: 0.6}
     assert {tag: value for tag, value in found.items() if tag.endswith("share")} == {
-        "rollouts/by_lag/1/share": pytest.approx(0.2),
-        f"rollouts/by_lag/{MAX_LAG_SHOWN - 1}/share": pytest.approx(0.2),
-        f"rollouts/by_lag/{MAX_LAG_SHOWN}/share": pytest.approx(0.6),
+        f"rollouts/by_lag/{lag}/share": pytest.approx(share) for lag, share in shares.items()
     }
 
 
 def test_a_response_without_a_reward_or_a_token_is_no_zero() -> None:
-    found = scalars_by_lag(
-        [response([4], None), response([5], None), response([5], 1.0), response([])], step=5
-    )
+    rollouts = [response([4], None), response([5], None), response([5], 1.0), response([])]
+    found = scalars_by_lag(rollouts, step=5)
     assert "rollouts/by_lag/1/reward" not in found
     assert found["rollouts/by_lag/1/share"] == 0.25
     assert found["rollouts/by_lag/0/reward"] == 1.0
@@ -113,57 +94,29 @@ class Steps(L.LightningDataModule):
         return list(range(len(self.failures)))
 
     def begin(self, step: int) -> None:
-        group = Group(
-            index=step, prompt=Prompt(id=step, token_ids=[1], text="?"), rollouts=[response([step])]
-        )
-        self.reward_pool.counts["crash"] += self.failures[step]
-        packer = SimpleNamespace(
-            discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0, shared=0.0
-        )
-        self.run.step_stream = SimpleNamespace(
-            groups=[group], step=step, packer=packer, replayed=[]
-        )
-
-
-class Policy(L.LightningModule):
-    """Logs an effective sample size, and nothing about lag."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
-
-    def training_step(self, batch: int) -> torch.Tensor:
-        self.trainer.datamodule.begin(batch)  # type: ignore[attr-defined]
-        self.log("policy/ess", 0.9, batch_size=1)
-        return self.weight * 1.0
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        prompt, failed = Prompt(id=step, token_ids=[1], text="?"), self.failures[step]
+        group = Group(index=step, prompt=prompt, rollouts=[response([step])])
+        self.reward_pool.counts["crash"] += failed
+        counts = {"discarded_rollouts": failed, "masked_tokens": 0, "padding": 0.0, "shared": 0.0}
+        stream = {"groups": [group], "packer": SimpleNamespace(**counts), "replayed": []}
+        self.run.step_stream = SimpleNamespace(step=step, **stream)
 
 
 class Times(L.Callback):
     """Stands behind `RolloutLog`, as `Throughput` may."""
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: int, _: int) -> None:
+        trainer.datamodule.begin(batch)  # type: ignore[attr-defined]
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         pl_module.log("time/wait", 0.5, batch_size=1)
 
 
 def written(folder: Path, failures: list[int]) -> EventAccumulator:
     """Returns the TensorBoard events of a run with one step for each of `failures`."""
     logger = TensorBoardLogger(str(folder), name="", version="")
-    trainer = L.Trainer(
-        accelerator="cpu",
-        callbacks=[RolloutLog(), Times()],
-        max_epochs=1,
-        logger=logger,
-        log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(Policy(), datamodule=Steps(failures))
+    rows = [{"policy/ess": 0.9}] * len(failures)  # and nothing about lag
+    fit(rows, RolloutLog(), Times(), data=Steps(failures), logger=logger)
     return EventAccumulator(str(folder)).Reload()
 
 
@@ -181,12 +134,11 @@ def test_tensorboards_overview_has_only_metrics_that_the_run_logs(
 
 def test_the_overview_has_the_mean_of_each_data_set_by_its_name() -> None:
     prompt = Prompt(id=0, token_ids=[1], text="")
-    reports = [
-        evaluate(
-            name, [Group(index=0, prompt=prompt, rollouts=[response([0], reward)])], greedy=True
-        )
-        for name, reward in (("right", 1.0), ("half", 0.5))
-    ]
+    groups = {
+        name: [Group(index=0, prompt=prompt, rollouts=[response([0], reward)])]
+        for name, reward in {"right": 1.0, "half": 0.5}.items()
+    }
+    reports = [evaluate(name, groups[name], greedy=True) for name in groups]
     charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, reports)["Overview"]
     assert charts["lag (versions)"] == ["Multiline", ["^policy/lag_mean$", "^policy/lag_max$"]]
     right = ["eval/right/accuracy", "eval/right/accuracy_low", "eval/right/accuracy_high"]
@@ -203,20 +155,7 @@ def test_a_count_is_logged_from_its_first_nonzero_value_on(tmp_path: Path) -> No
     }
     assert series["rollouts/discarded"] == [(1, 2.0), (2, 0.0), (3, 1.0)]
     assert series["rewards/crash"] == [(1, 2.0), (2, 2.0), (3, 3.0)]
-    never = {
-        "rollouts/masked_tokens",
-        "rollouts/skipped_groups",
-        "rollouts/replayed_groups",
-        "rewards/timeout",
-    }
-    assert not never & series.keys()
-
-
-def test_each_count_is_logged_from_its_own_first_nonzero_value_on() -> None:
-    counts = NonzeroCounts()
-    assert counts.to_log({"a": 0, "b": 0}) == {}
-    assert counts.to_log({"a": 0, "b": 3}) == {"b": 3.0}
-    assert counts.to_log({"a": 1, "b": 0}) == {"a": 1.0, "b": 0.0}
+    assert not {"rollouts/masked_tokens", "rollouts/skipped_groups", "rewards/timeout"} & {*series}
 
 
 def test_lengths_and_shares_are_of_what_the_policy_wrote() -> None:
@@ -266,17 +205,8 @@ class MLflow(MLFlowLogger):
         self.experiment = SimpleNamespace(log_table=lambda *table: self.tables.append(table))
 
 
-COLUMNS = [
-    "step",
-    "prompt id",
-    "prompt",
-    "answer",
-    "response",
-    "reward",
-    "tokens",
-    "finish reason",
-    "versions",
-]
+COLUMNS = ["step", "prompt id", "prompt", "answer", "response", "reward", "tokens"]
+COLUMNS += ["finish reason", "versions"]
 
 
 def test_a_tracker_with_tables_gets_a_row_for_each_sample_with_the_reference_answer() -> None:
@@ -292,20 +222,21 @@ def test_a_tracker_with_tables_gets_a_row_for_each_sample_with_the_reference_ans
     assert mlflow.tables == [("run", as_columns, "rollouts/samples/step000010.json")]
 
 
-def test_tensorboards_text_has_the_reference_answer(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(str(tmp_path), name="", version="")
-    log_samples(logger, SAMPLES, 10)
+def text_of(folder: Path, shown: list[dict[str, Any]]) -> str:
+    """TensorBoard's text of these samples."""
+    logger = TensorBoardLogger(str(folder), name="", version="")
+    log_samples(logger, shown, 10)
     logger.finalize("success")
-    (event,) = EventAccumulator(str(tmp_path)).Reload().Tensors("rollouts/samples/text_summary")
-    text = event.tensor_proto.string_val[0].decode()
+    (event,) = EventAccumulator(str(folder)).Reload().Tensors("rollouts/samples/text_summary")
     assert event.step == 10
-    for part in (
-        "**Prompt**\n\n    1+1=",
-        "**Answer**\n\n    2",
-        "**Response**\n\n    it is 3",
-        "reward 0.5, 3 tokens",
-    ):
-        assert part in text
+    return event.tensor_proto.string_val[0].decode()
+
+
+def test_tensorboards_text_has_the_reference_answer(tmp_path: Path) -> None:
+    text = text_of(tmp_path, SAMPLES)
+    for name, value in {"Prompt": "1+1=", "Answer": "2", "Response": "it is 3"}.items():
+        assert f"**{name}**\n\n    {value}" in text
+    assert "reward 0.5, 3 tokens" in text
 
 
 def test_half_a_surrogate_pair_is_shown_as_its_escape(tmp_path: Path) -> None:
@@ -314,12 +245,7 @@ def test_half_a_surrogate_pair_is_shown_as_its_escape(tmp_path: Path) -> None:
     failed.rollouts[0].reward_failure = f"exception: {half}"
     shown = [sample(failed, 10), sample(sampled({half: half}), 10)]
     assert "\\ud83d" in shown[0]["answer"] and shown[1]["answer"] == r"half \ud83d: half \ud83d"
-    logger = TensorBoardLogger(str(tmp_path), name="", version="")
-    log_samples(logger, shown, 10)
-    logger.finalize("success")
-    (event,) = EventAccumulator(str(tmp_path)).Reload().Tensors("rollouts/samples/text_summary")
-    text = event.tensor_proto.string_val[0].decode()
-    assert text.count(r"half \ud83d") == 5
+    assert text_of(tmp_path, shown).count(r"half \ud83d") == 5
 
 
 def test_a_logger_of_numbers_alone_is_left_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lrl.weights.sync import RunEnded
-from tests.callbacks.model_run import ModelRun, proved
+from tests.callbacks.model_run import ModelRun, serving
 from tests.leftovers import wait_for
 from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, make_generators
 
@@ -41,7 +41,7 @@ def test_the_trainer_continues_and_prompts_are_admitted_only_when_the_generators
         and len(model_run.pool.alive) == 2
     )
     model_run.stick("")
-    wait_for(lambda: model_run.versions == [0, 1] and proved(model_run.pool.generators) == [1, 1])
+    wait_for(lambda: model_run.versions == [0, 1] and serving(model_run.pool.generators) == [1, 1])
     assert model_run.version == 1 and model_run.pause_seconds > 0
 
 
@@ -54,7 +54,7 @@ def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
     model_run.step(1)
     assert model_run.pool.serving == [] and len(model_run.pool.alive) == 2
     begins.set()
-    wait_for(lambda: proved(model_run.pool.generators) == [1, 1])
+    wait_for(lambda: serving(model_run.pool.generators) == [1, 1])
 
 
 def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhile(
@@ -67,12 +67,12 @@ def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhil
     model_run.step(1)
     weight += 1
     model_run.stick("")
-    wait_for(lambda: proved(model_run.pool.generators) == [1, 1])
+    wait_for(lambda: serving(model_run.pool.generators) == [1, 1])
     assert [client.holds for client in model_run.clients] == [staged, staged]
 
 
 @pytest.mark.parametrize("what", ["another sync", "a checkpoint", "the end of training"])
-def test_others_wait_until_the_sync_is_over_and_verified(model_run: ModelRun, what: str) -> None:
+def test_others_wait_until_the_sync_is_over(model_run: ModelRun, what: str) -> None:
     model_run.stick(UPDATE)
     model_run.step(1)
     done: list[Any] = []
@@ -88,7 +88,7 @@ def test_others_wait_until_the_sync_is_over_and_verified(model_run: ModelRun, wh
     model_run.stick("")
     thread.join(60)
     last = 2 if what == "another sync" else 1
-    wait_for(lambda: proved(model_run.pool.generators) == [last, last])
+    wait_for(lambda: serving(model_run.pool.generators) == [last, last])
     assert done
 
 
@@ -111,7 +111,7 @@ def test_a_transport_that_sends_the_policy_itself_is_waited_for() -> None:
 def test_a_failure_is_tried_again_from_the_same_copy(model_run: ModelRun) -> None:
     model_run.clients[0].failing = {UPDATE: 1}
     model_run.step(1)
-    wait_for(lambda: proved(model_run.pool.generators) == [1, 1])
+    wait_for(lambda: serving(model_run.pool.generators) == [1, 1])
     assert (
         model_run.clients[0].posted.count(PAUSE) == 3
         and model_run.clients[1].posted.count(PAUSE) == 2
@@ -124,14 +124,14 @@ def test_a_generator_that_a_sync_missed_stays_paused_and_a_waiting_trainer_gives
     behind, healthy = model_run.pool.generators
     model_run.clients[0].failing = {UPDATE: 2}
     model_run.step(1)
-    wait_for(lambda: model_run.versions == [0, 1] and proved([healthy]) == [1])
+    wait_for(lambda: model_run.versions == [0, 1] and serving([healthy]) == [1])
     assert (
         not behind.serving
         and behind.eviction is None
         and behind.client.posted.count("/resume") == 1
     )  # type: ignore[attr-defined]
     model_run.poll()
-    wait_for(lambda: proved(model_run.pool.generators) == [1, 1])
+    wait_for(lambda: serving(model_run.pool.generators) == [1, 1])
 
 
 def test_a_generator_that_is_never_reached_is_evicted_by_name(model_run: ModelRun) -> None:
@@ -142,7 +142,7 @@ def test_a_generator_that_is_never_reached_is_evicted_by_name(model_run: ModelRu
     assert behind.eviction is None
     model_run.step(2)
     assert UPDATE in (behind.eviction or "") and model_run.pool.generators == [healthy]
-    wait_for(lambda: proved([healthy]) == [2])
+    wait_for(lambda: serving([healthy]) == [2])
 
 
 def test_a_generator_without_a_response_to_the_pause_is_evicted_beside_the_step(
@@ -151,7 +151,7 @@ def test_a_generator_without_a_response_to_the_pause_is_evicted_beside_the_step(
     silent, healthy = model_run.pool.generators
     model_run.clients[0].silent = {PAUSE}
     model_run.step(1)
-    wait_for(lambda: proved(model_run.pool.generators) == [1])
+    wait_for(lambda: serving(model_run.pool.generators) == [1])
     assert silent.eviction and model_run.pool.generators == [healthy]
 
 
@@ -164,7 +164,7 @@ def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_t
     model_run.step(1)
     assert f"attempt 1: {INIT} for weight version 1 failed" in caplog.text
     assert newcomer in model_run.pool.generators and model_run.versions == [0, 1]
-    wait_for(lambda: proved(model_run.pool.generators) == [1, 1, 1])
+    wait_for(lambda: serving(model_run.pool.generators) == [1, 1, 1])
 
 
 def test_without_room_for_the_copy_the_temporary_folder_is_used(model_run: ModelRun) -> None:
@@ -172,11 +172,11 @@ def test_without_room_for_the_copy_the_temporary_folder_is_used(model_run: Model
     transport.full = True
     model_run.step(1)
     assert transport.staged[-1] is True and model_run.versions == [0, 1]
-    wait_for(lambda: proved(model_run.pool.generators) == [1, 1])
+    wait_for(lambda: serving(model_run.pool.generators) == [1, 1])
 
 
 @pytest.mark.parametrize("trainer", ["trains", "waits for it"])
-def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on_unverified(
+def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on(
     model_run: ModelRun, trainer: str
 ) -> None:
     model_run.stick(UPDATE)

@@ -1,4 +1,4 @@
-"""Who waits for the proof of a sync, and what becomes of what was written before it.
+"""Which syncs are proved, and who waits for a proof.
 
 Covers lrl/weights/syncs.py.
 """
@@ -9,7 +9,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,47 +16,65 @@ import pytest
 
 from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
-from tests.callbacks.model_run import ModelRun, proved
+from tests.callbacks.model_run import ModelRun, serving
 from tests.leftovers import wait_for
-from tests.weights.model_sync import PAUSE
+from tests.weights.model_sync import PAUSE, make_generators
 
 
 @pytest.fixture
 def model_run() -> Iterator[ModelRun]:
-    run = ModelRun()
+    run = ModelRun(prove_every_n_syncs=3)
     run.step(0)
     yield run
     run.end()
 
 
-def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_verified(
+def proofs(model_run: ModelRun) -> list[int]:
+    """Returns how often each generator was proved."""
+    return [client.posted.count("proof") for client in model_run.clients]
+
+
+def test_between_two_proofs_neither_policy_nor_generator_computes_log_probs(
     model_run: ModelRun,
 ) -> None:
-    assert proved(model_run.pool.generators) == [0, 0]
+    computed: list[int] = []
+
+    def logprobs(tokens: list[int], *formats: Any) -> list[float]:
+        computed.append(model_run.trainer.global_step)
+        return [-1.0] * 2
+
+    policy: Any = model_run.policy
+    policy.prompt_logprobs = logprobs
+    for version in range(1, 7):
+        model_run.step(version)
+        assert serving(model_run.pool.generators) == [version, version]
+    model_run.syncs.wait(model_run.pool)
+    assert computed == [3, 6] and proofs(model_run) == [3, 3]
+
+
+def test_only_the_first_proof_of_a_run_is_waited_for(model_run: ModelRun) -> None:
+    assert serving(model_run.pool.generators) == [0, 0] and proofs(model_run) == [1, 1]
     model_run.hold(True)
-    model_run.step(1)
-    assert model_run.versions == [0, 1] and model_run.pool.serving == []
-    assert len(model_run.pool.alive) == 2  # they write on
+    for version in (1, 2, 3):
+        model_run.step(version)
+    wait_for(lambda: proofs(model_run) == [2, 2])
+    assert model_run.versions == [0, 1, 2, 3], "the trainer continues"
+    assert serving(model_run.pool.generators) == [3, 3], "they write on"
     model_run.hold(False)
-    wait_for(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
-@pytest.mark.parametrize("what", ["a sync", "a checkpoint"])
-def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_verified(
-    model_run: ModelRun, what: str
-) -> None:
+def test_no_sync_begins_before_the_proof_of_the_last_one_has_ended(model_run: ModelRun) -> None:
     model_run.hold(True)
-    model_run.step(1)
-    done: list[Any] = []
-    act = {"a sync": lambda: model_run.step(2), "a checkpoint": model_run.data.state_dict}[what]
-    thread = threading.Thread(target=lambda: done.append(act()))
+    for version in (1, 2, 3):
+        model_run.step(version)
+    thread = threading.Thread(target=lambda: model_run.step(4))
     thread.start()
     wait_for(lambda: model_run.stopwatch.state == "probe")
-    assert not done and all(client.posted.count(PAUSE) == 2 for client in model_run.clients)
+    assert all(client.posted.count(PAUSE) == 4 for client in model_run.clients)
     model_run.hold(False)
     thread.join(60)
-    assert done and model_run.stopwatch.seconds("probe") > 0
-    wait_for(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
+    assert serving(model_run.pool.generators) == [4, 4]
+    assert model_run.stopwatch.seconds("probe") > 0
 
 
 def test_a_checkpoint_has_every_token_that_was_written_when_it_began(model_run: ModelRun) -> None:
@@ -74,24 +91,33 @@ def test_a_checkpoint_has_every_token_that_was_written_when_it_began(model_run: 
     assert model_run.data.state_dict()["ledger"]["tokens"] == ["of generator 0", "of generator 1"]
 
 
-def test_a_generator_that_fails_a_probe_beside_the_step_is_evicted_at_once_and_the_other_serves(
+def test_a_generator_that_fails_a_proof_beside_the_step_is_evicted_at_once_and_the_other_serves(
     model_run: ModelRun,
 ) -> None:
     liar, healthy = model_run.pool.generators
     lost: list[Generator] = []
     model_run.pool.on_evicted = lost.append
     liar.client.logprobs = [-1.0, -9.0]  # type: ignore[attr-defined]
-    model_run.step(1)
+    for version in (1, 2):
+        model_run.step(version)
+        assert serving([liar, healthy]) == [version, version], "nobody looks before the third sync"
+    model_run.step(3)
     wait_for(lambda: lost)
-    assert (
-        lost == [liar]
-        and not liar.unverified
-        and "does not compute what the policy computes" in (liar.eviction or "")
-    )
-    assert "probe for weight version 1 failed after" in (liar.eviction or "")
-    model_run.step(2)
-    wait_for(lambda: proved([healthy]) == [2])
-    assert model_run.pool.generators == [healthy] and not liar.serving
+    assert lost == [liar] and "does not compute what the policy computes" in (liar.eviction or "")
+    assert "proof of weight version 3 failed after" in (liar.eviction or "")
+    assert "What it wrote since its last proof may be of wrong weights" in (liar.eviction or "")
+    model_run.step(4)
+    assert model_run.pool.generators == [healthy] and serving([healthy]) == [4]
+
+
+def test_a_new_generator_with_wrong_weights_never_serves(model_run: ModelRun) -> None:
+    newcomer = make_generators()[0]
+    newcomer.client.logprobs = [-1.0, -9.0]  # type: ignore[attr-defined]
+    model_run.pool.pending.append(newcomer)
+    model_run.step(1)
+    wait_for(lambda: newcomer.eviction)
+    assert newcomer.served_from is None and len(model_run.pool.serving) == 2
+    assert "since its last proof" not in (newcomer.eviction or "")
 
 
 def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_replaces_none() -> (
@@ -110,16 +136,13 @@ def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_rep
     assert not lost and run.versions == []
 
 
-def test_a_run_that_ends_before_a_proof_drops_unverified_tokens_without_waiting(
-    model_run: ModelRun,
-) -> None:
+def test_a_run_that_ends_by_an_error_does_not_wait_for_a_proof(model_run: ModelRun) -> None:
     model_run.hold(True)
-    model_run.step(1)
+    for version in (1, 2, 3):
+        model_run.step(version)
     model_run.trainer.interrupted = True
-    model_run.settle()
-    assert all(generator.eviction for generator in model_run.pool.generators)
-    assert not any(generator.unverified for generator in model_run.pool.generators)
-    model_run.data.state_dict()  # does not wait: the probes are held still
+    model_run.data.state_dict()
+    assert not any(generator.eviction for generator in model_run.pool.generators)
 
 
 def test_an_unknown_keys_and_values_is_refused_with_the_choices() -> None:
@@ -143,48 +166,18 @@ def test_every_sync_of_a_run_treats_keys_and_values_by_the_setting(
     assert model_run.syncs.recomputed_tokens == 0  # nothing was being written
 
 
-def test_a_generator_that_waits_for_its_proof_is_not_called_lost(
+def test_a_generator_that_waits_for_its_first_proof_is_not_called_lost(
     model_run: ModelRun, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model_run.hold(True)
+    newcomer = make_generators()[0]
+    newcomer.client.holding = True  # type: ignore[attr-defined]
+    model_run.pool.pending.append(newcomer)
+    for lost in list(model_run.pool.generators):
+        model_run.pool.generators.remove(lost)
     model_run.step(1)
     with caplog.at_level(logging.WARNING):
         model_run.poll()
     assert not caplog.text and model_run.pool.alone_since is None
-
-
-@pytest.mark.parametrize(
-    ("how", "begun", "version", "compares"),
-    [
-        ("recompute", 0, 0, True),
-        ("keep", 0, 0, True),  # nothing was written over an older version's keys and values yet
-        ("keep", 0, 3, False),
-        ("recompute", 0, 3, True),
-        (
-            "recompute",
-            3,
-            3,
-            False,
-        ),  # a resumed run's first tokens may be of the generators of the run before
-        ("recompute", 3, 4, True),
-        ("keep", 3, 4, False),
-    ],
-)
-def test_sampled_tokens_are_compared_only_where_nothing_but_rounding_can_differ(
-    model_run: ModelRun, how: Any, begun: int, version: int, compares: bool
-) -> None:
-    model_run.settings.keys_and_values = how
-    model_run.first_version = begun
-    model_run.trainer.global_step = version
-    assert (model_run.settings.sampled_tolerance(model_run) is not None) == compares
-
-
-def test_the_limit_of_sampled_tokens_knows_temperature_and_the_format_of_training(
-    model_run: ModelRun,
-) -> None:
-    sync, policy = model_run.settings, model_run.policy
-    at_one = sync.sampled_tolerance(model_run)
-    model_run.data.sampling = replace(model_run.data.sampling, temperature=0.5)
-    assert at_one is not None and sync.sampled_tolerance(model_run) == 2 * at_one
-    policy.training_dtype = "bfloat16"
-    assert (sync.sampled_tolerance(model_run) or 0.0) > 100 * at_one
+    assert not newcomer.serving
+    newcomer.client.holding = False  # type: ignore[attr-defined]
+    wait_for(lambda: newcomer.serving)

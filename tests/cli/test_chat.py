@@ -41,106 +41,78 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def say(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `lrl chat`."""
+    status = main(["chat", *map(str, words)])
+    written = capsys.readouterr()
+    return status, written.out, written.err
+
+
 def test_a_prompt_on_the_command_line_is_answered(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["chat", str(folder), "1+7="]) == 0
-    assert capsys.readouterr().out == "8\n"
+    assert say(capsys, folder, "1+7=")[:2] == (0, "8\n")
+    assert say(capsys, folder, "--max_tokens", "4", "1+7=")[:2] == (0, "8\n")
 
 
-def test_lines_are_answered_until_an_empty_one(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("1+7=\nhello\n2+6=\n\n3+5=\n"))
-    assert chat.main([str(folder)]) == 0
-    written = capsys.readouterr()
-    assert written.out == "8\n8\n"
-    assert "cannot read 'hello'" in written.err
-
-
-def test_the_end_of_the_input_ends_the_chat(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("1+7="))
-    assert chat.main([str(folder)]) == 0
-    assert capsys.readouterr().out == "8\n"
-
-
-def test_a_folder_without_a_policy_or_a_prompt_that_cannot_be_read_is_an_error(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["chat", str(tmp_path / "nowhere"), "1+7="]) == 2
-    written = capsys.readouterr()
-    assert not written.out and written.err.count("\n") == 2 and "nowhere" in written.err
-    assert chat.main([str(folder), "hello"]) == 2
-    assert "cannot read 'hello'" in capsys.readouterr().err
-
-
-def test_a_quantised_policy_is_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quantised = shutil.copytree(folder, tmp_path / "quantised")
-    config = json.loads((quantised / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8"}
-    (quantised / "config.json").write_text(json.dumps(config))
-    assert chat.main([str(quantised), "1+7="]) == 2
-    assert "quant_method fp8" in capsys.readouterr().err
-
-
-BROKEN = {
-    "a config that is no JSON": {"config.json": "{"},
-    "no weights and no tokenizer": {"config.json": '{"model_type": "llama"}'},
-    "weights that are none": {"config.json": '{"model_type": "llama"}', "model.safetensors": "x"},
+LINES = {
+    "until an empty one": (b"1+7=\nhello\n2+6=\n\n3+5=\n", "8\n8\n", "cannot read 'hello'"),
+    "until the end": (b"1+7=", "8\n", ""),
+    "until one that is no text": (b"\xff\xfe\n", "", "is no UTF-8 text"),
 }
 
 
-@pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
-def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
-    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("case", LINES)
+def test_lines_are_answered(
+    case: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "model.safetensors" in files:
+    given, answers, told = LINES[case]
+    stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    status, out, error = say(capsys, folder)
+    assert (status, out) == (0, answers) and told in error
+
+
+NO_WEIGHTS = {"config.json": '{"model_type": "llama"}'}
+BROKEN = {
+    "nothing": ({}, "holds no policy"),
+    "a config that is no JSON": ({"config.json": "{"}, "cannot be opened as a policy: "),
+    "no weights and no tokenizer": (NO_WEIGHTS, "cannot be opened as a policy: "),
+    "weights that are none": (
+        NO_WEIGHTS | {"model.safetensors": "x"},
+        "cannot be opened as a policy: ",
+    ),
+    "a quantised policy": (
+        {"config.json": '{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}'},
+        "quant_method fp8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, told = BROKEN[case]
+    if case != "no weights and no tokenizer":
         make_tokenizer().save_pretrained(tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert main(["chat", str(tmp_path), "1+7="]) == 2
-    error = capsys.readouterr().err
+    status, out, error = say(capsys, tmp_path, "1+7=")
     message = error[error.index("lrl: error: ") :]
-    assert (
-        message.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ")
-        and message.count("\n") == 2
-    )
+    assert (status, out) == (2, "") and message.startswith(f"lrl: error: {tmp_path} ")
+    assert told in message and message.count("\n") == 2
 
 
-def test_options_may_stand_before_the_prompt(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert chat.main([str(folder), "--max_tokens", "4", "1+7="]) == 0
-    assert capsys.readouterr().out == "8\n"
-
-
-def test_only_the_folder_has_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot read 'hello'" in say(capsys, folder, "hello")[2]
+    for words in (["--temperature", "-1"], ["--temperature", "nan"], ["--max_tokens", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            say(capsys, folder, *words)
+        assert " ".join(words) in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        chat.main([])
+        say(capsys)
     assert capsys.readouterr().err.endswith("the following arguments are required: folder\n")
-
-
-def test_input_that_is_no_text_ends_the_chat_with_a_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
-    assert chat.main([str(folder)]) == 0
-    assert "is no UTF-8 text" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words", [["--temperature", "-1"], ["--temperature", "nan"], ["--max_tokens", "0"]]
-)
-def test_a_value_out_of_range_is_named(
-    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        chat.main([str(folder), *words])
-    assert " ".join(words) in capsys.readouterr().err
 
 
 def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Path) -> None:
@@ -157,21 +129,14 @@ def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Pa
     assert greedy.eos_token_id == [EOS, 5]
 
 
-def thinking(folder: Path, target: Path) -> Path:
-    """A policy that says `8` and then ends, and whose `8` is a special token."""
-    shutil.copytree(folder, target)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["8"]})
-    tokenizer.save_pretrained(target)
-    return target
-
-
 def test_special_tokens_are_printed_and_the_end_of_a_response_is_not(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = thinking(folder, tmp_path / "policy")
-    assert chat.main([str(policy), "1+7="]) == 0
-    assert capsys.readouterr().out == "8\n"
+    policy = shutil.copytree(folder, tmp_path / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["8"]})
+    tokenizer.save_pretrained(policy)
+    assert say(capsys, policy, "1+7=")[1] == "8\n"
 
 
 @pytest.mark.parametrize("named", [[VOCABULARY.index("5")], None])
@@ -180,8 +145,7 @@ def test_a_response_ends_where_a_generator_would_end_it(
 ) -> None:
     policy = shutil.copytree(folder, tmp_path / "policy")
     (policy / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
-    assert chat.main([str(policy), "1+7="]) == 0
-    assert capsys.readouterr().out == "8\n", "the tokenizer's end ends it, too"
+    assert say(capsys, policy, "1+7=")[1] == "8\n", "the tokenizer's end ends it, too"
 
 
 def test_a_response_without_an_end_is_no_longer_than_the_policy_was_made_for(
@@ -194,9 +158,8 @@ def test_a_response_without_an_end_is_no_longer_than_the_policy_was_made_for(
     model.config.max_position_embeddings = 24
     model.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    assert chat.main([str(tmp_path), "1+7="]) == 0
     prompt = len(make_tokenizer()("1+7=")["input_ids"])
-    assert capsys.readouterr().out == "8" * (24 - prompt) + "\n"
+    assert say(capsys, tmp_path, "1+7=")[1] == "8" * (24 - prompt) + "\n"
 
 
 @pytest.mark.parametrize("text", ["1+7=", "<|start|>1+7="])
@@ -211,11 +174,10 @@ def test_a_chat_template_is_used() -> None:
     assert tokenizer.decode(chat.encode(tokenizer, "1+7=")["input_ids"][0]).endswith("1+7=>")
 
 
+SYSTEM = {"system_prompt": "2", "template": "{prompt}=", "chat": True}
 FORMS = {
     "a template": Prompts([{"question": "1+7"}], prompt_column="question", template="{question}="),
-    "a system prompt": Prompts(
-        [{"prompt": "1+7"}], system_prompt="2", template="{prompt}=", chat=True
-    ),
+    "a system prompt": Prompts([{"prompt": "1+7"}], **SYSTEM),
     "no chat": Prompts([{"prompt": "1+7="}], chat=False),
     "nothing": Prompts([{"prompt": "1+7="}]),
 }
@@ -228,9 +190,8 @@ def test_a_typed_prompt_has_the_tokens_that_the_run_trained_on(kind: str) -> Non
     prompts.load(tokenizer, 100)
     typed = prompts.typed(prompts[0])
     assert typed is not None
-    assert (
-        chat.encode(tokenizer, typed, prompts.form)["input_ids"][0].tolist() == prompts[0].token_ids
-    )
+    found = chat.encode(tokenizer, typed, prompts.form)["input_ids"][0].tolist()
+    assert found == prompts[0].token_ids
 
 
 def test_the_system_prompt_and_the_template_of_the_run_are_used_and_said(
@@ -238,14 +199,9 @@ def test_the_system_prompt_and_the_template_of_the_run_are_used_and_said(
 ) -> None:
     policy = shutil.copytree(folder, tmp_path / "policy")
     prompt_form.save(FORMS["a template"].form, policy)
-    assert chat.main([str(policy), "1+7"]) == 0
-    written = capsys.readouterr()
-    assert (
-        written.out == "8\n"
-        and written.err == "With the template of the run (--plain leaves them out).\n"
-    )
-    assert chat.main([str(policy), "--plain", "1+7="]) == 0
-    assert capsys.readouterr().err == ""
+    told = "With the template of the run (--plain leaves them out).\n"
+    assert say(capsys, policy, "1+7") == (0, "8\n", told)
+    assert say(capsys, policy, "--plain", "1+7=") == (0, "8\n", "")
 
 
 def test_a_template_with_other_columns_asks_for_a_whole_prompt(
@@ -255,8 +211,8 @@ def test_a_template_with_other_columns_asks_for_a_whole_prompt(
     prompts = Prompts([{"prompt": "1+7", "level": "3"}], template="{level}{prompt}=")
     prompts.load(make_tokenizer(), 100)
     prompt_form.save(prompts.form, policy)
-    assert chat.main([str(policy), "1+7"]) == 2
-    message = capsys.readouterr().err
+    status, _, message = say(capsys, policy, "1+7")
+    assert status == 2
     assert "`template` names level" in message and "with --plain" in message
     command = shlex.split(chat_command(policy, prompts))
     assert command[1:] == ["chat", str(policy), "--plain", "31+7="], "the printed command works"

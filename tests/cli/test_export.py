@@ -4,7 +4,6 @@ has sharded ones."""
 from __future__ import annotations
 
 import shlex
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from lrl.rollouts import prompt_form
 from lrl.rollouts.prompts import Prompts
 from lrl.training.model import ModelSource, open_tokenizer
 from tests.run_without_generators import fit, trainer
-from tests.tiny_policies import tiny_llama
+from tests.tiny_policies import tiny_llama, tiny_qwen2
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +37,32 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_policy_of_any_step_is_exported_with_its_tokenizer(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", str(run / "step=1.ckpt"), str(tmp_path / "one")]) == 0
-    assert "The policy after 1 steps is in" in capsys.readouterr().out
-    saved = torch.load(run / "step=1.ckpt")["state_dict"]
-    for name, weight in weights_of(tmp_path / "one").items():
+    folder = tmp_path / "my policy's"
+    assert main(["export", str(run / "step=1.ckpt"), str(folder)]) == 0
+    said, _, command = capsys.readouterr().out.strip().partition(": lrl ")
+    assert "The policy after 1 steps is in" in said
+    assert shlex.split(command) == ["chat", str(folder)], "it is quoted for the shell"
+    saved, before = torch.load(run / "step=1.ckpt")["state_dict"], weights_of(run / "policy")
+    weights = weights_of(folder)
+    for name, weight in weights.items():
         assert torch.equal(weight, saved[f"network.{name}"])
-    first = next(iter(weights_of(run / "policy")))
-    assert not torch.equal(weights_of(tmp_path / "one")[first], weights_of(run / "policy")[first])
-    assert (
-        open_tokenizer(str(tmp_path / "one")).get_vocab()
-        == open_tokenizer(str(run / "policy")).get_vocab()
-    )
+    assert not all(torch.equal(weights[name], before[name]) for name in before)
+    vocabularies = [open_tokenizer(str(one)).get_vocab() for one in (folder, run / "policy")]
+    assert vocabularies[0] == vocabularies[1]
 
 
 def test_the_form_of_the_runs_prompts_goes_from_the_checkpoint_into_the_policys_folder(
     run: Path, tmp_path: Path
 ) -> None:
     assert main(["export", str(run / "step=2.ckpt"), str(tmp_path / "without")]) == 0
-    assert not (tmp_path / "without" / prompt_form.FILE).exists(), (
-        "this run had no data set of lrl's"
-    )
+    form = tmp_path / "without" / prompt_form.FILE
+    assert not form.exists(), "this run had no data set of lrl's"
     state = torch.load(run / "step=2.ckpt")
     prompts = Prompts([{"question": "2+2"}], prompt_column="question", template="{question}=")
     state["prompt_form"] = prompt_form.of(SimpleNamespace(prompts=prompts))
     torch.save(state, tmp_path / "with.ckpt")
     assert main(["export", str(tmp_path / "with.ckpt"), str(tmp_path / "with")]) == 0
     assert prompt_form.read(tmp_path / "with") == prompts.form
-
-
-def test_a_printed_command_is_quoted_for_the_shell(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "my policy's"
-    assert main(["export", str(run / "step=2.ckpt"), str(folder)]) == 0
-    command = capsys.readouterr().out.strip().partition(": lrl ")[2]
-    assert shlex.split(command) == ["chat", str(folder)]
 
 
 def test_a_model_that_was_moved_is_given_by_name(
@@ -83,43 +73,29 @@ def test_a_model_that_was_moved_is_given_by_name(
     torch.save(state, tmp_path / "moved.ckpt")
     assert main(["export", str(tmp_path / "moved.ckpt"), str(tmp_path / "out")]) == 2
     assert "gone" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    words = [
-        "export",
-        str(tmp_path / "moved.ckpt"),
-        str(tmp_path / "out"),
-        "--model",
-        str(run / "policy"),
-    ]
-    assert main(words) == 0 and weights_of(tmp_path / "out")
+    words = ["export", str(tmp_path / "moved.ckpt"), str(tmp_path / "out")]
+    assert main([*words, "--model", str(run / "policy")]) == 0 and weights_of(tmp_path / "out")
 
 
-def broken(name: str, run: Path, folder: Path) -> tuple[Path, Path, list[str]]:
-    """Returns a checkpoint, a target and further words, one of which is wrong."""
-    checkpoint, out, more = run / "step=2.ckpt", folder / "out", list[str]()
-    if name == "no checkpoint":
-        checkpoint = folder / "none.ckpt"
-    elif name == "text":
-        checkpoint = folder / "text.ckpt"
+def broken(name: str, run: Path, folder: Path) -> tuple[Path, list[str]]:
+    """Returns a checkpoint and further words, one of which is wrong."""
+    checkpoint, more = folder / "wrong.ckpt", list[str]()
+    state: dict[str, Any] = torch.load(run / "step=2.ckpt")
+    if name == "text":
         checkpoint.write_text("no checkpoint")
     elif name == "no policy":
-        checkpoint = folder / "other.ckpt"
         torch.save({"state_dict": {"layer.weight": torch.zeros(2)}, "global_step": 1}, checkpoint)
     elif name == "an older one":
-        state: dict[str, Any] = torch.load(checkpoint)
         del state["policy_folder"]
-        checkpoint = folder / "older.ckpt"
         torch.save(state, checkpoint)
     elif name == "another model":
-        shutil.copytree(run / "policy", folder / "wide")
-        config = folder / "wide" / "config.json"
-        config.write_text(
-            config.read_text().replace('"intermediate_size": ', '"intermediate_size": 1')
-        )
-        more = ["--model", str(folder / "wide")]
-    else:
-        out.mkdir()
-        (out / "file").touch()
-    return checkpoint, out, more
+        torch.save(state, checkpoint)
+        more = ["--model", str(tiny_qwen2(folder / "other"))]
+    elif name == "a full folder":
+        torch.save(state, checkpoint)
+        (folder / "out").mkdir()
+        (folder / "out" / "file").touch()
+    return checkpoint, more
 
 
 @pytest.mark.parametrize(
@@ -136,8 +112,9 @@ def broken(name: str, run: Path, folder: Path) -> tuple[Path, Path, list[str]]:
 def test_a_wrong_word_is_named_with_its_remedy_and_nothing_is_written(
     name: str, text: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint, out, more = broken(name, run, tmp_path)
-    assert main(["export", str(checkpoint), str(out), *more]) == 2
+    checkpoint, more = broken(name, run, tmp_path)
+    capsys.readouterr()
+    assert main(["export", str(checkpoint), str(tmp_path / "out"), *more]) == 2
     error = capsys.readouterr().err
     assert error.startswith("lrl: error: ") and text in error and len(error.splitlines()) == 1
-    assert not (out / "config.json").exists()
+    assert not (tmp_path / "out" / "config.json").exists()

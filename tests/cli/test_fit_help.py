@@ -26,10 +26,8 @@ def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each
     status, text = message([verb, "--help"], capsys)
     lines = text.splitlines()
     assert status == 0 and len(lines) <= 150 and max(map(len, lines)) <= fit_help.WIDTH
-    order = [
-        text.index(f"--{name} ")
-        for name in ("model.model", "data.prompts", "trainer.strategy.server", "trainer.devices")
-    ]
+    names = ("model.model", "data.prompts", "trainer.strategy.server", "trainer.devices")
+    order = [text.index(f"--{name} ") for name in names]
     assert order == sorted(order)
     classes = {
         "model": lrl.PolicyModule,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lrl.cli.init import TURNS_MARK, main
+from lrl.cli.init import TURNS_MARK
 from lrl.cli.main import main as lrl
 
 
@@ -47,39 +47,29 @@ def test_its_tests_pass_and_nothing_of_the_template_is_left(project: Path) -> No
 
 def test_it_trains(quickstart_policy: Path, tmp_path: Path) -> None:
     project = tmp_path / "my_run"
-    assert main([str(project), "--turns"]) == 0
+    assert lrl(["init", str(project), "--turns"]) == 0
     words = ["fit", "--config", "recipe.yaml", "--model.model", str(quickstart_policy)]
     words += ["--trainer.max_steps", "2", "--data.groups_per_step", "2"]
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("lrl")), *words],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    command = [str(Path(sys.executable).with_name("lrl")), *words]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (project / "runs" / "my_run" / "version_0" / "policy" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("name", ["2024", "2024-01-01", "1e3", "true", "null", "no"])
 def test_a_name_that_yaml_takes_for_something_else_is_a_text(name: str, tmp_path: Path) -> None:
-    assert main([str(tmp_path / name)]) == 0
+    assert lrl(["init", str(tmp_path / name)]) == 0
     recipe = yaml.safe_load((tmp_path / name / "recipe.yaml").read_text())
     assert recipe["trainer"]["logger"]["init_args"]["name"] == name
 
 
-@pytest.mark.parametrize("name", ["my run", "-x", ".hidden"])
-def test_a_name_that_is_none_is_refused(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--", str(tmp_path / name)]) == 2
-    assert "is no name of a run" in capsys.readouterr().err
-
-
-def test_nothing_that_is_there_is_written_over(
+def test_a_name_that_is_none_is_refused_and_nothing_that_is_there_is_written_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("my run", "-x", ".hidden"):
+        assert lrl(["init", "--", str(tmp_path / name)]) == 2
+        assert "is no name of a run" in capsys.readouterr().err
     (tmp_path / "rewards.py").write_text("mine")
-    assert main([str(tmp_path)]) == 2
+    assert lrl(["init", str(tmp_path)]) == 2
     assert "exists and is not empty. Name a new folder" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["rewards.py"]

@@ -27,7 +27,7 @@ from lrl.cli.main import main
 sys.exit(main({words!r}))
 """
 IMPORTS = {
-    "fit": ("torch", "numpy", "lrl.cli.config_file"),
+    "fit": ("torch", "numpy", "yaml"),
     "chat": ("torch", "transformers"),
     "doctor": ("lrl.cli.doctor",),
 }
@@ -50,12 +50,7 @@ def test_an_interrupt_of_an_import_ends_a_command_without_a_traceback(
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("fitt", "fit"),
-        ("vaildate", "validate"),
-        ("Chat", "chat"),
-    ],
+    ("word", "meant"), [("fitt", "fit"), ("vaildate", "validate"), ("Chat", "chat")]
 )
 def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(
     word: str, meant: str, capsys: pytest.CaptureFixture[str]
@@ -70,11 +65,8 @@ def test_a_config_that_is_near_is_named_whether_recipe_or_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
-    for given, near in (
-        ("quickstrat", "quickstart"),
-        ("mien.yaml", "mine.yaml"),
-        ("mine", "mine.yaml"),
-    ):
+    meant = {"quickstrat": "quickstart", "mien.yaml": "mine.yaml", "mine": "mine.yaml"}
+    for given, near in meant.items():
         status, text = message(["fit", "--config", given], capsys)
         assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text
 

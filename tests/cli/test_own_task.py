@@ -78,18 +78,10 @@ def test_a_class_and_functions_of_the_current_folder_are_found_also_by_the_rewar
         "def rows():\n    return [json.loads(line) for line in open('problems.jsonl')]\n\n"
         "def model():\n    return 'policy'\n"
     )
-    rewards = json.dumps(["mine:rows", {"class_path": "mine.Keyword"}]).replace(
-        "mine:rows", "rewards:right"
-    )
-    words = (
-        "--model.model",
-        "mine.py:model",
-        "--data.prompts",
-        "mine:rows",
-        "--data.rewards",
-        rewards,
-    )
-    done = lrl(readers_folder, "fit", "--config", "own.yaml", *words)
+    rewards = json.dumps(["rewards:right", {"class_path": "mine.Keyword"}])
+    words = ["fit", "--config", "own.yaml", "--model.model", "mine.py:model"]
+    words += ["--data.prompts", "mine:rows", "--data.rewards", rewards]
+    done = lrl(readers_folder, *words)
     assert "a server would start here" in done.stdout, done.stderr[-3000:]
 
 
@@ -107,14 +99,16 @@ if __name__ == "__main__":
 """
 
 
+def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(text)
+    command = [sys.executable, "train.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540)
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        (
-            "groups_per_step=4",
-            "groups_per_step=40",
-            "data.groups_per_step is 40, and problems has 16 prompts",
-        ),
+        ("groups_per_step=4", "groups_per_step=40", "groups_per_step is 40, and problems has 16"),
         ("rewards.py:right", "rewards.py:rihgt", "rewards.py has no 'rihgt'. Did you mean right?"),
     ],
     ids=["found in fit", "found where it is made"],
@@ -123,20 +117,14 @@ def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
     right: str, wrong: str, message: str, readers_folder: Path
 ) -> None:
     assert right in SCRIPT
-    (readers_folder / "train.py").write_text(SCRIPT.replace(right, wrong))
-    command = [sys.executable, "train.py"]
-    done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
+    done = run_script(SCRIPT.replace(right, wrong), readers_folder)
     errors = done.stderr[done.stderr.index("lrl: error:") :]
     assert done.returncode == 1 and message in errors, done.stderr
     assert "Traceback" not in done.stderr and len(errors.splitlines()) <= 3
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(readers_folder: Path) -> None:
-    (readers_folder / "train.py").write_text(
-        "import lrl.system.config_errors\nraise KeyError('nobody meant this')\n"
-    )
-    command = [sys.executable, "train.py"]
-    done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
-    assert (
-        done.returncode == 1 and "Traceback" in done.stderr and "nobody meant this" in done.stderr
-    )
+    script = "import lrl.system.config_errors\nraise KeyError('nobody meant this')\n"
+    done = run_script(script, readers_folder)
+    assert done.returncode == 1 and "Traceback" in done.stderr
+    assert "nobody meant this" in done.stderr

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ class Base(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Base).serve_forever()
 """
-SILENT = "import time; time.sleep(600)"
 ODD_PROMPT = """it's $(touch harm) `touch harm` "two" \\ %s"""
 
 WATCHING_CURL = """#!/bin/sh
@@ -65,22 +65,29 @@ class Ending(Scripted):
     program = WITHOUT_A_TEMPLATE.replace("AFTER = [1], []", "AFTER = [1], [2]")
 
 
+class Silent(Scripted):
+    """One that does not answer yet."""
+
+    program = "import time; time.sleep(600)"
+
+
 @pytest.fixture
 def two_generators(tmp_path: Path) -> Iterator[list[Server]]:
     """Generators 0 and 12 of the run in `tmp_path`."""
-    servers = [
-        Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, number, "two")
-        for number in (0, 12)
-    ]
+    with started(Scripted, tmp_path, 0) as first, started(Scripted, tmp_path, 12) as second:
+        yield [first, second]
+
+
+@contextmanager
+def started(kind: type[Server], folder: Path, number: int = 0) -> Iterator[Server]:
+    server = kind("base", ServerSettings(), "shared_memory", [], folder, number, "a run")
     try:
-        for server in servers:
-            server.start()
-        for server in servers:
+        server.start()
+        if kind is not Silent:
             server.wait_ready()
-        yield servers
+        yield server
     finally:
-        for server in servers:
-            server.stop()
+        server.stop()
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -95,15 +102,8 @@ def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
     home = folder / "home"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "TMPDIR": str(home)} | variables
-    done = subprocess.run(
-        ["bash"],
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=home,
-        env=environment,
-    )
+    how: dict[str, Any] = {"cwd": home, "env": environment, "timeout": 120}
+    done = subprocess.run(["bash"], input=lines, capture_output=True, text=True, **how)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return json.loads(done.stdout)
 
@@ -132,11 +132,8 @@ def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
 ) -> None:
     lines = say(capsys, str(tmp_path), ODD_PROMPT)[1]
     answer = run_in_shell(lines, tmp_path)
-    assert (
-        answer["route"] == "/v1/completions"
-        and answer["model"] == "base"
-        and answer["max_tokens"] == 20
-    )
+    expected = {"route": "/v1/completions", "model": "base", "max_tokens": 20}
+    assert expected.items() <= answer.items()
     assert answer["prompt"] == ODD_PROMPT and answer["cache_salt"].isdecimal()
     assert not (tmp_path / "home" / "harm").exists()
 
@@ -144,13 +141,8 @@ def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
 def test_a_prompt_is_sent_without_the_end_that_its_tokenizer_adds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = Ending("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "one")
-    try:
-        server.start()
-        server.wait_ready()
+    with started(Ending, tmp_path):
         answer = run_in_shell(say(capsys, str(tmp_path), "1+1=")[1], tmp_path)
-    finally:
-        server.stop()
     assert answer["prompt"] == [1, *map(ord, "1+1=")]
 
 
@@ -182,30 +174,19 @@ def test_without_a_run_the_error_says_what_to_give(
     (tmp_path / "generator-0.log").write_text("a run that has ended")
     for folder in (tmp_path, tmp_path / "nowhere"):
         status, out, error = say(capsys, str(folder))
-        assert (
-            (status, out) == (2, "")
-            and str(folder) in error
-            and f"lrl chat {folder}/policy" in error
-        )
+        assert (status, out) == (2, "")
+        assert str(folder) in error and f"lrl chat {folder}/policy" in error
+    with pytest.raises(SystemExit, match="2"):
+        main(["prompt"])
+    assert "RUN" in capsys.readouterr().err
 
 
 def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "silent")
-    server.program = SILENT  # type: ignore[misc]
-    server.start()
-    try:
+    with started(Silent, tmp_path) as server:
         status, out, error = say(capsys, str(tmp_path))
-    finally:
-        server.stop()
     assert (status, out) == (2, "") and server.url in error and str(server.log_path) in error
-
-
-def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["prompt"])
-    assert "RUN" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -218,11 +199,7 @@ def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFi
     ],
 )
 def test_ctrl_c_ends_a_command_without_a_traceback(
-    words: list[str],
-    work: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], work: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt

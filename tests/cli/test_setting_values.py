@@ -30,9 +30,8 @@ def config(
     """Returns the settings that a run with these words would use, by their path in the config."""
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN))
     (tmp_path / "problems.csv").write_text("prompt,answer\n2+2=,4\n")
-    (tmp_path / "judging.py").write_text(
-        "def right(prompt, response, **columns):\n    return 1.0\n"
-    )
+    reward = "def right(prompt, response, **columns):\n    return 1.0\n"
+    (tmp_path / "judging.py").write_text(reward)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(sys, "argv", ["lrl"])
@@ -57,6 +56,7 @@ def config(
 
 
 PROMPTS = "data.init_args.prompts"
+HELD_OUT = ("--trainer.callbacks", "lrl.callbacks.Evaluation", "--trainer.callbacks.prompts")
 TEXTS = {
     "template": "Note: {prompt}",
     "system_prompt": "# Be brief",
@@ -69,23 +69,19 @@ TEXTS = {
 
 def test_a_text_stays_as_it_was_typed(config: Config) -> None:
     words = [word for name, text in TEXTS.items() for word in (f"--data.prompts.{name}", text)]
+    base = {"data": {"init_args": {"prompts": {"init_args": TEXTS}}}}
     typed = config(f"{PROMPTS}.init_args", *words)
-    assert {name: typed[name] for name in TEXTS} == TEXTS
-    written = config(
-        f"{PROMPTS}.init_args", base={"data": {"init_args": {"prompts": {"init_args": TEXTS}}}}
-    )
-    assert {name: written[name] for name in TEXTS} == TEXTS
+    written = config(f"{PROMPTS}.init_args", base=base)
+    for found in (typed, written):
+        assert {name: found[name] for name in TEXTS} == TEXTS
 
 
 def test_null_is_nothing_and_not_the_word_none_however_deep_its_setting_is(config: Config) -> None:
-    assert (
-        config(f"{PROMPTS}.init_args.system_prompt", "--data.prompts.system_prompt", "null") is None
-    )
-    server = "trainer.strategy.init_args.server"
+    prompt, server = f"{PROMPTS}.init_args.system_prompt", "trainer.strategy.init_args.server"
+    assert config(prompt, "--data.prompts.system_prompt", "null") is None
     assert config(f"{server}.tls_cert", "--trainer.strategy.server.tls_cert", "null") is None
-    assert config(f"{server}.extra_args", "--trainer.strategy.server.extra_args.seed", "null") == {
-        "seed": None
-    }
+    extra = config(f"{server}.extra_args", "--trainer.strategy.server.extra_args.seed", "null")
+    assert extra == {"seed": None}
 
 
 def test_a_file_is_named_by_its_setting_and_not_read_in_its_place(
@@ -98,13 +94,8 @@ def test_a_file_is_named_by_its_setting_and_not_read_in_its_place(
         assert config(PROMPTS, "--data.prompts", name) == name
         assert config(PROMPTS, base={"data": {"prompts": name}}) == name
     assert config("data.init_args.rewards", "--data.rewards", "judging.py") == "judging.py"
-    held_out = (
-        "--trainer.callbacks",
-        "lrl.callbacks.Evaluation",
-        "--trainer.callbacks.prompts",
-        "problems.csv",
-    )
-    assert config("trainer.callbacks.0.init_args.prompts", *held_out) == "problems.csv"
+    held_out = config("trainer.callbacks.0.init_args.prompts", *HELD_OUT, "problems.csv")
+    assert held_out == "problems.csv"
     assert config("trainer.strategy", "--trainer.strategy", "ddp") == "ddp"
     assert config("trainer.accelerator", "--trainer.accelerator", "cpu") == "cpu"
 
@@ -131,10 +122,8 @@ def test_a_data_set_named_alone_keeps_its_name_when_another_of_its_settings_chan
     for change in ({"limit": 2}, {"init_args": {"limit": 2}}):
         found = config(PROMPTS, base={"data": {"init_args": {"prompts": change}}})
         assert settings_of(found, "source", "limit") == ["lrl.Prompts", "problems.csv", 2]
-    assert settings_of(config(PROMPTS, "--data.prompts.source", "x.csv"), "source") == [
-        "lrl.Prompts",
-        "x.csv",
-    ]
+    found = config(PROMPTS, "--data.prompts.source", "x.csv")
+    assert settings_of(found, "source") == ["lrl.Prompts", "x.csv"]
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     found = config(PROMPTS, "--data.prompts.limit", "1", base={"data": {"prompts": rows}})
     assert settings_of(found, "source", "limit") == ["lrl.Prompts", rows, 1]
@@ -146,11 +135,9 @@ def test_a_reward_named_alone_keeps_its_name_when_another_of_its_settings_change
     rewards, weight = "data.init_args.rewards", ("--data.rewards.weight", "2")
     expected = ["lrl.rewards.Function", "judging.py:right", 2.0]
     settings = ("function", "weight")
+    base = {"data": {"rewards": {"weight": 2}}}
     assert settings_of(config(f"{rewards}.0", *weight), *settings) == expected
-    assert (
-        settings_of(config(rewards, base={"data": {"rewards": {"weight": 2}}}), *settings)
-        == expected
-    )
+    assert settings_of(config(rewards, base=base), *settings) == expected
     several = config(rewards, "--data.rewards+", "judging.right", *weight)
     assert several[0] == "judging.py:right"
     assert settings_of(several[1], *settings) == ["lrl.rewards.Function", "judging.right", 2.0]
@@ -159,13 +146,6 @@ def test_a_reward_named_alone_keeps_its_name_when_another_of_its_settings_change
 def test_a_held_out_set_named_alone_stays_the_test_split_when_another_of_its_settings_changes(
     config: Config,
 ) -> None:
-    words = (
-        "--trainer.callbacks",
-        "lrl.callbacks.Evaluation",
-        "--trainer.callbacks.prompts",
-        "gsm8k",
-    )
-    found = config(
-        "trainer.callbacks.0.init_args.prompts", *words, "--trainer.callbacks.prompts.limit", "2"
-    )
+    words = (*HELD_OUT, "gsm8k", "--trainer.callbacks.prompts.limit", "2")
+    found = config("trainer.callbacks.0.init_args.prompts", *words)
     assert settings_of(found, "source", "split", "limit") == ["lrl.Prompts", "gsm8k", "test", 2]

@@ -46,7 +46,7 @@ def serve(
                 told.append(observation if after is None else (after, observation, tools))
                 return turn
 
-        server, root = server_of_this_process()
+        server = server_of_this_process()
         async with aiohttp.ClientSession() as session:
 
             async def ask(
@@ -60,7 +60,7 @@ def serve(
                     return answer.status, await answer.json()
 
             conversation = AgentConversation(Policy(), (), branches)
-            async with server.serving(conversation, root) as address:
+            async with server.serving(conversation) as address:
                 await test(address, ask, told)
             url = f"{address.base_url}/models"
             assert (await ask(url, key=address.api_key))[0] == 410, "it ends with the episode"
@@ -169,7 +169,7 @@ def test_a_request_continues_the_longest_history_that_says_the_same_and_else_beg
         assert again[0] == 200
         assert len(told) == len(asked), "a request that is sent again is no branch"
         status, refused = await ask(url, {"messages": [USER], "n": 2}, key)
-        assert status == 400 and "send the request as often" in refused["error"]["message"]
+        assert status == 400 and "`n` is 2" in refused["error"]["message"]
 
     serve(test, branches=True)
 

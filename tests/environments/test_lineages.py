@@ -138,7 +138,7 @@ class Sampler:
                 if read[-1] in sampling.stop_tokens:
                     rollout.finish_reason = "stop"
                     break
-            how["verified"]()
+            how["ended"]()
 
     async def find_calls(
         self, token_ids: list[int], number: int, tools: Sequence[dict[str, Any]]

@@ -37,13 +37,15 @@ from tests.workers.jobs import PROMPT, say, workers_of
 TIMEOUT_S = 2.0
 
 
-def processes(seconds: float = 60.0) -> EnvironmentPool:
-    return EnvironmentPool(Odd(seconds), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
+def processes() -> EnvironmentPool:
+    return EnvironmentPool(Odd(60.0), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
 
 
-def run(play: Callable[[EnvironmentPool], Awaitable[Any]]) -> Any:
-    """Runs `play` with the processes, and ends them."""
+def run(play: Callable[[EnvironmentPool], Awaitable[Any]], agent: Agent | None = None) -> Any:
+    """Runs `play` with the processes, which play episodes of `Odd` or of an agent, and ends them."""
     made = processes()
+    if agent is not None:
+        made = EnvironmentPool(agent, workers=1, turn_timeout_s=60.0, memory_gib=None)
     made.start()
 
     async def played() -> Any:
@@ -102,22 +104,16 @@ DEADLY = {
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode(fails: bool) -> None:
     """Else rank 0 would wait, and end the process with the episodes of all others."""
-    made = EnvironmentPool(Agent(gives_up), workers=1, turn_timeout_s=20.0, memory_gib=None)
-    made.start()
     prompt = Prompt(id=3, token_ids=[1], text="go", columns={"fails": fails})
 
-    async def play() -> str:
-        async with asyncio.timeout(60):
-            episode = made.open(prompt)
-            await episode.begin()
-            await asyncio.sleep(8.0)  # the policy writes, for longer than a busy agent waits
-            return await ending(episode.reply(say("go")))
+    async def play(made: EnvironmentPool) -> str:
+        episode = made.open(prompt)
+        await episode.begin()
+        await asyncio.sleep(8.0)  # the policy writes, for longer than a busy agent waits
+        return await ending(episode.reply(say("go")))
 
-    try:
-        found = asyncio.run(play())
-        assert ("no time" in found) if fails else (found == str(Reply("", True, 0.5)))
-    finally:
-        made.close()
+    found = run(play, Agent(gives_up))
+    assert ("no time" in found) if fails else (found == str(Reply("", True, 0.5)))
 
 
 def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:
@@ -222,21 +218,15 @@ def test_an_environment_that_asks_for_two_turns_at_once_fails() -> None:
 def test_an_agent_in_a_process_learns_why_its_episode_has_ended(tmp_path: Path) -> None:
     told = tmp_path / "told"
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"file": str(told)})
-    made = EnvironmentPool(Agent(notes_its_end), workers=1, turn_timeout_s=60.0, memory_gib=None)
-    made.start()
 
-    async def play() -> None:
+    async def play(made: EnvironmentPool) -> None:
         episode = made.open(prompt)
         await episode.begin()
         episode.close("environment_error: no parser")
-        async with asyncio.timeout(60):
-            while not told.exists() or not told.read_text():
-                await asyncio.sleep(0.02)
+        while not told.exists() or not told.read_text():
+            await asyncio.sleep(0.02)
 
-    try:
-        asyncio.run(play())
-    finally:
-        made.close()
+    run(play, Agent(notes_its_end))
     assert "the episode has ended (environment_error: no parser)" in told.read_text()
 
 
@@ -255,34 +245,26 @@ def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
 @pytest.mark.parametrize("way", LEAVING)
 def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves(way)})
-    made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
-    made.start()
 
-    async def play() -> int:
+    async def play(made: EnvironmentPool) -> None:
         waits = made.open(prompt)
         asks = asyncio.ensure_future(waits.begin())
-        async with asyncio.timeout(60):
-            while not left():
-                await asyncio.sleep(0.02)
+        while not left():
+            await asyncio.sleep(0.02)
         waits.close("the test has ended it")
         asks.cancel()
         while left():
             await asyncio.sleep(0.02)
-        return workers_of(made.workers)[0].pid
+        assert psutil.pid_exists(workers_of(made.workers)[0].pid)
 
-    try:
-        assert psutil.pid_exists(asyncio.run(asyncio.wait_for(play(), 60)))
-    finally:
-        made.close()
+    run(play, Agent(runs))
 
 
 @pytest.mark.parametrize("ends", ["close", "kill"])
 def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves("a daemon")})
-    made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
-    made.start()
 
-    async def play() -> None:
+    async def play(made: EnvironmentPool) -> None:
         one = made.open(prompt)
         asks = asyncio.ensure_future(ending(one.begin()))
         while not left():
@@ -291,10 +273,7 @@ def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
             os.kill(workers_of(made.workers)[0].pid, signal.SIGKILL)
             assert "SIGKILL" in await asks
 
-    try:
-        asyncio.run(asyncio.wait_for(play(), 60))
-    finally:
-        made.close()
+    run(play, Agent(runs))
     wait_for_none(left, 20.0, "what the function has started")
 
 
@@ -358,17 +337,11 @@ def test_an_agent_behind_a_proxy_reaches_its_policy(
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody answers
     agent = Agent(adds) if kind == "function" else Agent(command=[sys.executable, "-c", PROGRAM])
-    made = EnvironmentPool(agent, workers=1, turn_timeout_s=60.0, memory_gib=4.0)
-    made.start()
 
-    async def play() -> Reply:
-        async with asyncio.timeout(60):
-            return await made.open(PROMPT).begin()
+    async def play(made: EnvironmentPool) -> Reply:
+        return await made.open(PROMPT).begin()
 
-    try:
-        assert asyncio.run(play()).observation == [{"role": "user", "content": "go"}]
-    finally:
-        made.close()
+    assert run(play, agent).observation == [{"role": "user", "content": "go"}]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ async def resync(pool: GeneratorPool, version: int) -> None:
     await gather([generator.pause() for generator in pool.generators])
     await gather([generator.resume(version) for generator in pool.generators])
     for generator in pool.generators:
-        generator.verify()
+        generator.open()
     await pool.finish_sync({})
 
 

@@ -12,9 +12,7 @@ import pytest
 from lrl.errors import NoGenerators, ServerError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
-from lrl.generators.generator import State
 from lrl.system import job_supervisor
-from lrl.system.job_supervisor import JobState
 from tests.generators.model_fleet import ModelServer
 from tests.leftovers import wait_for
 from tests.scripted_run import let_requests_succeed
@@ -111,19 +109,3 @@ def test_a_request_that_reads_when_the_run_ends_evicts_no_generator(
     made.loop.submit(read())
     made.stop()
     assert "is evicted" not in caplog.text
-
-
-def test_a_generator_that_ends_unproved_with_its_run_is_not_started_again(
-    fleet: tuple[Fleet, list[ModelServer]],
-) -> None:
-    made, servers = fleet
-
-    async def end() -> None:
-        for generator in made.rollouts.generators:
-            generator.state = State.UNVERIFIED
-        await made.rollouts.drop_unverified("The run ended before it was proved.")
-
-    made.call(end(), "the end of a run")
-    for slot in made._slots:
-        assert slot.condition().state is JobState.STARTING
-    assert [len(server.starts) for server in servers] == [1, 1]

@@ -59,12 +59,12 @@ class Outage:
     async def begin(self) -> None:
         for generator in self.pool.generators:
             await generator.resume(0)
-        await self.pool.verify(list(self.pool.generators), self.passes)
+        await self.pool.prove(list(self.pool.generators), self.passes)
         for generator in list(self.pool.generators):
             self.pool.evict(generator, "its process has ended")
 
     async def passes(self, generator: Generator) -> None:
-        """A probe that finds nothing."""
+        """A proof that finds nothing."""
 
     async def look(self, seconds: float) -> None:
         """Looks as a waiting trainer does; raises NoGenerators at the limit."""
@@ -102,15 +102,15 @@ def fails_its_sync(run: Outage, generator: Generator) -> None:
     run.later(sync())
 
 
-def fails_its_probe(run: Outage, generator: Generator) -> None:
-    async def probe(one: Generator) -> None:
+def fails_its_proof(run: Outage, generator: Generator) -> None:
+    async def compare(one: Generator) -> None:
         await asyncio.sleep(SYNC_S)
         raise GeneratorError("it does not compute what the policy computes")
 
     async def sync() -> None:
         await generator.resume(1)
         await run.pool.finish_sync({})
-        await run.pool.verify([generator], probe)
+        await run.pool.prove([generator], compare)
 
     run.later(sync())
 
@@ -119,7 +119,7 @@ def ends_at_its_first_request(run: Outage, generator: Generator) -> None:
     async def sync() -> None:
         await generator.resume(1)
         await run.pool.finish_sync({})
-        await run.pool.verify([generator], run.passes)
+        await run.pool.prove([generator], run.passes)
         generator.reserve(REQUEST, [Rollout()])
         await asyncio.sleep(20.0)
         run.pool.evict(generator, "its process has ended")
@@ -128,7 +128,7 @@ def ends_at_its_first_request(run: Outage, generator: Generator) -> None:
 
 
 @pytest.mark.parametrize("generators", [1, 8])
-@pytest.mark.parametrize("does", [fails_its_sync, fails_its_probe, ends_at_its_first_request])
+@pytest.mark.parametrize("does", [fails_its_sync, fails_its_proof, ends_at_its_first_request])
 def test_a_run_ends_at_its_limit_whatever_the_replacements_do(
     does: Callable[[Outage, Generator], None], generators: int, clock: VirtualClock
 ) -> None:
@@ -145,11 +145,11 @@ def test_an_outage_begins_anew_after_a_replacement_was_of_use(
         async def sync() -> None:
             await generator.resume(1)
             await run.pool.finish_sync({})
-            await run.pool.verify([generator], run.passes)
+            await run.pool.prove([generator], run.passes)
             if writes:
                 generator.client.last_token_at = clock.time()
 
-        run.does = fails_its_probe
+        run.does = fails_its_proof
         run.later(sync())
 
     run = Outage(is_of_use)

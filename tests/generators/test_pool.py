@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, State
-from lrl.generators.pool import GeneratorPool
+from lrl.generators.pool import GeneratorPool, Prove
 from lrl.planning.clock import Deadlock, run
 from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling
@@ -217,21 +217,40 @@ async def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int
 
 
 @on_a_virtual_clock
-async def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -> None:
+async def test_no_request_is_sent_between_a_pause_and_the_resume_under_the_new_version() -> None:
     pool, clients = make_pool(4, 4)
     await gather([generator.pause() for generator in pool.generators])
     waiting = [asyncio.create_task(ask(pool)) for _ in range(3)]
     await asyncio.sleep(1000)
-    await gather([generator.resume(5) for generator in pool.generators])
-    await asyncio.sleep(1000)
     assert not clients[0].asked and not clients[1].asked
-    for generator in pool.generators:
-        generator.verify()
+    await gather([generator.resume(5) for generator in pool.generators])
     await pool.finish_sync({})
     await asyncio.gather(*waiting)
     asked = clients[0].asked + clients[1].asked
     assert [version for _, version, _, _ in asked] == [5, 5, 5]
     assert clients[1].posted == ["/pause?mode=keep&clear_cache=true", "/resume"]
+
+
+@on_a_virtual_clock
+async def test_a_new_generator_takes_no_request_before_it_is_proved() -> None:
+    pool, _ = make_pool()
+    newcomer = make_generator(0, 4)
+    client: Any = newcomer.client
+    pool.pending.append(newcomer)
+    await pool.admit_pending()
+    await newcomer.pause()
+    await newcomer.resume(5)
+    await pool.finish_sync({})
+    waiting = asyncio.create_task(ask(pool))
+    await asyncio.sleep(1000)
+    assert not client.asked and pool.alive == [newcomer] and not pool.serving
+
+    async def passes(generator: Generator) -> None:
+        assert not client.asked
+
+    await pool.prove([newcomer], passes)
+    await waiting
+    assert [version for _, version, _, _ in client.asked] == [5]
 
 
 @on_a_virtual_clock
@@ -375,27 +394,34 @@ async def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
 
 
 @on_a_virtual_clock
-async def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> None:
-    pool, (first, second) = make_pool(4, 4)
-    liar = pool.generators[0]
-    pool.generators[1].state = State.DRAINING
-    short, long = (asyncio.create_task(ask(pool, seconds=seconds)) for seconds in (4, 9))
+async def test_a_failed_proof_evicts_a_generator_and_its_responses_continue_behind_every_token() -> (
+    None
+):
+    pool, (_, second) = make_pool(4, 4)
+    pool.has_served = True
+    liar, healthy = pool.generators
+    healthy.state = State.DRAINING
+    asking = asyncio.create_task(ask(pool, seconds=9))
     await asyncio.sleep(2.5)
-    pool.generators[1].state = State.DRAINING  # both are at the liar's
     await liar.pause()
     await liar.resume(1)
-    await asyncio.sleep(3)
-    assert not short.done()  # its responses are written, but by weights that nobody has proved
-    pool.generators[1].state = State.SERVING
-    await pool.finish_sync({liar: "it does not compute what the policy computes"})
-    for rollout in [*await short, *await long]:
-        assert 1 not in rollout.versions
-    assert [had for _, had in second.requests] == [2] * 4
+    await asyncio.sleep(2)
+    healthy.state = State.SERVING
+    assert list(await pool.prove([liar, healthy], fails_for(liar))) == [liar]
+    for rollout in await asking:
+        assert rollout.versions == [0, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert second.requests == [(1, 4), (1, 4)] and pool.generators == [healthy]
 
 
-@pytest.mark.parametrize(
-    "event", ["its probe fails", "its process dies", "it leaves", "the run ends"]
-)
+def fails_for(liar: Generator) -> Prove:
+    async def compare(generator: Generator) -> None:
+        if generator is liar:
+            raise GeneratorError("it does not compute what the policy computes")
+
+    return compare
+
+
+@pytest.mark.parametrize("event", ["its proof fails", "its process dies", "it leaves"])
 @on_a_virtual_clock
 async def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
     pool, _ = make_pool(4, 4)
@@ -405,73 +431,28 @@ async def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(e
     first.client = Uneven()
     second.client = Uneven()
     rollouts = [Rollout() for _ in range(3)]
-
-    async def fail(generator: Generator) -> None:
-        raise GeneratorError("it does not compute what the policy computes")
-
     second.state = State.DRAINING
     prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
     asking = asyncio.create_task(
         pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
     )
     await asyncio.sleep(1.5)
-    assert [rollout.finished for rollout in rollouts] == [True, False, False]
     await first.pause()
     await first.resume(1)
     await asyncio.sleep(0.5)
-    assert [rollout.finished for rollout in rollouts] == [True, True, False]
     match event:
-        case "its probe fails":
-            await pool.verify([first], fail)
+        case "its proof fails":
+            await pool.prove([first], fails_for(first))
         case "its process dies":
             pool.evict(first, event)
         case "it leaves":
             pool.remove(first, event)
-        case "the run ends":
-            await pool.drop_unverified(event)
-    assert [rollout.finished for rollout in rollouts] == [True, False, False]
+    assert [rollout.finished for rollout in rollouts] == [True, True, False]
     second.state = State.SERVING
     pool.requests.send_soon()
     await asking
     assert all(rollout.finished for rollout in rollouts)
-    assert second.client.asked_for == rollouts[1:]  # type: ignore[attr-defined]
-
-
-@on_a_virtual_clock
-async def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_later() -> (
-    None
-):
-    pool, (client,) = make_pool(4)
-    rollouts = [Rollout(), Rollout()]
-    prompt = Prompt(id=0, token_ids=[9], text="")
-    sampling = Sampling(n=2, max_tokens=TOKENS)
-    asking = asyncio.create_task(
-        pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
-    )
-    await asyncio.sleep(2.5)
-    await pool.generators[0].pause()
-    await pool.generators[0].resume(1)
-    await asyncio.sleep(3)
-    await pool.drop_unverified("The run ended within a sync.")
-    await asyncio.sleep(3)
-    asking.cancel()
-    assert [rollout.versions for rollout in rollouts] == [[0, 0]] * 2 and client.writing == 0
-    assert all(rollout.token_ids == [0, 1] and not rollout.finished for rollout in rollouts)
-
-
-@on_a_virtual_clock
-async def test_tokens_written_before_a_passed_probe_count() -> None:
-    pool, (client,) = make_pool(4)
-    asking = asyncio.create_task(ask(pool, seconds=4))
-    await asyncio.sleep(2.5)
-    await pool.generators[0].pause()
-    await pool.generators[0].resume(1)
-    await asyncio.sleep(10)
-    assert not asking.done()
-    pool.generators[0].verify()
-    for rollout in await asking:
-        assert rollout.versions[0] == 0 and rollout.versions[-1] == 1
-    assert len(client.requests) == 1
+    assert second.client.asked_for == rollouts[2:]  # type: ignore[attr-defined]
 
 
 @on_a_virtual_clock

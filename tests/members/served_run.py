@@ -44,7 +44,7 @@ def begin_sync(fleet: Fleet) -> None:
 
 
 def end_sync(fleet: Fleet, version: int, failing: str = "") -> None:
-    """Ends a model of a sync, in which the generator of a name fails its probe."""
+    """Ends a model of a sync, in which the generator of a name fails its proof."""
 
     async def work() -> None:
         failed = {}
@@ -53,7 +53,7 @@ def end_sync(fleet: Fleet, version: int, failing: str = "") -> None:
                 failed[generator] = "it does not compute what the policy does"
             else:
                 generator.version = version
-                generator.verify()
+                generator.open()
         await fleet.rollouts.finish_sync(failed)
 
     fleet.call(work(), "a model of a sync")

@@ -52,12 +52,9 @@ def test_without_gain_from_batching_a_drain_takes_the_sum_of_its_tokens(
     assert drained(LINEAR, work, generators).busy_s == pytest.approx(50e-3 * share, rel=0.02)
 
 
-def test_a_drain_adds_up_all_context_tokens() -> None:
+def test_a_drain_adds_up_all_context_tokens_and_without_room_responses_take_turns() -> None:
     work = workload("fixed:10", prompts=1, responses=2, prompt_tokens=100)
     assert drained(HELD, work, 1).busy_s == 2 * (100 + 5) * 10
-
-
-def test_without_room_responses_take_turns() -> None:
     work = workload("fixed:100", prompts=4, responses=4, prompt_tokens=50)
     room_for_four = replace(FLAT, kv_tokens=int(4 * work.live_tokens))
     assert slots_of(room_for_four, work) == 4
@@ -65,19 +62,13 @@ def test_without_room_responses_take_turns() -> None:
     assert slots_of(replace(FLAT, kv_tokens=work.longest - 1), work) == 0
 
 
-def test_a_steady_flow_hides_the_tail_of_a_drain() -> None:
+def test_a_steady_flow_hides_the_tail_of_a_drain_and_less_room_makes_it_slower() -> None:
     work = workload(LOGNORMAL, prompts=64)
     flowing, draining = steady(FLAT, work, 2, lag=1), drained(FLAT, work, 2)
     assert flowing.busy_s < draining.busy_s / 2
     assert flowing.span_s == pytest.approx(draining.span_s)
-
-
-def test_less_room_means_smaller_batches_and_longer_steps() -> None:
-    work = workload(LOGNORMAL, prompts=64)
-    tight, ample = (
-        steady(costs, work, 2, lag=1) for costs in (replace(FLAT, kv_tokens=20_000), FLAT)
-    )
-    assert tight.slots < ample.slots and tight.busy_s > ample.busy_s
+    tight = steady(replace(FLAT, kv_tokens=20_000), work, 2, lag=1)
+    assert tight.slots < flowing.slots and tight.busy_s > flowing.busy_s
 
 
 def test_the_bound_on_lag_limits_the_batch_of_a_steady_flow() -> None:
@@ -187,6 +178,7 @@ def test_a_plan_that_tools_bind_says_so_with_the_episodes_in_flight() -> None:
     training, generation = layouts.training(cluster, 4), layouts.generation(cluster, 4, 4)
     assert training is not None and generation is not None
     plan = split(training, generation, 4)
-    assert plan.bound == "tools" and plan.step_s > 100 and plan.generators_wait > 0.5
+    assert plan.bound == "tools" and plan.step_s > 100
+    assert plan.idle(plan.generation.writing.busy_s) > 0.5
     assert "an episode waits 1.8e+03 s for its environment" in bottleneck(plan, few)
     assert "At most 160 episodes are in flight" in in_flight(plan, few)

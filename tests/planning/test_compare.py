@@ -16,13 +16,8 @@ from lrl.planning.simulation import Simulation
 from lrl.rollouts.timeline import Record, write
 from tests.planning.test_costs import GENERATOR, TRAINER
 
-DATA = {
-    "groups_per_step": 6,
-    "rollouts_per_group": 4,
-    "max_lag": 1,
-    "stragglers": "wait",
-    "micro_batch_tokens": 2000,
-}
+DATA = {"groups_per_step": 6, "rollouts_per_group": 4, "max_lag": 1, "stragglers": "wait"}
+DATA |= {"micro_batch_tokens": 2000}
 
 
 def simulate(folder: Path, **changes: Any) -> Path:
@@ -75,10 +70,10 @@ def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
 def test_the_forecast_of_a_run_with_an_environment_plays_its_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tool_ms = ObservedLengths([900])
-    shapes = DrawnEpisodes(ObservedLengths([1, 3]), observation_tokens=20, tool_ms=tool_ms)
+    turns, tool_ms = ObservedLengths([1, 3]), ObservedLengths([900])
+    shapes = DrawnEpisodes(turns, observation_tokens=20, tool_ms=tool_ms)
     configure(simulate(tmp_path, episodes=shapes, prefix_cache=False))
-    found = read_run(tmp_path, tool_ms)
+    found = read_run(tmp_path, [900])
     for fact, forecast in zip(found.steps, found.forecast, strict=True):
         assert forecast.seconds == pytest.approx(fact.seconds, rel=0.02)
         assert forecast.tokens == fact.tokens
@@ -113,10 +108,9 @@ def test_a_run_slower_than_its_forecast_shows_in_the_table(
 
 
 def off_by(printed: str, row: str) -> float:
-    line = next(
-        line for line in printed.splitlines() if line.strip("│ ").split("│")[0].strip() == row
-    )
-    return float(line.rstrip("│ ").split("│")[-1].strip(" %"))
+    rows = (line.strip("│ ").split("│") for line in printed.splitlines())
+    cells = next(cells for cells in rows if cells[0].strip() == row)
+    return float(cells[-1].strip(" %"))
 
 
 def test_lengths_are_replayed_by_group_and_then_drawn() -> None:

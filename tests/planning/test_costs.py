@@ -20,12 +20,12 @@ GENERATOR = LinearGenerator(
     response_s=0.0005,
     context_token_s=2e-7,
     prefill_token_s=3e-5,
-    pause_s=0.25,
+    sync_pause_s=0.25,
 )
 TRAINER = LinearTrainer(
-    micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5
+    micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, update_s=0.7, sync_s=1.5
 )
-OVERLAPS = replace(TRAINER, weights_s=0.1, pause_overlaps=True)
+OVERLAPS = replace(TRAINER, sync_s=0.1, pause_overlaps=True)
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def test_a_fit_to_a_simulated_run_returns_its_costs(
     for found, known in ((generator, GENERATOR), (trainer, simulated)):
         for name in known.__slots__:
             # Two busy generators do not pause at the same moment.
-            rel = 0.05 if name == "pause_s" else 1e-4
+            rel = 0.05 if name == "sync_pause_s" else 1e-4
             assert getattr(found, name) == pytest.approx(getattr(known, name), rel=rel), name
 
 
@@ -83,10 +83,8 @@ def test_fitted_seconds_add_up_to_measured_seconds_at_any_scatter(
 
 
 def test_fitted_costs_are_not_negative() -> None:
-    work = [
-        GeneratorRecord(seconds=9.0 - n, tokens=n, responses=n, context_tokens=n * n)
-        for n in range(1, 9)
-    ]
+    sizes = ((n, {"tokens": n, "responses": n, "context_tokens": n * n}) for n in range(1, 9))
+    work = [GeneratorRecord(seconds=9.0 - n, **size) for n, size in sizes]
     step = next(record for record in timeline() if isinstance(record, StepRecord))
     found = fit_generator([*work, step], kv_tokens=1)
     others = found.response_s, found.context_token_s, found.prefill_token_s

@@ -14,15 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from lrl.planning.model_shape import read_shape
 from tests.planning.shapes import LLAMA_8B
 
-SIZES: dict[str, Any] = dict(
-    hidden_size=96,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    intermediate_size=200,
-    num_hidden_layers=3,
-    vocab_size=517,
-    pad_token_id=0,
-)
+SIZES: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
+SIZES |= {"intermediate_size": 200, "num_hidden_layers": 3, "vocab_size": 517, "pad_token_id": 0}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {name: size for name, size in LLAMA_8B.items() if name != "model_type"}),
     ("llama", SIZES | {"tie_word_embeddings": True, "head_dim": 24}),
@@ -59,11 +52,8 @@ def test_kv_bytes_equal_the_projections_outputs(tmp_path: Path) -> None:
     config = config_of("qwen3", SIZES | {"head_dim": 32})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    made = [
-        t.shape[0]
-        for name, t in model.named_parameters()
-        if name.endswith(("k_proj.weight", "v_proj.weight"))
-    ]
+    ends = ("k_proj.weight", "v_proj.weight")
+    made = [one.shape[0] for name, one in model.named_parameters() if name.endswith(ends)]
     assert read_shape(config.to_dict()).kv_bytes == 2 * sum(made)
 
 
@@ -75,9 +65,8 @@ def test_a_folder_its_config_and_its_dict_have_the_same_shape(tmp_path: Path) ->
 
 
 def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
-    shape = read_shape(
-        {"model_type": "mixtral", **SIZES, "num_local_experts": 8, "num_experts_per_tok": 2}
-    )
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    shape = read_shape({"model_type": "mixtral", **SIZES, **experts})
 
     def reads(experts: int) -> float:
         layer = shape.attention_parameters + shape.router_parameters

@@ -26,10 +26,9 @@ from lrl.types import Rollout
 
 
 def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
-    lengths = Lognormal(100, 1.0, 10_000, seed=3)
-    assert [lengths.of(n, n, 4) for n in (5, 2, 5)] == [
-        Lognormal(100, 1.0, 10_000, seed=3).of(n, n, 4) for n in (5, 2, 5)
-    ]
+    lengths, same = (Lognormal(100, 1.0, 10_000, seed=3) for _ in range(2))
+    for number in (5, 2, 5):
+        assert lengths.of(number, number, 4) == same.of(number, number, 4)
     assert lengths.of(5, 5, 4) != Lognormal(100, 1.0, 10_000, seed=4).of(5, 5, 4)
     # Another epoch's responses to the same prompt.
     assert lengths.of(5, 5, 4) != lengths.of(5, 6, 4)
@@ -47,22 +46,13 @@ def test_the_variance_between_prompts_has_its_share(share: float) -> None:
 def test_lengths_follow_their_distribution() -> None:
     drawn = [length for n in range(2000) for length in Lognormal(100, 1.0, 800).of(n, n, 4)]
     assert median(drawn) == pytest.approx(100, rel=0.05) and max(drawn) == 800 and min(drawn) >= 1
-    seen = [
-        length for n in range(2000) for length in ObservedLengths([1, 7, 7, 50], seed=1).of(n, n, 4)
-    ]
+    observed = ObservedLengths([1, 7, 7, 50], seed=1)
+    seen = [length for n in range(2000) for length in observed.of(n, n, 4)]
     assert set(seen) == {1, 7, 50}
     assert sum(length == 7 for length in seen) / 8000 == pytest.approx(0.5, abs=0.05)
 
 
 runs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)))
-
-
-@given(runs)
-def test_run_lengths_read_like_the_decoded_list(runs: list[tuple[int, int]]) -> None:
-    whole, short = [value for value, count in runs for _ in range(count)], RunLengths(runs)
-    assert list(short) == whole and len(short) == len(whole) and bool(short) == bool(whole)
-    assert short[1:] == whole[1:]
-    assert all(short[place] == value for place, value in enumerate(whole))
 
 
 def test_a_filled_rollout_is_finished_and_its_lists_are_equally_long() -> None:
@@ -74,19 +64,22 @@ def test_a_filled_rollout_is_finished_and_its_lists_are_equally_long() -> None:
 
 
 @given(runs, runs)
-def test_run_lengths_grow_like_a_list(
+def test_run_lengths_read_and_grow_like_a_list(
     first: list[tuple[int, int]], then: list[tuple[int, int]]
 ) -> None:
-    more = list(RunLengths(then))
+    whole, more = ([value for value, count in runs for _ in range(count)] for runs in (first, then))
+    short = RunLengths(first)
+    assert list(short) == whole and bool(short) == bool(whole) and short[1:] == whole[1:]
+    assert all(short[place] == value for place, value in enumerate(whole))
     for added in (more, RunLengths(then)):
         grown = RunLengths(first)
         grown += added
         assert isinstance(grown, RunLengths)
-        assert list(grown) == [*RunLengths(first), *more] and len(grown) == len(list(grown))
+        assert list(grown) == [*whole, *more] and len(grown) == len(whole) + len(more)
 
 
-GENERATOR = LinearGenerator(kv_tokens=10**6, step_s=0.01, prefill_token_s=1e-3, pause_s=0.2)
-TRAINER = LinearTrainer(token_s=1e-5, weights_s=0.2)
+GENERATOR = LinearGenerator(kv_tokens=10**6, step_s=0.01, prefill_token_s=1e-3, sync_pause_s=0.2)
+TRAINER = LinearTrainer(token_s=1e-5, sync_s=0.2)
 SCENE = Simulation(
     generators=[GENERATOR] * 3,
     trainer=TRAINER,
@@ -106,9 +99,13 @@ def one_generator(**changes: Any) -> Simulation:
     """Returns a run of one step: two groups of four episodes, each of three turns of 40 tokens,
     with answers of 10 tokens."""
     few: dict[str, Any] = {"generators": [GENERATOR], "steps": 1, "groups_per_step": 2}
-    shapes = DrawnEpisodes(turns=ObservedLengths([3]), observation_tokens=10)
-    few |= {"lengths": Lognormal(40, 0.0, 40), "max_num_seqs": 99, "episodes": shapes}
+    few |= {"lengths": Lognormal(40, 0.0, 40), "max_num_seqs": 99, "episodes": three_turns()}
     return replace(SCENE, **few | changes)
+
+
+def three_turns(*tool_ms: int) -> DrawnEpisodes:
+    tool = ObservedLengths(tool_ms) if tool_ms else None
+    return DrawnEpisodes(turns=ObservedLengths([3]), observation_tokens=10, tool_ms=tool)
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
@@ -138,10 +135,7 @@ def test_episodes_do_not_depend_on_dispatch_or_lag() -> None:
 
 
 def test_a_place_is_free_while_a_tool_runs() -> None:
-    slow = DrawnEpisodes(
-        turns=ObservedLengths([3]), observation_tokens=10, tool_ms=ObservedLengths([50_000])
-    )
-    forecast = one_generator(episodes=slow, max_num_seqs=4).run()
+    forecast = one_generator(episodes=three_turns(50_000), max_num_seqs=4).run()
     # One group writes its turns while the other's tools run: a step lasts three answers and not six.
     # The first group's turns take 0.4 s each, the second's begin when the first's have ended.
     assert 150 < forecast.steps[0].seconds < 155
@@ -149,8 +143,7 @@ def test_a_place_is_free_while_a_tool_runs() -> None:
 
 def test_a_tool_leaves_the_generator_idle_unless_other_episodes_are_in_flight() -> None:
     def busy(max_lag: int) -> float:
-        tool = ObservedLengths([1200])
-        slow = DrawnEpisodes(turns=ObservedLengths([3]), observation_tokens=10, tool_ms=tool)
+        slow = three_turns(1200)
         return one_generator(episodes=slow, max_lag=max_lag, steps=20).run().busy
 
     assert busy(0) < 0.4 and busy(0) < busy(1) < busy(3)
@@ -170,14 +163,10 @@ def test_a_later_turn_reads_only_what_is_new_where_its_episode_was_written() -> 
 
 
 def test_a_sync_empties_the_prefix_cache_unless_it_keeps_it() -> None:
-    tool = ObservedLengths([1000, 3000])
-    shapes = DrawnEpisodes(turns=ObservedLengths([3]), observation_tokens=10, tool_ms=tool)
-
-    def reuse(**how: Any) -> float | None:
-        return one_generator(steps=6, max_lag=2, episodes=shapes, **how).run().prefix_reuse
-
-    assert reuse(keys_and_values="keep") == 1.0
-    emptied = reuse(keys_and_values="recompute")
+    slow = three_turns(1000, 3000)
+    scene = one_generator(steps=6, max_lag=2, episodes=slow)
+    assert replace(scene, keys_and_values="keep").run().prefix_reuse == 1.0
+    emptied = scene.run().prefix_reuse
     assert emptied is not None and 0.3 < emptied < 1.0
 
 

@@ -26,12 +26,9 @@ LAYOUTS = Layouts(shape(QWEN_1_5B), WORK)
 
 def planned(bound: str, lag: int) -> Plan:
     """Returns the slowest plan with this bound, which binds it clearly."""
-    plans = [
-        plan
-        for plan in asynchronous(LAYOUTS, EIGHT, max_lag=lag)
-        if (plan.bound, plan.lag) == (bound, lag)
-    ]
-    return max(plans, key=lambda plan: plan.step_s)
+    plans = asynchronous(LAYOUTS, EIGHT, max_lag=lag)
+    found = [plan for plan in plans if (plan.bound, plan.lag) == (bound, lag)]
+    return max(found, key=lambda plan: plan.step_s)
 
 
 def by_policy(plan: Plan) -> dict[str, Outcome]:
@@ -73,14 +70,11 @@ def test_every_dispatch_policy_is_simulated_that_differs() -> None:
 
 def test_dispatch_learns_the_prompts_share_of_the_length() -> None:
     lengths = Lognormal(median=100, sigma=1.0, longest=10_000)
-    many = lengths.of(7, 7, 4001)
-    assert lengths.expected(Prompt(id=7, token_ids=[1], text="")) == pytest.approx(
-        sorted(many)[2000], rel=0.1
-    )
-    assert lengths.expected(Prompt(id=7, token_ids=[1], text=""), written=9999.0) == 10_000.0
-    assert lengths.quantile(0.5) == pytest.approx(100, abs=1) and lengths.quantile(
-        0.9
-    ) == pytest.approx(360, rel=0.02)
+    prompt, many = Prompt(id=7, token_ids=[1], text=""), sorted(lengths.of(7, 7, 4001))
+    assert lengths.expected(prompt) == pytest.approx(many[2000], rel=0.1)
+    assert lengths.expected(prompt, written=9999.0) == 10_000.0
+    assert lengths.quantile(0.5) == pytest.approx(100, abs=1)
+    assert lengths.quantile(0.9) == pytest.approx(360, rel=0.02)
 
 
 def test_a_recipe_gets_a_dispatch_policy_only_if_it_is_clearly_faster() -> None:

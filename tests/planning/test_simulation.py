@@ -25,9 +25,9 @@ GENERATOR = LinearGenerator(
     response_s=0.001,
     context_token_s=1e-6,
     prefill_token_s=1e-5,
-    pause_s=0.2,
+    sync_pause_s=0.2,
 )
-TRAINER = LinearTrainer(token_s=2e-4, token_squared_s=1e-8, optimizer_s=0.1, weights_s=0.3)
+TRAINER = LinearTrainer(token_s=2e-4, token_squared_s=1e-8, update_s=0.1, sync_s=0.3)
 
 
 class NewestFirst(LeastLoaded):
@@ -40,14 +40,14 @@ class NewestFirst(LeastLoaded):
 simulations = st.builds(
     Simulation,
     generators=st.integers(1, 3).map(lambda count: [GENERATOR] * count),
-    trainer=st.sampled_from([TRAINER, replace(TRAINER, weights_s=0.1, pause_overlaps=True)]),
+    trainer=st.sampled_from([TRAINER, replace(TRAINER, sync_s=0.1, pause_overlaps=True)]),
     lengths=st.builds(
         Lognormal,
         st.just(60),
         st.sampled_from([0.0, 1.0]),
         st.just(400),
-        st.sampled_from([0.0, 0.7]),
-        st.integers(0, 99),
+        prompt_share=st.sampled_from([0.0, 0.7]),
+        seed=st.integers(0, 99),
     ),
     steps=st.integers(1, 5),
     groups_per_step=st.integers(1, 6),
@@ -87,26 +87,23 @@ def test_every_response_is_trained_once_within_lag_and_slots(scene: Simulation) 
 @given(simulations)
 def test_the_parts_of_a_step_add_up_to_the_step(scene: Simulation) -> None:
     records: list[Record] = []
-    forecast, ended = scene.run(records.append), 0.0
+    forecast, ended, waited_s = scene.run(records.append), 0.0, 0.0
     for step in forecast.steps:
         waits = [step.wait_first_s, step.wait_more_s, step.wait_last_s]
         parts = [*waits, step.train_s, step.update_s, step.sync_s]
         assert sum(parts) == pytest.approx(step.seconds) and min(parts) >= 0
         assert step.started_s == pytest.approx(ended)
         if not scene.trainer.pause_overlaps:
-            assert GENERATOR.pause_s <= step.pause_s + 1e-9 and step.pause_s <= step.sync_s + 1e-9
+            assert GENERATOR.sync_pause_s - 1e-9 <= step.pause_s <= step.sync_s + 1e-9
         ended += step.seconds
+        waited_s += sum(waits)
     for generator in forecast.generators:
         assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(ended)
     passes = [record.seconds for record in records if isinstance(record, MicroBatchRecord)]
     trained_s = sum(step.train_s for step in forecast.steps)
-    waited_s = sum(
-        step.wait_first_s + step.wait_more_s + step.wait_last_s for step in forecast.steps
-    )
     # Ranks train at the same time, the others also while rank 0 waits for a group.
-    assert (
-        trained_s <= sum(passes) * (1 + 1e-9) <= scene.ranks * (trained_s + waited_s) * (1 + 1e-6)
-    )
+    most_s = scene.ranks * (trained_s + waited_s) * (1 + 1e-6)
+    assert trained_s <= sum(passes) * (1 + 1e-9) <= most_s
 
 
 @settings(max_examples=15, deadline=None)
@@ -115,11 +112,8 @@ def test_a_simulation_is_deterministic_and_its_responses_do_not_depend_on_dispat
     scene: Simulation,
 ) -> None:
     assert scene.run().steps == scene.run().steps
-    other = replace(
-        scene,
-        dispatch=NewestFirst if scene.dispatch is LeastLoaded else LeastLoaded,
-        stragglers="wait",
-    )
+    dispatch = NewestFirst if scene.dispatch is LeastLoaded else LeastLoaded
+    other = replace(scene, dispatch=dispatch, stragglers="wait")
     assert other.run().lags.total() == scene.run().lags.total()
 
 
@@ -128,11 +122,9 @@ def test_a_simulation_is_deterministic_and_its_responses_do_not_depend_on_dispat
 def test_asynchronous_is_never_slower_than_alternating_on_the_same_split(
     scene: Simulation, max_lag: int
 ) -> None:
-    # One rank, one generator, oldest first, costs without a fixed part per micro-batch: nothing but
-    # overlap differs.
-    scene = replace(
-        scene, ranks=1, generators=scene.generators[:1], dispatch=LeastLoaded, stragglers="wait"
-    )
+    # Costs without a fixed part per micro-batch: nothing but overlap differs.
+    one = {"ranks": 1, "generators": scene.generators[:1]}
+    scene = replace(scene, dispatch=LeastLoaded, stragglers="wait", **one)
     alternating = replace(scene, max_lag=0, placement="shared").run()
     asynchronous = replace(scene, max_lag=max_lag).run()
     assert asynchronous.seconds <= alternating.seconds * (1 + 1e-9)
@@ -162,8 +154,8 @@ def equal_responses(**changes: Any) -> Simulation:
 
 
 def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
-    generator = LinearGenerator(kv_tokens=10**6, step_s=0.5, prefill_token_s=0.25, pause_s=3.0)
-    trainer = LinearTrainer(token_s=0.125, optimizer_s=2.0, weights_s=5.0)
+    generator = LinearGenerator(kv_tokens=10**6, step_s=0.5, prefill_token_s=0.25, sync_pause_s=3.0)
+    trainer = LinearTrainer(token_s=0.125, update_s=2.0, sync_s=5.0)
     scene = equal_responses(generators=[generator], trainer=trainer, max_lag=0)
     first, *_, last = scene.run().steps
     # Each of two prompts is prefilled once, all eight responses end together, and two micro-batches
@@ -178,11 +170,10 @@ def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
 def test_an_overlapping_pause_costs_the_trainer_nothing_unless_lag_is_0(
     max_lag: int, sync_s: float
 ) -> None:
-    generator = LinearGenerator(kv_tokens=10**6, step_s=0.001, pause_s=3.0)
-    trainer = LinearTrainer(token_s=0.125, weights_s=1.0, pause_overlaps=True)
-    forecast = equal_responses(
-        generators=[generator], trainer=trainer, steps=4, max_lag=max_lag
-    ).run()
+    generator = LinearGenerator(kv_tokens=10**6, step_s=0.001, sync_pause_s=3.0)
+    trainer = LinearTrainer(token_s=0.125, sync_s=1.0, pause_overlaps=True)
+    both = {"generators": [generator], "trainer": trainer}
+    forecast = equal_responses(steps=4, max_lag=max_lag, **both).run()
     assert [step.sync_s for step in forecast.steps[:-1]] == pytest.approx([sync_s] * 3)
     assert forecast.steps[2].pause_s == pytest.approx(3.0)
     assert forecast.generators[0].paused_s >= 9.0
@@ -266,9 +257,8 @@ class Client:
     ) -> None:
         lengths = self.lengths.of(how["priority"], how["priority"], len(rollouts))
         written = 0
-        for length, rollout in sorted(
-            zip(lengths, rollouts, strict=True), key=lambda pair: pair[0]
-        ):
+        pairs = zip(lengths, rollouts, strict=True)
+        for length, rollout in sorted(pairs, key=lambda pair: pair[0]):
             await asyncio.sleep(TOKEN_S * (length - written))
             fill(rollout, [(0, length)])
             how["ended"]()
@@ -301,25 +291,16 @@ def test_the_model_dispatches_like_the_real_pool(
             await asyncio.sleep(index * 0.37)
             rollouts = [Rollout() for _ in range(responses)]
             prompt = Prompt(id=index, token_ids=[1], text="")
-            await fleet.generate(
-                prompt, rollouts, Sampling(n=responses), priority=index, due=0, deadline_s=1.0
-            )
+            how = {"priority": index, "due": 0, "deadline_s": 1.0}
+            await fleet.generate(prompt, rollouts, Sampling(n=responses), **how)
 
         await asyncio.gather(*map(ask, range(groups)))
         return dispatch
 
     def modelled(dispatch: Journal) -> ModelFleet:
-        return ModelFleet(
-            Simulation(
-                generators=[costs] * generators,
-                trainer=TRAINER,
-                lengths=lengths,
-                steps=1,
-                max_num_seqs=6,
-                dispatch=lambda: dispatch,
-            ),
-            lambda record: None,
-        )
+        how = {"steps": 1, "max_num_seqs": 6, "dispatch": lambda: dispatch}
+        model = equal_responses(generators=[costs] * generators, lengths=lengths, **how)
+        return ModelFleet(model, lambda record: None)
 
     model = run(scene(modelled))
     pool = run(scene(real))

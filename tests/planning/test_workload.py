@@ -38,14 +38,10 @@ def test_an_unfinished_response_is_half_written_and_long_ones_count_more() -> No
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_measured_lengths_are_read_from_a_file(ending: str, tmp_path: Path) -> None:
-    rows = [7, 3, 5]
-    text = (
-        "\n".join(json.dumps({"length": n}) for n in rows)
-        if ending == "jsonl"
-        else "id,length\n0,7\n1,3\n2,5\n"
-    )
+    texts = {"csv": "id,length\n0,7\n1,3\n2,5\n"}
+    texts["jsonl"] = "\n".join(json.dumps({"length": length}) for length in (7, 3, 5))
     file = tmp_path / f"lengths.{ending}"
-    file.write_text(text)
+    file.write_text(texts[ending])
     assert parse_lengths(str(file)).values == (3, 5, 7)
 
 

@@ -84,6 +84,7 @@ WORDS: Cases = {
         *("model.betas", "[0.9, 0.95"),
     ),
     "null for what has no default": ("--model.model null", "are required: model"),
+    "null for a number": ("--model.lr null", "model.lr: expected float", "None"),
     "a launcher without its jobs": (
         "--trainer.strategy.launcher Ray",
         *("trainer.strategy.launcher", "are required: jobs"),

@@ -19,21 +19,15 @@ from lrl.quickstart.warmup import WarmUp, make_model, make_policy, make_tokenize
 TINY = WarmUp(loss=10.0, habit_steps=2, examples=4)
 
 
-def test_the_tokenizer_gives_every_character_back() -> None:
+def test_the_tokenizer_has_every_token_of_the_policy_and_gives_every_character_back() -> None:
     tokenizer = make_tokenizer()
     text = "47+38=7+8=15,4+3+1=8>85"
     ids = tokenizer(text).input_ids
     assert ids[0] == tokenizer.bos_token_id and len(ids) == len(text) + 1
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
-
-
-def test_a_character_outside_the_alphabet_is_an_error() -> None:
+    assert make_model().config.vocab_size == len(tokenizer)
     with pytest.raises(Exception, match="WordLevel"):
-        make_tokenizer()("4x7=")
-
-
-def test_every_token_the_policy_can_sample_is_in_the_vocabulary() -> None:
-    assert make_model().config.vocab_size == len(make_tokenizer())
+        tokenizer("4x7=")
 
 
 def test_the_warm_up_shows_training_problems_and_learns_only_their_answers() -> None:
@@ -42,11 +36,9 @@ def test_the_warm_up_shows_training_problems_and_learns_only_their_answers() -> 
     direct = 0
     for ids, targets in zip(input_ids, labels, strict=True):
         prompt, response = str(tokenizer.decode(ids[1:7])), tokenizer.decode(targets[targets >= 0])
-        direct += response == f">{training[prompt]}<eos>"
-        assert response in (
-            f">{training[prompt]}<eos>",
-            f"{worked(prompt)}>{training[prompt]}<eos>",
-        )
+        short = f">{training[prompt]}<eos>"
+        direct += response == short
+        assert response in (short, f"{worked(prompt)}{short}")
     assert 16 <= direct <= 48
 
 
@@ -93,20 +85,12 @@ def test_the_saved_policy_opens_as_any_hugging_face_model(tmp_path: Path) -> Non
 
 
 def test_the_same_seed_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
-    folders = [
-        make_policy(tmp_path / name, seed, TINY) for name, seed in (("a", 0), ("b", 0), ("c", 1))
-    ]
+    before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+    seeds = {"a": 0, "b": 0, "c": 1}
+    folders = [make_policy(tmp_path / name, seed, TINY) for name, seed in seeds.items()]
     first, second, third = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert first == second != third
-
-
-def test_making_a_policy_leaves_the_random_state_and_threads_of_the_run_alone(
-    tmp_path: Path,
-) -> None:
-    torch.manual_seed(7)
-    random.seed(7)
-    before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
-    make_policy(tmp_path / "policy", 0, TINY)
+    # The run's own state and threads are as before.
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), torch.get_num_threads()) == before[1:]
 
@@ -134,13 +118,12 @@ def test_a_policy_of_another_seed_or_other_settings_is_made_again(tmp_path: Path
         assert (facts["seed"], facts["habit_steps"]) == (seed, settings.habit_steps)
 
 
-def test_the_rest_of_a_killed_warm_up_is_not_used_as_a_policy(tmp_path: Path) -> None:
+def test_the_rest_of_a_killed_warm_up_is_no_policy_and_a_folder_that_is_not_ours_stays(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "policy.unfinished").mkdir()
     (tmp_path / "policy.unfinished" / "stale").touch()
     assert not (make_policy(tmp_path / "policy", 0, TINY) / "stale").exists()
-
-
-def test_a_folder_that_is_not_ours_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(FileExistsError, match="move it away"):
         make_policy(tmp_path, 0, TINY)

@@ -148,19 +148,7 @@ def run_a_loop(prompt, response, **columns):
     return 0.0
 
 
-async def run_a_loop_in_a_loop(prompt, response, **columns):
-    return asyncio.run(one_later())
-
-
 def trl_reward(completions, **kwargs):
-    return [float(len(completion)) for completion in completions]
-
-
-def trl_reward_with_columns(prompts, completions, answer):
-    return [float(each == right) for each, right in zip(completions, answer, strict=True)]
-
-
-async def trl_reward_later(completions, **kwargs):
     return [float(len(completion)) for completion in completions]
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lrl.rewards import RewardPool
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.types import Prompt, Rollout
 
@@ -30,6 +31,17 @@ def scored(pool, *responses, columns=None, **fields):
         )
     )
     return rollouts
+
+
+@contextmanager
+def started(*rewards, **limits):
+    """A pool with its workers."""
+    pool = RewardPool(*rewards, **limits)
+    pool.start()
+    try:
+        yield pool
+    finally:
+        pool.close()
 
 
 def start_afresh(pool, max_failures=1.0):

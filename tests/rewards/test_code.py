@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from lrl.errors import ConfigError
-from lrl.rewards import Code, GaveUp, RewardPool
+from lrl.rewards import Code, GaveUp
 from lrl.rewards.code import program_in
 from lrl.rewards.sandbox.forms import tests_in as read_tests
 from lrl.rewards.verifiers.limits import within
 from tests.rewards.bubblewrap_here import needs_bubblewrap
-from tests.rewards.scenes import counted, scored
+from tests.rewards.scenes import counted, scored, started
 
 isolations = pytest.mark.parametrize(
     "isolation",
@@ -177,21 +177,12 @@ def test_a_wrong_setting_is_refused_by_name(setting, value):
 
 @needs_bubblewrap
 def test_workers_score_programs_and_limits_are_counted():
-    pool = RewardPool([Code(timeout_s=5.0, cpu_s=1)], workers=1, timeout_s=30.0)
-    pool.start()
-    try:
+    with started([Code(timeout_s=5.0, cpu_s=1)], workers=1, timeout_s=30.0) as pool:
         texts = [DOUBLE, "def double(x): pass", "while True: pass"]
         blocks = [f"```python\n{text}\n```" for text in texts]
         found = scored(pool, *blocks, columns={"tests": ASSERTS})
-    finally:
-        pool.close()
     assert [rollout.reward for rollout in found] == [1.0, 0.0, 0.0]
     assert counted(pool) == {"scored": 3, "zero": 2} and pool.counts["gave_up"] == 1
-
-
-def test_workers_that_would_be_killed_before_a_program_are_refused():
-    with pytest.raises(ConfigError, match=r"data\.reward_timeout_s is 10"):
-        RewardPool([code(timeout_s=6.0)], timeout_s=10.0)
 
 
 def test_it_can_be_called_where_an_event_loop_runs():

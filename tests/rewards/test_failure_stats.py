@@ -5,21 +5,17 @@ there are many.
 import asyncio
 import itertools
 import logging
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
-
-import odd_rewards  # noqa: E402
-from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
-
-from lrl.rewards import Function, RewardFailuresError, RewardPool  # noqa: E402
-from lrl.rewards.failure_stats import KINDS, MIN_RESPONSES, WINDOW, FailureStats  # noqa: E402
-from lrl.types import Prompt  # noqa: E402
+from lrl.rewards import Function, RewardFailuresError, RewardPool
+from lrl.rewards.failure_stats import KINDS, MIN_RESPONSES, WINDOW, FailureStats
+from lrl.types import Prompt
+from tests.rewards import odd_rewards
+from tests.rewards.scenes import counted, rollouts_of, scored, start_afresh, started
 
 TIMEOUT_S = 3.0
 """Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds
@@ -48,23 +44,13 @@ DEADLY = {"segfault": "crash", "exit": "crash", "exit 0": "crash", "hog": "memor
 
 @pytest.fixture(scope="module")
 def shared_pool():
-    pool = RewardPool([odd_rewards.obey], timeout_s=60.0, memory_gib=MEMORY_GIB)
-    pool.start()
-    yield pool
-    pool.close()
+    with started([odd_rewards.obey], timeout_s=60.0, memory_gib=MEMORY_GIB) as pool:
+        yield pool
 
 
 @pytest.fixture
 def pool(shared_pool):
     return start_afresh(shared_pool)
-
-
-@pytest.fixture
-def hasty_pool():
-    pool = RewardPool([odd_rewards.obey], timeout_s=TIMEOUT_S)
-    pool.start()
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize(("order", "kind"), (REPORTED | DEADLY).items())
@@ -76,16 +62,15 @@ def test_each_kind_of_failure_is_counted_apart_with_the_reward_that_failed(pool,
     assert counted(pool) == {"scored": 2, "retried": 1, kind: 1}
 
 
-def test_a_reward_that_never_ends_times_out_and_costs_only_its_own_response(hasty_pool):
-    good, bad, other = scored(hasty_pool, "give 1", "loop", "give 2")
+@pytest.mark.parametrize("order", ["loop", "deaf"])
+def test_a_reward_that_never_ends_times_out_and_costs_only_its_own_response(order):
+    hasty_pool = RewardPool([odd_rewards.obey], timeout_s=TIMEOUT_S)
+    hasty_pool.start()
+    good, bad, other = scored(hasty_pool, "give 1", order, "give 2")
+    hasty_pool.close()
     assert (good.reward, other.reward) == (1.0, 2.0)
     assert bad.reward_failure.startswith("timeout: obey: ")
     assert counted(hasty_pool) == {"scored": 2, "retried": 1, "timeout": 1}
-
-
-def test_a_reward_that_ignores_signals_is_killed(hasty_pool):
-    bad, good = scored(hasty_pool, "deaf", "give 1")
-    assert bad.reward_failure.startswith("timeout: obey: ") and good.reward == 1.0
 
 
 @settings(
@@ -154,21 +139,16 @@ def assert_exact(pool, folder, data, kinds):
     assert all(
         (rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts
     )
-    assert counted(pool) == {name: count for name, count in expected.items() if count}
-
-
-def test_a_response_that_fails_once_keeps_its_reward(pool, tmp_path):
-    orders = ["raise it", "segfault", "hog"]
-    rollouts = scored(pool, "give 2", *(f"once {tmp_path}/{order[:3]} {order}" for order in orders))
-    assert [rollout.reward for rollout in rollouts] == [2.0, 1.0, 1.0, 1.0]
-    assert counted(pool) == {"scored": 4, "retried": 3}
+    found = counted(pool)
+    if kinds.keys() & DEADLY.keys():  # what failed before a death is tried again, and not counted
+        found.pop("retried", None)
+        expected.pop("retried")
+    assert found == {name: count for name, count in expected.items() if count}
 
 
 def test_memory_that_one_response_filled_does_not_fail_the_next_ones():
-    pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB)
-    pool.start()
-    before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
-    pool.close()
+    with started([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB) as pool:
+        before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
     assert before.reward != after.reward
     assert pool.counts["replaced"] == 2
 
@@ -187,12 +167,10 @@ def test_without_a_limit_a_response_may_take_more_memory(pool):
 
 
 def test_async_rewards_fail_one_by_one_too():
-    pool = RewardPool(
+    with started(
         [odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S, memory_gib=MEMORY_GIB
-    )
-    pool.start()
-    rollouts = scored(pool, "give 1", "segfault", "cancel", "wait 0.01", "wait 60", "hog")
-    pool.close()
+    ) as pool:
+        rollouts = scored(pool, "give 1", "segfault", "cancel", "wait 0.01", "wait 60", "hog")
     assert [(rollout.reward_failure or "").partition(":")[0] for rollout in rollouts] == [
         "", "crash", "exception", "", "timeout", "memory",
     ]  # fmt: skip
@@ -200,10 +178,8 @@ def test_async_rewards_fail_one_by_one_too():
 
 @pytest.mark.parametrize("weight", [1e-3, -1.0, 1e200])
 def test_a_sum_that_no_gradient_holds_is_no_reward(weight):
-    pool = RewardPool([Function(odd_rewards.obey, weight=weight)], workers=1)
-    pool.start()
-    *rollouts, fine = scored(pool, "give 1e300", "give 3e38", "give 1e19", "give 0")
-    pool.close()
+    with started([Function(odd_rewards.obey, weight=weight)], workers=1) as pool:
+        *rollouts, fine = scored(pool, "give 1e300", "give 3e38", "give 1e19", "give 0")
     for rollout in rollouts:
         assert rollout.reward is None and rollout.reward_failure.startswith("nan: ")
     assert fine.reward == 0.0
@@ -221,7 +197,7 @@ def test_the_first_failure_of_each_kind_is_in_the_log_with_its_response(pool, ca
         "A response got no reward. Prompt 0, response 'raise one': exception: obey: LookupError: "
         f"one ({line_of_raise()})",
         "A response got no reward. Prompt 0, response 'text': wrong_type: obey: obey is '1.0' "
-        "(str); a reward is a float: write float(...) if that is what you mean",
+        "(str); a reward is one number, or a dict of numbers by name",
     ]
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lrl.rewards import GaveUp, Math, RewardPool
 from lrl.rewards.verifiers.limits import TooLargeError, check_magnitude
 from tests.rewards import odd_rewards
-from tests.rewards.scenes import counted, scored, start_afresh
+from tests.rewards.scenes import counted, scored, start_afresh, started
 from tests.rewards.verifiers.test_limits import HUGE
 
 GIVE_UP_S = 0.5
@@ -39,10 +39,8 @@ LONG = [
 
 @pytest.fixture(scope="module")
 def shared_pool():
-    pool = RewardPool([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=120)
-    pool.start()
-    yield pool
-    pool.close()
+    with started([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=120) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -162,7 +160,7 @@ def test_a_huge_number_before_the_final_expression_does_not_matter():
 def test_a_verifier_must_give_up_before_its_worker_is_killed():
     with pytest.raises(
         ValueError,
-        match=r"data.reward_timeout_s is 3, .* after 2 s \('math'\): set it to at least 4",
+        match=r"data.reward_timeout_s is 3, .*'math'.* after 2 s: set it to at least 4",
     ):
         RewardPool([Math()], timeout_s=3)
     with pytest.raises(ValueError, match="Math.give_up_s is 0"):
@@ -170,10 +168,8 @@ def test_a_verifier_must_give_up_before_its_worker_is_killed():
 
 
 def test_a_users_own_reward_may_give_up():
-    pool = RewardPool([odd_rewards.obey], workers=1)
-    pool.start()
-    given_up, zero = scored(pool, "giveup", "give 0")
-    pool.close()
+    with started([odd_rewards.obey], workers=1) as pool:
+        given_up, zero = scored(pool, "giveup", "give 0")
     assert (given_up.reward, zero.reward) == (0.0, 0.0) and GaveUp("why") == 0.0
     assert (pool.counts["zero"], pool.counts["gave_up"]) == (2, 1)
 

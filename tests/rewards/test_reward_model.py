@@ -22,7 +22,7 @@ from lrl.types import Chat, Fork, Prompt
 from tests.lent_server import LentServer
 from tests.rewards import odd_rewards
 from tests.rewards.judge_server import CLOSE, HANG, ScoreServer, fails, gives, served
-from tests.rewards.scenes import counted, rollouts_of, scored
+from tests.rewards.scenes import counted, rollouts_of, scored, started
 from tests.runs.test_async_run import fit
 from tests.tiny_policies import (
     byte_tokenizer,
@@ -89,16 +89,6 @@ def test_of_an_episode_with_branches_it_gets_the_tokens_of_the_last_one():
         pool.close()
 
 
-def test_without_a_reward_that_reads_tokens_none_are_sent_to_a_worker():
-    pool = RewardPool([odd_rewards.told], 1, max_failures=1.0)
-    pool.start()
-    try:
-        (rollout,) = scored(pool, "four")
-        assert "prompt_token_ids" in rollout.reward_failure
-    finally:
-        pool.close()
-
-
 @pytest.mark.parametrize("response_token_ids", [[7, 2], []])
 def test_tokens_are_sent_as_they_are(monkeypatch, response_token_ids):
     sent = []
@@ -141,12 +131,8 @@ def test_each_failure_is_counted_and_none_is_a_zero(server):
     }
     model = RewardModel(url=server.url, timeout_s=5.0, retries=3)
     responses = [*server.replies, *(f"fine {number}" for number in range(91))]
-    pool = RewardPool([model], 1, timeout_s=150.0, max_failures=1.0)
-    pool.start()
-    try:
+    with started([model], 1, timeout_s=150.0, max_failures=1.0) as pool:
         rollouts = dict(zip(responses, scored(pool, *responses), strict=True))
-    finally:
-        pool.close()
     rewards = {name: one.reward for name, one in rollouts.items() if not name.startswith("fine")}
     failed = dict.fromkeys(("gone", "garbage", "endless", "none", "long"))
     assert rewards == {"worst": 0.0, "busy": 2.0, "slow": 3.0, "restarting": 4.0, **failed}

@@ -5,7 +5,6 @@ Covers lrl/rewards/base.py, lrl/rewards/verifiers/exact_match.py, format.py, len
 
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-sys.path.insert(0, str(Path(__file__).parent))  # `odd_rewards` is found by this name
-
-import lrl.rewards  # noqa: E402
-from lrl.checkpoints.made_with import fingerprint  # noqa: E402
-from lrl.rewards import (  # noqa: E402
+import lrl.rewards
+from lrl.checkpoints.made_with import fingerprint
+from lrl.rewards import (
     Code,
     ExactMatch,
     Format,
@@ -116,7 +113,10 @@ URL = "http://127.0.0.1:9"
     [
         ("GSM8K", {}),
         ("Math", {"weight": 2.0}),
-        ("Function", {"function": "odd_rewards:length", "weight": 0.1, "name": "length"}),
+        (
+            "Function",
+            {"function": "tests.rewards.odd_rewards:length", "weight": 0.1, "name": "length"},
+        ),
         ("Code", {"tests": "test_list", "partial": True, "isolation": "none"}),
         ("Judge", {"url": URL, "model": "m", "template": "{response}", "weight": 0.5}),
         ("RewardModel", {"url": URL, "reads": "text"}),
@@ -166,8 +166,3 @@ def judge(**settings):
 def test_a_checkpoint_sees_a_change_of_the_score_and_not_of_how_long_it_is_tried(same, others):
     assert len({fingerprint(reward) for reward in same}) == 1
     assert len({fingerprint(reward) for reward in [*same, *others]}) == 3
-
-
-def test_an_unknown_name_is_no_reward():
-    with pytest.raises(AttributeError, match="NoSuch"):
-        getattr(lrl.rewards, "NoSuch" + "Reward")

@@ -1,20 +1,14 @@
 """What a worker takes for a number, and rank 0 for an outcome."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
-
-import odd_rewards  # noqa: E402
-from scenes import scored  # noqa: E402
-
-from lrl.errors import BadAnswer, CountedError  # noqa: E402
-from lrl.rewards import RewardPool  # noqa: E402
-from lrl.rewards.scoring import Scored, parts_of, read_outcomes  # noqa: E402
+from lrl.errors import BadAnswer, CountedError
+from lrl.rewards.scoring import Scored, parts_of, read_outcomes
+from tests.rewards import odd_rewards
+from tests.rewards.scenes import scored, started
 
 
 @pytest.mark.parametrize(
@@ -49,10 +43,8 @@ def test_any_other_array_is_not_a_number(value):
 
 
 def test_a_worker_imports_no_torch():
-    pool = RewardPool([odd_rewards.torch_is_loaded], workers=1)
-    pool.start()
-    (rollout,) = scored(pool, "")
-    pool.close()
+    with started([odd_rewards.torch_is_loaded], workers=1) as pool:
+        (rollout,) = scored(pool, "")
     assert rollout.reward == 0.0
 
 

@@ -2,8 +2,8 @@
 other parts; with an environment, or without.
 
 Nothing moves by itself: the test decides which response gets a token, which group is scored, when
-the trainer asks, when a sync is verified, and which part breaks. The model keeps an independent
-record of the written tokens.
+the trainer asks, when a new generator is proved, and which part breaks. The model keeps an
+independent record of the written tokens.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lrl.advantages import GroupMean
 from lrl.environments import Turns, Written
 from lrl.environments.play import Reply
 from lrl.environments.turns import Answer
@@ -90,8 +89,7 @@ class Record:
     written: dict[int, list[Rollout]] = field(default_factory=dict)
     """index of a group -> its responses so far"""
     final: dict[ResponseKey, int] = field(default_factory=dict)
-    """Turns of each response that have ended under a verified version; one without an
-    environment."""
+    """Turns of each response that have ended; one without an environment."""
     rewards: dict[int, list[float | None]] = field(default_factory=dict)
     next_token: int = 0
 
@@ -138,12 +136,6 @@ class World(Turns):
         return answer_to(turn)
 
 
-def cut(rollout: Rollout, length: int) -> None:
-    """Removes the tokens behind `length`, and the end."""
-    del rollout.token_ids[length:], rollout.logprobs[length:], rollout.versions[length:]
-    rollout.finish_reason = ""
-
-
 class ModelledRun:
     """A trainer without a policy, with its run.
 
@@ -180,11 +172,6 @@ class ModelledRun:
         self.judges = ManualRewards()
         self.pool = GeneratorPool([make_generator() for _ in range(GENERATORS)])
         self.pool.on_evicted = self.replace
-        self.unverified: dict[Generator, dict[ResponseKey, int]] = {}
-        """Each unverified generator -> the responses that were unfinished at its resume, with their
-        tokens."""
-        self.ended_unverified: dict[Generator, list[ResponseKey]] = {}
-        """Each unverified generator -> the responses that have ended on it since its resume."""
         self.ledger = Ledger(self.pacing)
         self.environments = Here(World())
         self.environments.counts = COUNTS
@@ -197,13 +184,12 @@ class ModelledRun:
             lambda tokens, before: str(tokens),
             deadline_s=60.0,
             max_skipped=self.max_skipped,
-            teaches_nothing=GroupMean().teaches_nothing,
         )
         if state is not None:
             self.controller.load_state_dict(from_file(state), self.other_rewards)
             self.other_rewards = ""
         self.sync()
-        self.verify()  # a run waits until its first sync is verified
+        self.prove()  # a run waits until its first generators are proved
 
     def episodes(self) -> Episodes:
         """Returns the run's episodes."""
@@ -287,8 +273,8 @@ class ModelledRun:
         self.in_step = []
 
     def sync(self) -> None:
-        """Syncs the generators to the newest version, still unverified."""
-        self.verify()  # no sync begins before the last one is verified
+        """Syncs the generators to the newest version; new ones are still to be proved."""
+        self.prove()  # no sync begins before the proofs of the last one have ended
         self.version = self.record.step
         self.run(self.pool.admit_pending())
         stale = [
@@ -298,36 +284,20 @@ class ModelledRun:
             self.run(generator.pause())  # until then a later turn may still come to it
             for group in self.ledger.running.values():
                 self.catch_up(group)
-            unfinished = [
-                response
-                for response, _, rollout in self.responses(generator)
-                if not rollout.finished
-            ]
-            self.unverified[generator] = {
-                (index, place): len(current(self.written(index)[place]).token_ids)
-                for index, place in unfinished
-            }
             self.run(generator.resume(self.version))
         self.run(self.pool.finish_sync({}))
         self.run(self.controller.new_version(self.version))
         self.settle()
 
-    def verify(self, liars: Sequence[Generator] = ()) -> None:
-        """Verifies all unverified generators; `liars` fail."""
+    def prove(self, liars: Sequence[Generator] = ()) -> None:
+        """Proves the new generators, and `liars`, which fail."""
 
-        async def probe(generator: Generator) -> None:
+        async def compare(generator: Generator) -> None:
             if generator in liars:
                 raise GeneratorError("it does not compute what the policy computes")
 
-        unverified = [generator for generator in self.pool.generators if generator.unverified]
-        for generator in unverified:
-            if generator in liars:
-                self.cut_unverified(generator)
-            else:
-                self.unverified.pop(generator)
-                for key in self.ended_unverified.pop(generator, []):
-                    self.seal(key)
-        self.run(self.pool.verify(unverified, probe))
+        due = [one for one in self.pool.generators if one.in_proof or one in liars]
+        self.run(self.pool.prove(due, compare))
         self.settle()
 
     def seal(self, key: ResponseKey) -> None:
@@ -335,22 +305,14 @@ class ModelledRun:
         index, place = key
         self.record.final[key] = whole_turns(self.written(index)[place])
 
-    def cut_unverified(self, generator: Generator) -> None:
-        """Removes the unverified tokens of `generator` from the record; earlier ends stay."""
-        self.ended_unverified.pop(generator, None)
-        for (index, place), length in self.unverified.pop(generator, {}).items():
-            cut(current(self.written(index)[place]), length)
-
     def catch_up(self, group: Group) -> None:
         """Adds to the record the answers that episodes of the group have got."""
         if not self.turns:
             return
         for place, rollout in enumerate(group.rollouts):
             mirror = self.written(group.index)[place]
-            verified = self.record.final.get((group.index, place), 0)
-            assert len(rollout.turn_ends) <= verified, (
-                "the environment has seen a token that is not verified"
-            )
+            ended = self.record.final.get((group.index, place), 0)
+            assert len(rollout.turn_ends) <= ended, "the environment has seen half a turn"
             while len(mirror.turn_ends) < len(rollout.turn_ends):
                 self.add_answer(mirror)
 
@@ -382,13 +344,11 @@ class ModelledRun:
 
     def dies(self, generator: Generator) -> None:
         """Ends the process of a generator."""
-        self.cut_unverified(generator)
         self.loop.call_soon(self.pool.evict, generator, "its process has ended")
         self.settle()
 
     def leaves(self, generator: Generator) -> None:
         """Removes a generator, and another one joins."""
-        self.cut_unverified(generator)
         self.loop.call_soon(self.pool.remove, generator, "it has left the run")
         self.replace(generator)
         self.settle()
@@ -440,10 +400,7 @@ class ModelledRun:
         if ends or len(rollout.token_ids) == asked.max_tokens:
             for one in both:
                 one.finish_reason = "stop" if len(one.token_ids) < asked.max_tokens else "length"
-            if generator.unverified:
-                self.ended_unverified.setdefault(generator, []).append((index, place))
-            else:
-                self.seal((index, place))
+            self.seal((index, place))
             self.loop.call_soon(asked.ended)
         if all(one.finished for one in asked.rollouts):
             asked.done.set_result(None)
@@ -467,8 +424,7 @@ class ModelledRun:
         self.settle()
 
     def save(self) -> None:
-        """Saves a checkpoint with the record of that moment, once all generators are verified."""
-        self.verify()
+        """Saves a checkpoint with the record of that moment."""
         state = as_file(self.controller.state_dict(self.record.step))
         for group in [*self.ledger.running.values(), *self.ledger.finished.values()]:
             self.catch_up(group)
@@ -488,16 +444,9 @@ class ModelledRun:
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(1.0))
 
-    def save_on_the_way_out(self) -> None:
-        """Drops the unverified tokens, and saves the rest."""
-        for generator in self.pool.generators:
-            self.cut_unverified(generator)
-        self.run(self.pool.drop_unverified("the run ends"))
-        self.save()
-
     def stop(self) -> None:
         """Ends the run in order, in a step or between two, and resumes it."""
-        self.save_on_the_way_out()
+        self.save()
         self.crash()
 
     def forget(self, indices: set[int]) -> None:

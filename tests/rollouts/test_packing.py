@@ -15,12 +15,6 @@ from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.attention_masks import sequence_ends
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
-lengths = st.lists(
-    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)),
-    min_size=1,
-    max_size=8,
-)
-
 
 def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int = 0) -> Group:
     rng = random.Random(1000 * seed + index)
@@ -39,6 +33,13 @@ def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int =
         id=index, token_ids=[rng.randrange(1, 32) for _ in range(prompt_tokens)], text=""
     )
     return Group(index=index, prompt=prompt, rollouts=rollouts)
+
+
+drawn_groups = st.lists(
+    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)),
+    min_size=1,
+    max_size=8,
+).map(lambda shapes: [make_group(index, *shape) for index, shape in enumerate(shapes)])
 
 
 def pack(packer: Packer, groups: list[Group]) -> list[MicroBatch]:
@@ -87,11 +88,10 @@ class PositionAsAdvantage(GroupMean):
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths, st.integers(1, 120), st.integers(0, 4))
+@given(drawn_groups, st.integers(1, 120), st.integers(0, 4))
 def test_an_advantage_per_token_stays_with_its_token(
-    shapes: list, budget: int, oldest: int
+    groups: list[Group], budget: int, oldest: int
 ) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     found = unpack(pack(Packer(budget, PositionAsAdvantage(), 1.0, oldest_version=oldest), groups))
     wanted = []
     for group in groups:
@@ -102,9 +102,8 @@ def test_an_advantage_per_token_stays_with_its_token(
 
 
 @settings(max_examples=40, deadline=None)
-@given(lengths, st.integers(1, 120))
-def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
+@given(drawn_groups, st.integers(1, 120))
+def test_whole_groups_stay_together(groups: list[Group], budget: int) -> None:
     batches = pack(Packer(budget, GroupMean(), 1.0, whole_groups=True), groups)
     sizes = []
     for batch in batches:
@@ -115,9 +114,10 @@ def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths, st.integers(1, 120), st.integers(0, 4))
-def test_every_response_is_packed_once_and_whole(shapes: list, budget: int, oldest: int) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
+@given(drawn_groups, st.integers(1, 120), st.integers(0, 4))
+def test_every_response_is_packed_once_and_whole(
+    groups: list[Group], budget: int, oldest: int
+) -> None:
     packer = Packer(budget, GroupMean(), 1.0, oldest_version=oldest)
     batches = pack(packer, groups)
     for got, wanted in zip(unpack(batches), expected(groups, oldest), strict=True):
@@ -128,20 +128,9 @@ def test_every_response_is_packed_once_and_whole(shapes: list, budget: int, olde
     assert packer.tokens + packer.masked_tokens == everything
 
 
-@settings(max_examples=60, deadline=None)
-@given(lengths, st.integers(1, 120))
-def test_a_micro_batch_stays_in_its_budget(shapes: list, budget: int) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
-    for batch in pack(Packer(budget, GroupMean(), 1.0), groups):
-        assert batch.input_ids.numel() <= budget or batch.num_sequences == 1
-        longest = max((batch.sequence_ids == number).sum() for number in range(batch.num_sequences))
-        assert batch.input_ids.shape[1] == longest
-
-
 @settings(max_examples=30, deadline=None)
-@given(lengths)
-def test_positions_restart_with_every_response_and_with_padding(shapes: list) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
+@given(drawn_groups)
+def test_positions_restart_with_every_response_and_with_padding(groups: list[Group]) -> None:
     for batch in pack(Packer(100, GroupMean(), 1.0), groups):
         for ids, positions in zip(batch.sequence_ids, batch.position_ids, strict=True):
             for number in ids.unique():
@@ -168,16 +157,6 @@ def test_the_label_is_the_next_token() -> None:
     assert torch.equal(batch.input_ids[rows, columns + 1], batch.labels[rows, columns])
 
 
-def test_micro_batches_come_before_the_last_group() -> None:
-    packer = Packer(64, GroupMean(), 1.0)
-    assert any(list(packer.add(make_group(i, 4, [12, 12]))) for i in range(3))
-
-
-def test_short_responses_share_rows() -> None:
-    (batch,) = pack(Packer(1000, GroupMean(), 1.0), [make_group(0, 2, [18, 8, 8])])
-    assert batch.input_ids.shape == (2, 20)
-
-
 def test_rows_that_need_a_mask_say_who_reads_what() -> None:
     without, masked = (
         pack(Packer(1000, GroupMean(), 1.0, masks=masks), [make_group(0, 2, [4, 3])])[0]
@@ -187,19 +166,11 @@ def test_rows_that_need_a_mask_say_who_reads_what() -> None:
     assert torch.equal(masked.readers_end, sequence_ends(masked.position_ids))
 
 
-def test_responses_that_may_not_share_rows_have_one_each() -> None:
-    packer = Packer(1000, GroupMean(), 1.0, share_rows=False)
-    (batch,) = pack(packer, [make_group(0, 2, [18, 8, 8])])
-    assert batch.input_ids.shape == (3, 20) and batch.num_sequences == 3
-    assert packer.padding == 20 / 60
-
-
 @settings(max_examples=30, deadline=None)
-@given(lengths, st.integers(1, 120), st.booleans(), st.booleans(), st.integers(1, 3))
+@given(drawn_groups, st.integers(1, 120), st.booleans(), st.booleans(), st.integers(1, 3))
 def test_the_share_of_padding_is_over_all_micro_batches_of_all_ranks(
-    shapes: list, budget: int, share_rows: bool, whole_groups: bool, ranks: int
+    groups: list[Group], budget: int, share_rows: bool, whole_groups: bool, ranks: int
 ) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     packer = Packer(
         budget,
         GroupMean(),
@@ -255,14 +226,6 @@ def test_a_cut_response_moves_the_baseline_and_has_no_token_in_the_loss() -> Non
     )
 
 
-def test_a_cut_response_is_trained_unless_it_is_to_be_masked() -> None:
-    group = make_group(0, 2, [3, 4])
-    group.rollouts[1].finish_reason = "length"
-    packer = Packer(100, GroupMean(), 1.0)
-    pack(packer, [group])
-    assert (packer.tokens, packer.masked_tokens) == (7, 0)
-
-
 def test_adding_does_not_wait_for_the_iterator() -> None:
     packer = Packer(10, GroupMean(), 1.0)
     packer.add(make_group(0, 2, [9, 9]))
@@ -274,6 +237,7 @@ def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_
 ):
     group = make_group(0, 3, [7, 5])
     first = group.rollouts[0]
+    assert first.turns == [Turn(0, 7)] and all(first.mask) and Rollout().turns == []
     alone = pack(Packer(64, GroupMean(), 1.0), [copy.deepcopy(group)])
     first.versions[2:4], first.logprobs[2:4] = [ENVIRONMENT] * 2, [0.0] * 2
     first.turn_ends = [2, 7]
@@ -297,13 +261,3 @@ def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_
         and not micro.advantages[left_out].any()
     )
     assert first.turns == load_group(save_group(group, scored=True), group.prompt).rollouts[0].turns
-
-
-def test_a_rollout_of_one_turn_is_all_the_policys() -> None:
-    rollout = make_group(0, 3, [7]).rollouts[0]
-    assert (
-        rollout.turns == [Turn(0, 7)]
-        and all(rollout.mask)
-        and rollout.policy_versions == rollout.versions
-    )
-    assert Rollout().turns == []

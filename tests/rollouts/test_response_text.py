@@ -19,7 +19,7 @@ from lrl.callbacks import Evaluation
 from lrl.cli import chat
 from lrl.generators.settings import ServerSettings
 from lrl.rewards import ExactMatch, Format
-from lrl.rollouts.response_text import ResponseDecoder, TokenTexts
+from lrl.rollouts.response_text import PolicyText, TokenTexts
 from lrl.training.model import open_tokenizer
 from tests.tiny_policies import END, PAD, START, byte_tokenizer, tiny_llama
 
@@ -47,7 +47,7 @@ def text_of(
     data = lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch(), **settings)
     data.run = SimpleNamespace(policy=policy)  # type: ignore[assignment]
     tokens, opened = policy.tokenizer([written, before], add_special_tokens=False).input_ids
-    return data.decode(tokens, opened)
+    return data.policy_text.decode(tokens, opened)
 
 
 def test_a_format_of_special_tokens_is_seen_by_a_reward_and_the_end_of_a_turn_is_not(
@@ -109,8 +109,8 @@ def test_a_text_has_the_spaces_that_the_policy_wrote(text: str) -> None:
     )
     tokens = tokenizer.convert_tokens_to_ids(text.split())
     assert tokenizer.decode(tokens) != " ".join(text.split())
-    decode = ResponseDecoder(tokenizer=tokenizer, ends=frozenset(), skip_special_tokens=False)
-    assert decode(tokens) == " ".join(text.split())
+    text_of_policy = PolicyText(tokenizer=tokenizer, ends=frozenset())
+    assert text_of_policy.decode(tokens) == " ".join(text.split())
 
 
 def test_special_tokens_may_be_left_out(policy: lrl.PolicyModule) -> None:
@@ -184,7 +184,7 @@ def test_every_part_of_a_run_knows_the_same_ends(
     )
     data.run = SimpleNamespace(policy=policy, data=data)  # type: ignore[assignment]
     assert policy.stop_tokens == wanted
-    assert policy.ends_of_text - wanted == {policy.tokenizer.pad_token_id}
+    assert data.policy_text.left_out - wanted == {policy.tokenizer.pad_token_id}
     evaluation = Evaluation([{"prompt": "1"}], rewards=ExactMatch())
     monkeypatch.setattr(
         data.reward_pool, "like", lambda *args, **kwargs: type("Pool", (), {"start": print})()

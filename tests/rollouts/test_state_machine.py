@@ -1,9 +1,9 @@
 """Schedules that Hypothesis draws and shrinks: tokens, ends, rewards, steps and syncs, and
 failures; with an environment that answers turns, or without.
 
-Generators fail their probe, die or leave, before and after a sync is verified; responses fail for
-good, rewards fail, the run stops within a step, or crashes and resumes from its last checkpoint,
-which undoes all later events. Every schedule is then driven to the end of the run.
+Generators fail their proof, die or leave, just after a sync or later; responses fail for good,
+rewards fail, the run stops within a step, or crashes and resumes from its last checkpoint, which
+undoes all later events. Every schedule is then driven to the end of the run.
 
 `LRL_SCHEDULES=10000 python -m pytest -s tests/rollouts/test_state_machine.py` tries that many, and
 prints what came up in them.
@@ -39,7 +39,7 @@ BOUND_S = 200.0
 """Virtual seconds in which any step must end once all responses are brought forward every second.
 The slowest had six groups of episodes, half of them skipped, and took 62."""
 
-EVENTS = ("its probe fails", "its process dies", "it leaves", "the run is stopped")
+EVENTS = ("its proof fails", "its process dies", "it leaves", "the run is stopped")
 """Events that evict a generator; the last one evicts all."""
 
 picks = st.integers(0, 999)
@@ -125,10 +125,10 @@ class Schedule(RuleBasedStateMachine):
 
     @precondition(lambda self: self.run.unfinished() and self.run.resumes < RESUMES)
     @rule(before=picks, behind=picks, which=picks, event=st.sampled_from(EVENTS))
-    def something_happens_before_a_sync_is_verified(
+    def something_happens_just_after_a_sync(
         self, before: int, behind: int, which: int, event: str
     ) -> None:
-        """Ends some responses before the sync and some after it; the later tokens are dropped."""
+        """Ends some responses before the sync and some after it: all their tokens stay."""
         self.end_some(before)
         self.run.sync()
         self.write_some(every=1, tokens=1)
@@ -138,16 +138,15 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self.run.pool.generators)
     @rule(which=picks, event=st.sampled_from(EVENTS[:3]))
     def something_happens_to_a_generator(self, which: int, event: str) -> None:
-        """Has another generator continue its responses, with all tokens or only the verified
-        ones."""
+        """Has another generator continue its responses with all tokens."""
         self.happens(event, which)
 
     def happens(self, event: str, which: int) -> None:
         generators = self.run.pool.generators
         one = generators[which % len(generators)]
         match event:
-            case "its probe fails":
-                self.run.verify(liars=[one])
+            case "its proof fails":
+                self.run.prove(liars=[one])
             case "its process dies":
                 self.run.dies(one)
             case "it leaves":
@@ -176,7 +175,7 @@ class Schedule(RuleBasedStateMachine):
         run = self.run
         run.other_rewards = other_rewards
         self.write_some(every=2, tokens=1)
-        run.save_on_the_way_out()
+        run.save()
         state = from_file(run.checkpoint[1])
         saved = {group["index"] for group in [*state["finished"], *state["running"]]}
         if max_lag is not None and max_lag != run.pacing.max_lag:
@@ -212,6 +211,12 @@ class Schedule(RuleBasedStateMachine):
                 assert whole_turns(group.rollouts[place]) >= ends, (
                     "a finished response is unfinished again"
                 )
+
+    @invariant()
+    def an_unproved_generator_has_no_request(self) -> None:
+        for one in [*self.run.pool.generators, *self.run.pool.pending]:
+            if one.served_from is None:
+                assert one.in_flight == 0 and not one.client.requests  # type: ignore[attr-defined]
 
     @invariant()
     def the_record_is_true(self) -> None:
@@ -254,9 +259,9 @@ class Schedule(RuleBasedStateMachine):
             self.run.loop.close()
 
     def bring_forward(self, ends: bool = True) -> None:
-        """Verifies the last sync, admits pending generators, writes a token of every response,
+        """Proves new generators, admits pending generators, writes a token of every response,
         maybe its last, and scores the finished groups."""
-        self.run.verify()
+        self.run.prove()
         self.run.poll()
         for index, place in self.run.unfinished():
             self.run.write(index, place, 1, ends)

@@ -145,24 +145,12 @@ def test_a_wait_that_something_else_interrupts_counts_without_it() -> None:
     assert scene.stream.waits == [5.0]
 
 
-def test_the_steps_denominator_is_every_token_in_the_loss() -> None:
-    scene = Scene([make_group(i, 4, [9, 5 + i]) for i in range(4)])
-    assert scene.train() == scene.stream.num_tokens == sum(9 + 5 + i for i in range(4))
-    assert [group.index for group in scene.stream.groups] == [0, 1, 2, 3]
-
-
 def test_a_group_with_too_few_scored_responses_is_given_up() -> None:
     groups = [make_group(i, 4, [9, 9]) for i in range(3)]
     groups[1].rollouts[0].reward = None
     scene = Scene(groups)
     assert scene.train() == 36
     assert scene.given_up == [groups[1]]
-
-
-def test_a_step_without_anything_to_train_ends() -> None:
-    group = make_group(0, 4, [9, 9])
-    group.rollouts[0].reward = None
-    assert Scene([group]).train() == 0
 
 
 def test_every_group_is_prepared_before_it_is_trained() -> None:

@@ -25,35 +25,26 @@ def make_moving_crew(
     return make_pool(*capacities, dispatch=dispatch, migration=migration)
 
 
+def answer(pool: GeneratorPool, *seconds: int) -> None:
+    """Has the pool write groups whose responses take so long."""
+    run(gather([ask(pool, seconds=each, priority=place) for place, each in enumerate(seconds)]))
+
+
+def left_nothing(pool: GeneratorPool) -> bool:
+    """Whether the queue has forgotten all requests, and every slot is free."""
+    books = pool.requests._targets or pool.requests._moved_at
+    return not books and not any(one.load or one.in_flight for one in pool.generators)
+
+
 def test_an_idle_generator_continues_half_written_responses_after_their_tokens() -> None:
     pool, (first, second) = make_moving_crew(8, 8, migration=Migration())
-    run(
-        gather(
-            [
-                ask(pool, seconds=seconds, priority=place)
-                for place, seconds in enumerate((100, 3, 90, 3))
-            ]
-        )
-    )
-    assert first.requests == [(2, 0), (2, 0)] and second.requests == [
-        (2, 0),
-        (2, 0),
-        (1, 3),
-        (1, 3),
-    ]
-    # The longest moved, and one was enough.
-    assert [priority for _, _, priority, _ in second.asked] == [
-        1,
-        3,
-        0,
-        0,
-    ]
+    answer(pool, 100, 3, 90, 3)
+    assert first.requests == [(2, 0), (2, 0)]
+    assert second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
+    asked = [priority for _, _, priority, _ in second.asked]
+    assert asked == [1, 3, 0, 0], "the longest moved, and one was enough"
     assert pool.requests.moved == 2 and pool.reissued == 0
-    assert (
-        not pool.requests._targets
-        and not pool.requests._moved_at
-        and all(not generator.load for generator in pool.generators)
-    )
+    assert left_nothing(pool)
 
 
 @pytest.mark.parametrize(
@@ -70,25 +61,15 @@ def test_a_response_whose_move_costs_more_than_it_gains_stays(
 ) -> None:
     pool, (_, second) = make_moving_crew(8, 8, migration=migration)
     pool.requests.dispatch.lengths = Known() if known else None
-    run(
-        gather(
-            [
-                ask(pool, seconds=seconds, priority=place)
-                for place, seconds in enumerate((100, 3, 90, 3))
-            ]
-        )
-    )
+    answer(pool, 100, 3, 90, 3)
     assert pool.requests.moved == 0 and len(second.requests) == 2
 
 
 def test_no_response_moves_while_a_request_waits() -> None:
     class HoldsThree(LeastLoaded):
         def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-            return (
-                None
-                if request.responses == 3 and not released
-                else super().pick(request, generators)
-            )
+            held = request.responses == 3 and not released
+            return None if held else super().pick(request, generators)
 
     pool, _ = make_moving_crew(8, 8, migration=Migration(), dispatch=HoldsThree())
     released = False
@@ -125,11 +106,8 @@ def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
         await resync(pool, version)
 
     questions = [ask(pool, n, seconds, place) for place, (n, seconds) in enumerate(groups)]
-    run(
-        gather(
-            [*questions, *(sync(version, at) for version, at in enumerate(sorted(syncs), start=1))]
-        )
-    )
+    times = enumerate(sorted(syncs), start=1)
+    run(gather([*questions, *(sync(version, at) for version, at in times)]))
     placed = Counter(
         (priority, version) for client in clients for _, version, priority, _ in client.asked
     )
@@ -139,11 +117,7 @@ def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
         client.most <= max(capacity, 3)
         for client, capacity in zip(clients, capacities, strict=True)
     )
-    assert (
-        not pool.requests._targets
-        and not pool.requests._moved_at
-        and all(generator.in_flight == 0 for generator in pool.generators)
-    )
+    assert left_nothing(pool)
 
 
 def test_a_response_longer_than_expected_may_still_move() -> None:
@@ -153,12 +127,5 @@ def test_a_response_longer_than_expected_may_still_move() -> None:
 
     pool, (_, second) = make_moving_crew(8, 8, migration=Migration())
     pool.requests.dispatch.lengths = OutgrownAtTen()
-    run(
-        gather(
-            [
-                ask(pool, seconds=seconds, priority=place)
-                for place, seconds in enumerate((100, 20, 90, 20))
-            ]
-        )
-    )
+    answer(pool, 100, 20, 90, 20)
     assert pool.requests.moved == 2 and (1, 20) in second.requests

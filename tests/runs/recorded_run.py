@@ -20,7 +20,7 @@ from lrl.objectives import AIPO, DecoupledPPO, Objective
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, Prompt, Rollout
-from tests.test_policy import SIZES, FakeStep, Steps, save_model, trainer
+from tests.policies import SIZES, FakeStep, Steps, save_model, trainer
 
 STEPS = 30
 RECORD = Path(__file__).with_name("recorded_run.json")

@@ -3,8 +3,6 @@ for big ones, of the same architecture.
 
 The data sets are folders that lie where the hub's names point, so the recipes are run as they are
 written; `RECIPES` has the settings that are others here.
-
-Covers lrl/cli/lightning.py, recipes.py.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from lrl.rollouts.stream import GroupSource, RankStream, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.training.optimizers import average_over_ranks
 from lrl.types import Group
+from tests.policies import make_group, opened
 from tests.strategies.forked_ranks import meet
-from tests.test_policy import make_group, opened
 
 GROUPS = [make_group(number) for number in range(9)]
 BUDGET = 48

@@ -24,8 +24,8 @@ from lrl.callbacks import OnRankZero, WeightSync
 from lrl.training.collate import blank
 from lrl.training.model import whole_tensors
 from lrl.training.sharding import on_cpu
+from tests.policies import FakeStep
 from tests.run_without_generators import micro_batches
-from tests.test_policy import FakeStep
 
 STEPS_PER_EPOCH = 3
 PLACES: dict[str, tuple[str, str]] = {

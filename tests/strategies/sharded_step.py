@@ -24,9 +24,9 @@ from lrl.distributed.ranks import Ranks
 from lrl.rollouts.stream import RankStream
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
+from tests.policies import make_group
 from tests.strategies.forked_ranks import meet
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS, Arriving, stream
-from tests.test_policy import make_group
 
 TEXT = [1, 2, 3, 4, 5]
 MIXTURE = "qwen3_moe"

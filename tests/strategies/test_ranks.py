@@ -13,10 +13,10 @@ import torch
 
 from lrl.strategies import several_ranks
 from tests.leftovers import wait_for
+from tests.policies import gradient, opened, pack
 from tests.strategies import gradient_of_ranks, sharded_fit
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
-from tests.test_policy import gradient, opened, pack
 
 
 def fit_alone(policy: str, folder: str) -> None:

@@ -19,6 +19,7 @@ from lrl.errors import ConfigError
 from lrl.training.beside.reference import Reference
 from lrl.training.model import ModelSource, whole_tensors
 from lrl.training.sharding import tensor_parallel_plan
+from tests.policies import SIZES, gradient, opened, pack, save_model
 from tests.strategies import sharded_step
 from tests.strategies.forked_ranks import run_ranks
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
@@ -36,7 +37,6 @@ from tests.strategies.sharded_step import (
     reference_logprobs,
     target_of,
 )
-from tests.test_policy import SIZES, gradient, opened, pack, save_model
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from lrl.weights.version_file import Header, check_file
 from lrl.weights.wire import transfer_dtype
+from tests.policies import SIZES, save_model
 from tests.strategies import staged_parts
 from tests.strategies.forked_ranks import run_ranks
 from tests.strategies.test_sharded import configs
-from tests.test_policy import SIZES, save_model
 
 DIVISIONS = {
     "copies": {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaConfig
 
-from tests.test_policy import SIZES, save_model
+from tests.policies import SIZES, save_model
 
 
 @pytest.fixture(scope="module")

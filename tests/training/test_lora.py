@@ -37,8 +37,8 @@ from lrl.training.lora import LoRA, adapted_layers, base_alone
 from lrl.training.model import checkpoint_weights
 from lrl.training.trials import check_adapters
 from lrl.weights.adapters import are_adapters, merged
-from tests import test_policy as policies
-from tests.test_policy import (
+from tests import policies
+from tests.policies import (
     GROUPS,
     SIZES,
     FakeStep,

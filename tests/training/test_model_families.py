@@ -40,7 +40,7 @@ from tests.model_families import (
     read_table,
     try_family,
 )
-from tests.test_policy import one_thread  # noqa: F401
+from tests.policies import one_thread  # noqa: F401
 from tests.tiny_families import FAMILIES, save_tiny
 from tests.training.packed import packed, random_group
 

@@ -22,9 +22,9 @@ from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource
 from lrl.types import MicroBatch
+from tests.policies import FakeStep, Steps
+from tests.policies import trainer as alone
 from tests.run_without_generators import trainer as running
-from tests.test_policy import FakeStep, Steps
-from tests.test_policy import trainer as alone
 from tests.tiny_policies import tiny_llama
 from tests.training.packed import packed, random_group
 

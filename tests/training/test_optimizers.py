@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 import lrl
-from tests.test_policy import GROUPS, FakeStep, Steps, pack, trainer
+from tests.policies import GROUPS, FakeStep, Steps, pack, trainer
 
 EPOCH = 3
 """Steps in an epoch."""

@@ -28,7 +28,7 @@ from lrl.training.trials import (
 )
 from lrl.types import MicroBatch
 from tests.model_families import ALONE, read_table, try_family
-from tests.test_policy import make_group, one_thread, opened  # noqa: F401
+from tests.policies import make_group, one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import tiny_llama
 

@@ -41,9 +41,9 @@ class Client:
         self.init_info: Any = None
         self.updating = False
         self.logprobs = [-1.0, -1.0]
-        """What it answers a probe."""
+        """What it answers a proof."""
         self.holding = False
-        """Whether a probe waits."""
+        """Whether a proof waits."""
         self.stuck = ""
         """The route whose calls wait."""
         self.state = {
@@ -93,7 +93,7 @@ class Client:
     async def prompt_logprobs(
         self, tokens: list[int], *, salt: str, deadline_s: float
     ) -> list[float]:
-        self.posted.append("probe")
+        self.posted.append("proof")
         while self.holding:
             await asyncio.sleep(0.001)
         return self.logprobs

@@ -59,9 +59,8 @@ class OneGenerator:
         )
 
     def sync(self, model: Any, version: int) -> None:
-        assert (
-            self.syncs.sync_now(WholeWeights(model.named_parameters), version, lambda: accept) == {}
-        )
+        weights = WholeWeights(model.named_parameters)
+        assert self.syncs.sync_now(weights, version, lambda generators: accept) == {}
         assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:

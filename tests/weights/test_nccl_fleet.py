@@ -20,7 +20,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import nccl
-from lrl.weights.probe import Probes
+from lrl.weights.proof import Proof
 from lrl.weights.sync import PoolSync
 from tests.leftovers import wait_for
 from tests.weights.nccl_over_gloo import GlooServer, install
@@ -28,7 +28,7 @@ from tests.weights.policy_in_memory import PolicyInMemory
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 STEP = 1e-2
-"""Moves a log-prob by far more than a probe allows."""
+"""Moves a log-prob by far more than a proof allows."""
 BUFFER = 2**16
 """Bytes: the policy is packed into half a dozen of them, which end within layers."""
 WORKERS = {"one": 1, "two": 2, "three": 1}
@@ -44,10 +44,15 @@ class Scene:
         self.loop = LoopThread()
         self.version = 0
         self.pool = GeneratorPool([])
-        self.probes = Probes(1e-4, 300.0)
         self.joined: list[Generator] = []
         self.syncs = PoolSync(
-            self.pool, self.loop, nccl.Nccl, "nccl-over-gloo", deadline_s=300.0, silence_s=60.0
+            self.pool,
+            self.loop,
+            nccl.Nccl,
+            "nccl-over-gloo",
+            deadline_s=300.0,
+            silence_s=60.0,
+            prove_every_n_syncs=1,
         )
 
     def join(self, *servers: GlooServer) -> list[Generator]:
@@ -67,7 +72,7 @@ class Scene:
         self.policy.step(STEP)
         self.version += 1
         weights = self.policy.network.named_parameters
-        failed = self.syncs.sync_now(weights, self.version, self._probe)
+        failed = self.syncs.sync_now(weights, self.version, self._make_proof)
         self.syncs.finish_sync(failed)
         unproved = self.syncs.wait()
         assert unproved == {}, unproved
@@ -79,12 +84,20 @@ class Scene:
         self.syncs.close()
         self.loop.close()
 
-    def _probe(self) -> Any:
-        return self.probes.make(self.policy.prompt_logprobs, "float32", TOKENS, self.version)
+    def _make_proof(self, generators: list[Generator]) -> Proof:
+        return Proof(
+            self.policy.prompt_logprobs,
+            "float32",
+            TOKENS,
+            generators,
+            version=self.version,
+            tolerance=1e-4,
+            deadline_s=300.0,
+        )
 
 
 def holds(generator: Generator, version: int) -> bool:
-    """Whether a probe has proved that it has the weights of `version`."""
+    """Whether it is proved that it has the weights of `version`."""
     return generator.serving and generator.version == version
 
 

@@ -80,7 +80,7 @@ class Scene:
         self.policy.step()
         self.version += 1
         self.pool.generators = list(generators or self.generators)
-        failed = self.sync.sync_now(self.weights, self.version, lambda: accept)
+        failed = self.sync.sync_now(self.weights, self.version, lambda generators: accept)
         return failed | self.sync.wait()
 
     def hold(self, *generators: FetchingGenerator) -> bool:
@@ -404,7 +404,9 @@ def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
     scene.transport.distribute = watched
     scene.policy.step()
     scene.version += 1
-    assert scene.sync.sync_in_background(scene.weights, scene.version, lambda: accept, lambda: None)
+    assert scene.sync.sync_in_background(
+        scene.weights, scene.version, lambda generators: accept, lambda: None
+    )
     assert scene.sync.wait() == {} and serving == [True] and scene.hold(*scene.generators)
 
 

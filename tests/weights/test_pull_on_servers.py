@@ -14,7 +14,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import lrl
 from lrl.callbacks import Throughput, WeightSync
@@ -24,12 +23,13 @@ from lrl.generators.supervisor import SHM
 from lrl.system.event_loop import LoopThread
 from lrl.weights import pull
 from lrl.weights.fetch_order import FETCH, PARTS
-from lrl.weights.probe import Probes
+from lrl.weights.proof import Proof
 from lrl.weights.pull import Pull
 from lrl.weights.sync import PoolSync
 from tests.http_call import call
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.weights.policy_in_memory import PolicyInMemory
 from tests.weights.whole_weights import WholeWeights
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
@@ -54,10 +54,10 @@ class Scene:
     """Two generators, their syncs and the proof of each."""
 
     def __init__(self, folder: Path, *servers: LentServer) -> None:
-        self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.policy = PolicyInMemory(folder)
+        self.network = self.policy.network
         self.weights = WholeWeights(self.network.named_parameters)
         self.loop = LoopThread()
-        self.probes = Probes(None, 300.0)
         self.version = 0
         self.generators = [Generator(server, 8) for server in servers]  # type: ignore[arg-type]
         self.pool = GeneratorPool(self.generators)
@@ -68,12 +68,19 @@ class Scene:
             f"{servers[0].run_id}-pull",
             deadline_s=300.0,
             silence_s=300.0,
+            prove_every_n_syncs=1,
         )
 
-    @torch.no_grad()
-    def prompt_logprobs(self, tokens: list[int]) -> list[float]:
-        logits = self.network(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-        return logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+    def _make_proof(self, generators: list[Generator]) -> Proof:
+        return Proof(
+            self.policy.prompt_logprobs,
+            "float32",
+            TOKENS,
+            generators,
+            version=self.version,
+            tolerance=None,
+            deadline_s=300.0,
+        )
 
     @torch.no_grad()
     def step(self) -> None:
@@ -84,9 +91,8 @@ class Scene:
     def sync(self, *generators: Generator) -> dict[Generator, str]:
         """Makes a step, gives it to the generators and proves it; returns those that failed."""
         self.step()
-        probe = self.probes.make(self.prompt_logprobs, "float32", TOKENS, self.version)
         self.pool.generators = list(generators)
-        failed = self.syncs.sync_now(self.weights, self.version, lambda: probe)
+        failed = self.syncs.sync_now(self.weights, self.version, self._make_proof)
         self.version += 1
         unproved = self.syncs.wait()
         assert unproved == {}, unproved

@@ -11,12 +11,12 @@ import torch
 
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator, KeysAndValues
-from lrl.generators.pool import GeneratorPool
+from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
 from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.sync import PoolSync
-from tests.weights.model_sync import INIT, Collective, Direct, make_generators, weights
+from tests.weights.model_sync import INIT, UPDATE, Collective, Direct, make_generators, weights
 
 PHASES = [
     "/pause?mode=keep&clear_cache=true",
@@ -40,17 +40,21 @@ def loop() -> Iterator[LoopThread]:
     thread.close()
 
 
-def make_sync(loop: LoopThread, kind: type[Direct] = Direct) -> tuple[PoolSync, list[Generator]]:
-    generators = make_generators()
-    sync = PoolSync(GeneratorPool(generators), loop, kind, "run-0", deadline_s=5.0, silence_s=5.0)
+def make_sync(
+    loop: LoopThread, kind: type[Direct] = Direct, **settings: Any
+) -> tuple[PoolSync, list[Generator]]:
+    generators, deadlines = make_generators(), {"deadline_s": 5.0, "silence_s": 5.0}
+    sync = PoolSync(GeneratorPool(generators), loop, kind, "run-0", **deadlines, **settings)
     return sync, generators
 
 
 def give(sync: PoolSync, generators: list[Generator], version: int) -> dict[Generator, str]:
     """Syncs a pool of these generators; returns those that failed the sync or its proof."""
     sync.pool.generators = list(generators)
-    failed = sync.sync_now(weights, version, lambda: prove)
-    return failed | sync.wait()
+    failed = sync.sync_now(weights, version, lambda due: prove)
+    failed |= sync.wait()
+    sync.finish_sync(failed)
+    return failed
 
 
 async def prove(generator: Generator) -> None:
@@ -62,7 +66,7 @@ def posted(generator: Generator) -> list[str]:
     return generator.client.posted  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopThread) -> None:
+def test_a_sync_pauses_updates_and_resumes_and_its_generators_serve(loop: LoopThread) -> None:
     sync, generators = make_sync(loop)
     assert give(sync, generators, 3) == {}
     for generator in generators:
@@ -166,21 +170,48 @@ def test_a_resume_without_a_response_is_not_sent_again(loop: LoopThread) -> None
     assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.serving
 
 
-def test_tokens_written_between_two_tries_to_resume_are_unverified(loop: LoopThread) -> None:
-    generator, rollout = make_generators()[0], Rollout(token_ids=[1], logprobs=[-1.0], versions=[2])
-    generator.stats.begin(3, [[rollout]])
-    generator.client.unanswered = {"/resume"}  # type: ignore[attr-defined]
+def test_a_generator_is_proved_at_its_first_sync_and_at_every_third_and_not_between(
+    loop: LoopThread,
+) -> None:
+    sync, (old, newcomer) = make_sync(loop, prove_every_n_syncs=3)
+    asked: list[list[Generator]] = []
 
-    async def scene() -> None:
-        await generator.pause()
-        with pytest.raises(GeneratorError):
-            await generator.resume(3)
-        rollout.token_ids.append(2), rollout.logprobs.append(-1.0), rollout.versions.append(3)
-        await generator.resume(3)
-        generator.evict("it failed its probe")
+    def make_proof(due: list[Generator]) -> Prove:
+        asked.append(due)
+        return prove
 
-    loop.wait(scene(), 5.0, "two tries")
-    assert rollout.token_ids == [1] and rollout.versions == [2]
+    for version in range(8):
+        sync.pool.generators = [old, newcomer] if version > 0 else [old]
+        assert sync.sync_now(weights, version, make_proof) == sync.wait() == {}
+        assert old.serving and old.version == version
+    assert asked == [[old], [newcomer], [old], [newcomer], [old], [newcomer]]
+
+
+def test_a_generator_that_was_missed_when_it_was_due_is_proved_at_its_next_sync(
+    loop: LoopThread,
+) -> None:
+    sync, (healthy, missed) = make_sync(loop, prove_every_n_syncs=2)
+    give(sync, [healthy, missed], 0)
+    give(sync, [healthy, missed], 1)
+    missed.client.failing = {UPDATE: 3}  # type: ignore[attr-defined]
+    assert list(sync.sync_now(weights, 2, lambda due: prove)) == [missed]
+    sync.wait()
+    asked: list[list[Generator]] = []
+    sync.sync_now(weights, 2, lambda due: asked.append(due) or prove)  # type: ignore[func-returns-value]
+    assert asked == [[missed]] and sync.wait() == {} and missed.serving
+
+
+def test_a_generator_with_wrong_weights_never_serves_if_it_is_new_and_is_evicted_when_it_is_due(
+    loop: LoopThread,
+) -> None:
+    sync, (healthy, liar) = make_sync(loop, prove_every_n_syncs=2)
+    give(sync, [healthy], 0)
+    liar.client.lying = {UPDATE}  # type: ignore[attr-defined]
+    assert list(give(sync, [healthy, liar], 1)) == [liar]
+    assert liar.served_from is None and liar.eviction
+    healthy.client.lying, healthy.client.holds = {UPDATE}, "old weights"  # type: ignore[attr-defined]
+    assert list(give(sync, [healthy], 2)) == [healthy]
+    assert "proof of weight version 2 failed" in (healthy.eviction or "")
 
 
 @pytest.mark.parametrize("attempts", ["recompute", "keep"])

@@ -32,7 +32,7 @@ from lrl.system.token_server import TokenServer
 from lrl.types import Prompt
 from lrl.workers.pool import Members, WorkerPool, least_busy
 from lrl.workers.process import WorkerSpec
-from lrl.workers.remote import CALLS, MemberAddress, RemoteWorkers
+from lrl.workers.remote import CALLS, RemoteWorkers
 from tests import network_namespace
 from tests.certificates import self_signed
 from tests.environments.broken import Unloadable
@@ -397,8 +397,7 @@ class Answers:
         self.pool = WorkerPool(spec, 1)
         self.pool.started = True
         self.members = Members(self.pool)
-        address = MemberAddress(0, "far", 1, location=self.server.location(), token=TOKEN)
-        self.member = RemoteWorkers(address)
+        self.member = RemoteWorkers(0, "far", 1, location=self.server.location(), token=TOKEN)
         self.members.add(self.member)
 
     async def call(self, request: web.Request) -> web.Response:
@@ -471,8 +470,8 @@ def test_a_member_that_never_answers_is_given_up_at_a_deadline() -> None:
         {},
         {"answer": 1, "replaced": "1"},
         {"replaced": 0},
-        {"failed": ["bad_day", "it rains", [], None], "replaced": 0},
-        {"failed": ["crash", "it rains", [], "0"], "replaced": 0},
+        {"failed": ["bad_day", "it rains", None, None], "replaced": 0},
+        {"failed": ["crash", "it rains", None, "0"], "replaced": 0},
     ],
 )
 def test_a_member_that_answers_what_none_does_is_lost(answer: object) -> None:

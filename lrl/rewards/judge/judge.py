@@ -1,20 +1,44 @@
-"""A language model as a reward: it reads the response and writes a score."""
+"""A language model as a reward: it reads the response and writes a score.
+
+A text in another form is a failure, and so is a score that is out of bounds: neither says that the
+response is bad.
+"""
 
 import json
+import math
+import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError, JudgeError
 from lrl.rewards.base import Reward
 from lrl.rewards.judge.cache import Answer, JudgeCache
-from lrl.rewards.judge.score import Form, ScoreReader
 from lrl.rewards.model_endpoint import ModelEndpoint, NotSent
 from lrl.rewards.reference import reference_of
+from lrl.system.config_errors import one_of
 
 OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
 """Names that a template may have besides the columns of the row."""
+Form = Literal["json", "line"]
+_SCHEMA = {
+    "type": "object",
+    "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
+    "required": ["reason", "score"],
+    "additionalProperties": False,
+}
+_RESPONSE_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "verdict", "strict": True, "schema": _SCHEMA},
+}
+_ASKED = {
+    "json": 'Answer with JSON and nothing else: {"reason": "one sentence", "score": X}, ',
+    "line": "End your answer with a line that has nothing but Score: X, ",
+}
+_LINE = re.compile(r"Score: (-?[0-9]+(?:\.[0-9]+)?)")
+_SHOWN = 120
 
 
 class Judge(Reward):
@@ -133,13 +157,13 @@ class Judge(Reward):
         values = {**columns, "prompt": prompt, "response": response}
         body = {**self._fields, "messages": self._messages(values)}
         request = {"url": self._endpoint.url, "body": body}
-        kept = None if self._cache is None else self._cache.read(request)
-        if kept is not None:
+        if self._cache is None:
+            return self._reader.score(await self._endpoint.ask(body, _answer_in))
+        if (kept := self._cache.read(request)) is not None:
             return self._reader.score(kept)
         answer = await self._endpoint.ask(body, _answer_in, self._count)
         score = self._reader.score(answer)
-        if self._cache is not None:
-            self._cache.write(request, answer)
+        self._cache.write(request, answer)
         return score
 
     def _messages(self, values: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -152,11 +176,11 @@ class Judge(Reward):
         return messages
 
     async def _count(self, number: int) -> None:
-        if self._cache is not None:
-            try:
-                await self._cache.count()
-            except JudgeError as error:
-                raise NotSent(error) from error
+        assert self._cache is not None, "without a cache nothing is counted"
+        try:
+            await self._cache.count()
+        except JudgeError as error:
+            raise NotSent(error) from error
 
 
 def _answer_in(found: Any) -> Answer:
@@ -191,3 +215,73 @@ def _names_in(template: str) -> set[str]:
                 "or a column in braces, and {{ and }} for braces that are no name."
             )
     return {str(name) for name, _, _ in fields}
+
+
+@dataclass(frozen=True)
+class ScoreReader:
+    """Asks for a score, reads it and maps it to 0..1; see `Judge` for the fields.
+
+    Raises:
+        ConfigError: There is no such form, or no scale from `lowest` to `highest`.
+    """
+
+    form: Form
+    lowest: float
+    highest: float
+
+    def __post_init__(self) -> None:
+        one_of("Judge", form=(get_args(Form), self.form))
+        if not -math.inf < self.lowest < self.highest < math.inf:
+            raise ConfigError(
+                f"Judge.lowest is {self.lowest} and Judge.highest is {self.highest}: give the two "
+                "ends of the judge's scale, the lower one first."
+            )
+
+    @property
+    def asked(self) -> str:
+        """The end of the user's message."""
+        return f"{_ASKED[self.form]}where X is a number from {self.lowest:g} to {self.highest:g}."
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the request."""
+        return {"response_format": _RESPONSE_FORMAT} if self.form == "json" else {}
+
+    def score(self, answer: Answer) -> float:
+        """Returns a number from 0 to 1.
+
+        Raises:
+            JudgeError: Of kind `judge_no_score`.
+        """
+        if answer.finish_reason == "length":
+            raise _no_score("is cut: raise Judge.max_tokens", answer)
+        score = _of_json(answer.text) if self.form == "json" else _of_line(answer.text)
+        if score is None:
+            raise _no_score(f"has no score in the form that Judge.form asks ({self.form})", answer)
+        if not self.lowest <= score <= self.highest:
+            bounds = f"{self.lowest:g} to {self.highest:g} (Judge.lowest, Judge.highest)"
+            raise _no_score(f"has the score {score:.4g}, which is not in {bounds}", answer)
+        return (score - self.lowest) / (self.highest - self.lowest)
+
+
+def _of_json(text: str) -> float | None:
+    try:
+        # As a tuple of pairs, which no list of JSON is, and in which a name may come twice.
+        found = json.loads(text, parse_int=float, object_pairs_hook=tuple)
+    except (ValueError, RecursionError):
+        return None
+    match dict(found) if isinstance(found, tuple) and len(found) == 2 else None:
+        case {"reason": str(), "score": float(score)}:
+            return score
+    return None
+
+
+def _of_line(text: str) -> float | None:
+    score = _LINE.fullmatch(text.strip().rpartition("\n")[2].strip())
+    return float(score[1]) if score else None
+
+
+def _no_score(what: str, answer: Answer) -> JudgeError:
+    # Its end: a judge reasons first.
+    shown = answer.text if len(answer.text) <= _SHOWN else f"...{answer.text[-_SHOWN:]}"
+    return JudgeError("judge_no_score", f"the judge's answer {what}: {shown!r}")

@@ -127,7 +127,6 @@ class Watch:
         return broken or ("ended", os.waitstatus_to_exitcode(status), self._broken_cpu(ends))
 
     def _until_ended(self, pid: int) -> tuple[Any, ...]:
-        """Returns the answer if a limit is broken before."""
         end = os.pidfd_open(pid)
         broken: tuple[Any, ...] = ()
         while not broken and not select.select([end], [], [], _POLL_S)[0]:

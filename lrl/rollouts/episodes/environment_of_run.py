@@ -63,9 +63,7 @@ class EnvironmentOfRun:
                 f"{max_tokens}, which the whole episode has: lower it, or leave it out."
             )
         self.environment = environment
-        self.timeout_s = settings.episode_timeout_s
-        """Most seconds of an episode after its first turn."""
-        self._max_turns = settings.max_turns
+        self.settings = settings
         self._max_turn_tokens = longest
         self.pool: EnvironmentPool | ExternalAgents
         """Plays the episodes."""
@@ -88,7 +86,7 @@ class EnvironmentOfRun:
             )
         self.made_with: Settings = {
             "data.environment": fingerprint([type(environment).__mro__, vars(environment)]),
-            "data.max_turns": self._max_turns,
+            "data.max_turns": settings.max_turns,
             "data.max_turn_tokens": self._max_turn_tokens,
         }
         """The settings on which episodes depend."""
@@ -108,12 +106,7 @@ class EnvironmentOfRun:
     def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
         """Starts the processes, and tries the environment with the reference answer of the `first`
         prompt as a turn (`EnvironmentPool.start`). Agents that lrl does not start are not tried.
-
-        Args:
-            policy: Reads what the environment writes.
-            first: The first prompt.
-            parses: Whether the generators find calls of tools.
-        """
+        `parses` says whether the generators find calls of tools."""
         if isinstance(self.pool, ExternalAgents):
             return
         tokens = self._observation_tokens(policy)
@@ -150,9 +143,9 @@ class EnvironmentOfRun:
         return Episodes(
             write=write,
             environments=self.pool,
-            max_turns=self._max_turns,
+            max_turns=self.settings.max_turns,
             max_turn_tokens=self._max_turn_tokens,
-            timeout_s=self.timeout_s,
+            timeout_s=self.settings.episode_timeout_s,
             stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
             observations=lambda prompt: Transcript(tokens, prompt, vocabulary),
             decode=policy.decode,

@@ -1,9 +1,9 @@
 """The loop of an episode: a turn of the policy, the environment's reply, the next turn.
 
 It stands between the controller and a pool. A turn is one request, so a slot of a generator is free
-while the environment thinks. The pool returns a turn when it is whole and verified: an environment
-never sees a token that is taken back. Each turn is a rollout of its own until it is joined to the
-episode's, together with its reply; so the first turns of a group are one request.
+while the environment thinks. The pool returns a turn when it is whole. Each turn is a rollout of
+its own until it is joined to the episode's, together with its reply; so the first turns of a group
+are one request.
 
 A checkpoint may come at any wait. `Rollout.open_turn` is then being written and continues, or is
 whole and waits for its reply. What the environment knew is lost with its process: it begins again,
@@ -135,15 +135,8 @@ class Episodes:
 
 
 class Episode:
-    """One rollout, at play.
-
-    Args:
-        terms: The episodes to which it belongs: their limits, and who plays them.
-        prompt: Its prompt.
-        rollout: It grows in place, and may have turns of an earlier run.
-        sampling: Of a turn; `max_tokens` is of the whole episode.
-        write: Writes turns.
-    """
+    """One rollout, at play; it grows in place, and may have turns of an earlier run. `terms` are the
+    limits, and `sampling.max_tokens` is of the whole episode."""
 
     def __init__(
         self,
@@ -168,12 +161,8 @@ class Episode:
         with an environment that is lost at every second turn."""
 
     async def begin(self, loss: WorkerLost | None = None) -> None:
-        """Opens the environment's side, which gets to know the recorded turns; else the episode
-        begins anew.
-
-        Args:
-            loss: Why it was lost; None at the beginning.
-        """
+        """Opens the environment's side, after a `loss` again, and lets it know the recorded turns;
+        else the episode begins anew."""
         try:
             if loss is not None:
                 self._count_loss(loss)
@@ -183,16 +172,16 @@ class Episode:
             self.fail(error)
 
     async def write_turns(
-        self, turns: list[Rollout], verified: Callable[[], None] = lambda: None
+        self, turns: list[Rollout], ended: Callable[[], None] = lambda: None
     ) -> None:
-        """Writes turns after what is recorded of their branch, with one request; calls `verified`
-        when those that have ended so far stay so."""
+        """Writes turns after what is recorded of their branch, with one request; calls `ended` at
+        the end of each."""
         recorded = self.rollout.token_ids
         read = [recorded[place] for place in self.rollout.context]
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + read)
         tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
-        await self.write(prompt, turns, sampling, verified=verified, home=self.home)
+        await self.write(prompt, turns, sampling, ended=ended, home=self.home)
 
     async def answer(self, turn: Rollout) -> None:
         """Records a whole turn with its reply."""
@@ -274,21 +263,19 @@ class Episode:
     def _begin_anew(self) -> None:
         self.terms.environments.counts["restarted"] += 1
         rollout = self.rollout
-        rollout.token_ids = []
-        rollout.logprobs = []
-        rollout.versions = []
-        rollout.turn_ends = []
-        rollout.turn_rewards = []
-        rollout.forks = []
+        for name in ("token_ids", "logprobs", "versions", "turn_ends", "turn_rewards", "forks"):
+            setattr(rollout, name, [])
         rollout.open_turn = None
 
     def _count_loss(self, error: WorkerLost) -> None:
         self._losses += not error.by_other
         self._losses_by_others += error.by_other
+        times = ""
         if self._losses == ATTEMPTS:
-            raise EpisodeError("environment_lost", f"{ATTEMPTS} times, at last: {error}")
-        if self._losses_by_others == ATTEMPTS_OF_OTHERS:
+            times = f"{ATTEMPTS} times"
+        elif self._losses_by_others == ATTEMPTS_OF_OTHERS:
             times = f"{ATTEMPTS_OF_OTHERS} times by other episodes"
+        if times:
             raise EpisodeError("environment_lost", f"{times}, at last: {error}")
 
     def _record(self, turn: Rollout, reply: Reply, observation: list[int]) -> None:
@@ -311,12 +298,8 @@ class Episode:
 
     def _observe(self, observation: list[int], after: int | None = None) -> None:
         """Adds an observation and opens the turn after it; without room for one of that turn's
-        tokens, the episode is cut before the observation.
-
-        Args:
-            observation: Its tokens.
-            after: See `Reply.after`. Of a branch only those tokens are added that no other has.
-        """
+        tokens, the episode is cut before the observation. Of a branch (`Reply.after`) only those
+        tokens are added that no other has."""
         rollout = self.rollout
         end = len(rollout.token_ids)
         fork = Fork(end, end)
@@ -412,15 +395,15 @@ async def _run_alike(episodes: list[Episode]) -> None:
     whole = {id(turn): asyncio.Event() for turn in turns}
     home = episodes[0].home
 
-    def verified() -> None:
+    def ended() -> None:
         for turn in turns:
             if turn.finished:
                 whole[id(turn)].set()
 
     async def write() -> None:
         if turns:
-            await episodes[0].write_turns(turns, verified)
-        verified()
+            await episodes[0].write_turns(turns, ended)
+        ended()
 
     async def play(episode: Episode) -> None:
         if (event := whole.get(id(episode.rollout.open_turn))) is not None:

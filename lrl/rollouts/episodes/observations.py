@@ -82,13 +82,8 @@ class ObservationTokens:
             self.shown.add(form)
 
     def behind(self, chat: Chat, messages: list[Message], word: str) -> Behind:
-        """Returns what the chat template puts behind a turn.
-
-        Args:
-            chat: The chat up to the turn's stand-in.
-            messages: The messages behind it.
-            word: The word of that stand-in.
-        """
+        """Returns what the chat template puts behind a turn: `chat` ends with its stand-in, which
+        has the `word`, and `messages` come behind it."""
         alone = self._behind_word(chat, word, header=False)
         behind = self._behind_word(_grown(chat, messages), word)
         special = self.tokenizer.all_special_ids
@@ -110,13 +105,8 @@ class ObservationTokens:
 
 
 class Transcript:
-    """The observations of one episode, each with all that stands before it.
-
-    Args:
-        tokens: Makes tokens.
-        prompt: Begins the episode.
-        vocabulary: Number of tokens of the policy.
-    """
+    """The observations of one episode, each with all that stands before it; the policy has
+    `vocabulary` tokens."""
 
     def __init__(self, tokens: ObservationTokens, prompt: Prompt, vocabulary: int) -> None:
         self._tokens = tokens
@@ -129,15 +119,8 @@ class Transcript:
         """JSON schemas of what the policy may call; known after the opening observation."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns the tokens of an observation.
-
-        Args:
-            reply: The environment's.
-            turn: The turn to which it replies; None at the beginning.
-
-        Raises:
-            EpisodeError: The policy cannot read it.
-        """
+        """Returns the tokens of the observation in a reply to a turn, or at the beginning (None);
+        raises EpisodeError if the policy cannot read it."""
         if turn is not None:
             self._turns.append((self._chat, turn))
         if reply.done:
@@ -246,15 +229,8 @@ class Transcript:
 
 
 def shows_one_call(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> bool:
-    """Whether the chat template refuses two calls in one turn, and takes one.
-
-    Args:
-        tokens: Makes tokens.
-        tools: JSON schemas of the tools.
-
-    Raises:
-        EpisodeError: It refuses one, too.
-    """
+    """Whether the chat template refuses two calls in one turn, and takes one; raises EpisodeError if
+    it refuses one, too."""
     name = tools[0]["function"]["name"]
     calls = [ToolCall(name, "", f"t0000c{number:03d}") for number in range(2)]
     try:
@@ -267,12 +243,7 @@ def shows_one_call(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -
 
 def call_tokens(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> list[int]:
     """Returns a call of the first tool as the chat template writes it, without the end of the
-    turn.
-
-    Args:
-        tokens: Makes tokens.
-        tools: JSON schemas of the tools.
-    """
+    turn."""
     chat = Chat([{"role": "user", "content": "go"}], tools)
     call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
     before = tokens.chat(chat)

@@ -194,7 +194,6 @@ class Prompts:
         self._fingerprint = ""
 
     def _source_rows(self) -> Iterable[Row]:
-        """Returns the rows of the source, in their order."""
         return read_rows(self.source, self.subset, self.split)
 
     @property

@@ -62,10 +62,8 @@ def short_name(source: str | list[Row]) -> str:
     path."""
     if not isinstance(source, str):
         return "prompts"
-    for short, known in KNOWN_SOURCES.items():
-        if source == known.source:
-            return short
-    return _FILE.sub("", re.split(r"[/\\:]", source.rstrip("/"))[-1])
+    known = (short for short, known in KNOWN_SOURCES.items() if source == known.source)
+    return next(known, "") or _FILE.sub("", re.split(r"[/\\:]", source.rstrip("/"))[-1])
 
 
 def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterable[Row]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from lrl.routing.dispatch.base import (
+    DecodeLatency,
     DispatchPolicy,
     GeneratorLoad,
     PriorityQueue,
@@ -13,7 +14,6 @@ from lrl.routing.dispatch.base import (
     has_room,
     longest_first,
 )
-from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.system.config_errors import fault, one_of
 
 LONG, REST = 0.9, 0.5
@@ -148,8 +148,6 @@ def generators_for_the_long(
         rest: The same of the others.
         generators: N_l + N_r; at least 2, and each part gets one.
         capacity: Responses that a generator writes at once.
-        decode_latency: A generator's time for a token.
-        combine: How the latencies of the two parts are combined.
     """
 
     def latency(part: tuple[int, float], share: int) -> float:

@@ -28,8 +28,7 @@ class Ranker(ABC):
         """Returns the state in plain types and tensors, of bounded size."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state that `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 (a ranker that guesses at once ignores it)
         """Announces prompts that will be guessed soon; called by the thread that guesses."""

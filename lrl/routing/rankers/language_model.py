@@ -9,23 +9,35 @@ rank the recent ones better, and all prompts if its process is lost.
 import logging
 import multiprocessing
 import os
+import random
+import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
 
-from lrl.routing.rankers import finetuning
 from lrl.routing.rankers.base import Ranker
-from lrl.routing.rankers.finetuning import Row
 from lrl.routing.rankers.ngrams import NgramRanker
 from lrl.system.config_errors import above, at_least, fault
+from lrl.system.processes import die_with
 from lrl.types import Prompt
 
+BATCH = 16
+"""Prompts of an optimizer step."""
+MAX_PROMPT_TOKENS = 512
+"""Tokens read at a prompt's end; the tokens before them are mostly the same in all prompts."""
+MAX_GRAD_NORM = 1.0
+Row = tuple[str, float]
+"""A prompt's text and its number."""
 MAX_JUDGED = 512
 """Newest numbers over which both guesses are compared."""
 MIN_JUDGED = 64
@@ -77,8 +89,7 @@ class LanguageModelRanker(Ranker):
         self._guessing: Future[list[float]] | None = None
 
     def guess(self, prompt: Prompt) -> float:
-        """Returns the model's guess if it has ranked better than the n-grams', and theirs
-        otherwise."""
+        """Returns the model's guess if it has ranked better than the n-grams', else theirs."""
         guess = self._guesses.get(prompt.id)
         found = self._correlations  # one read: another thread may judge meanwhile
         if guess is None or found is None or found[1] <= found[0]:
@@ -113,7 +124,7 @@ class LanguageModelRanker(Ranker):
     def _teach(self) -> None:
         """Gives the process the rows to learn, if it has learnt the ones before."""
         if self._to_learn and (self._learning is None or self._learning.done()):
-            self._learning = self._submit(finetuning.learn, list(self._to_learn))
+            self._learning = self._submit(_learn, list(self._to_learn))
             if self._learning is not None:
                 self._to_learn.clear()
 
@@ -121,7 +132,7 @@ class LanguageModelRanker(Ranker):
         """Has the process guess `prompts`, unless it still guesses the ones before."""
         if self._guessing is None or self._guessing.done():
             ids = [prompt.id for prompt in prompts]
-            self._guessing = self._submit(finetuning.guess, [prompt.text for prompt in prompts])
+            self._guessing = self._submit(_guess, [prompt.text for prompt in prompts])
             if self._guessing is not None:
                 self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
 
@@ -172,7 +183,7 @@ class LanguageModelRanker(Ranker):
         # A fork would inherit open pipes.
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(
-            1, context, initializer=finetuning.begin, initargs=(os.getpid(), self._settings)
+            1, context, initializer=_begin, initargs=(os.getpid(), self._settings)
         )
         self.look_ahead([])  # a pool starts its process with the first job
         self._to_learn.clear()
@@ -241,3 +252,96 @@ def find_device(name: str | None) -> torch.device:
             f"{', '.join((*gpus, 'cpu'))}."
         )
     return torch.device(chosen)
+
+
+# ---- in the process
+
+_model: "FineTuned"
+
+
+class FineTuned:
+    """The model in the ranker's process: float32 weights, gradients and moments, and bfloat16
+    passes on CUDA. Its arguments are those of `LanguageModelRanker`."""
+
+    def __init__(
+        self, model: str, device: str, lr: float, passes: int, fitted_prompts: int
+    ) -> None:
+        self._device = torch.device(device)
+        self._passes = passes
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            model, padding_side="right", truncation_side="left"
+        )
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        self._network = AutoModelForSequenceClassification.from_pretrained(
+            model, num_labels=1, pad_token_id=self._tokenizer.pad_token_id, dtype=torch.float32
+        ).to(self._device)
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=lr, weight_decay=0.0)
+        self._older = deque[Row](maxlen=fitted_prompts)
+        self._draw = random.Random(0)
+
+    def learn(self, rows: Sequence[Row]) -> None:
+        """Trains on `rows`, and in each pass on as many older rows, so that the model does not
+        forget them."""
+        self._network.train()
+        for _ in range(self._passes):
+            older = self._draw.sample(self._older, min(len(rows), len(self._older)))
+            for batch in self._shuffled([*rows, *older]):
+                self._step(batch)
+        self._older.extend(rows)
+
+    @torch.no_grad()
+    def guess(self, texts: Sequence[str]) -> list[float]:
+        """Returns the number of each text."""
+        self._network.eval()
+        by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        found: dict[int, float] = {}
+        for start in range(0, len(texts), BATCH):
+            batch = by_length[start : start + BATCH]
+            numbers = self._numbers([texts[index] for index in batch]).tolist()
+            found |= zip(batch, numbers, strict=True)
+        return [found[index] for index in range(len(texts))]
+
+    def _shuffled(self, rows: list[Row]) -> Iterator[list[Row]]:
+        self._draw.shuffle(rows)
+        yield from (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
+
+    def _step(self, batch: list[Row]) -> None:
+        texts, numbers = zip(*batch, strict=True)
+        mse_loss(self._numbers(texts), torch.tensor(numbers, device=self._device)).backward()
+        torch.nn.utils.clip_grad_norm_(self._network.parameters(), MAX_GRAD_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _numbers(self, texts: Sequence[str]) -> Tensor:
+        """Returns float32 [texts]."""
+        read: BatchEncoding = self._tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=MAX_PROMPT_TOKENS,
+            return_tensors="pt",
+        )
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            return self._network(**read.to(self._device)).logits[:, 0].float()
+
+
+def _begin(owner: int, settings: tuple[str, str, float, int, int]) -> None:
+    """Sets up the new process, which dies with `owner`, and opens its model."""
+    global _model
+    die_with(owner)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; rank 0 decides
+    transformers.logging.set_verbosity_error()  # it would warn of the new head at its end
+    transformers.logging.disable_progress_bar()
+    if settings[1] == "cpu":  # trainer and generators need the same cores
+        os.nice(19)
+        torch.set_num_threads(1)
+    _model = FineTuned(*settings)
+
+
+def _learn(rows: Sequence[Row]) -> None:
+    _model.learn(rows)
+
+
+def _guess(texts: Sequence[str]) -> list[float]:
+    return _model.guess(texts)

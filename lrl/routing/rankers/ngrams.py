@@ -58,7 +58,6 @@ class NgramRanker(Ranker):
         self._weights: tuple[NDArray[np.float64], float] = np.zeros(BUCKETS), 0.0
 
     def guess(self, prompt: Prompt) -> float:
-        """See `Ranker`."""
         columns, values = features(prompt.token_ids)
         weights, intercept = self._weights  # one read: another thread may fit meanwhile
         return float(weights[columns] @ values) + intercept

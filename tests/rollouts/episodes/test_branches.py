@@ -84,7 +84,7 @@ class Sampler:
                 rollout.versions.append(5)
             self.turns.append((list(prompt.token_ids), rollout.token_ids))
             rollout.finish_reason = "length" if length == sampling.max_tokens else "stop"
-            how["verified"]()
+            how["ended"]()
 
 
 def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:

@@ -76,7 +76,7 @@ class Script:
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        assert how.keys() == {"priority", "verified", "home"} and len(rollouts) == sampling.n
+        assert how.keys() == {"priority", "ended", "home"} and len(rollouts) == sampling.n
         assert sampling.stop_tokens == (2, STOP)
         self.asked.append((prompt.token_ids, len(rollouts), sampling.max_tokens))
         self.at.append(asyncio.get_running_loop().time())
@@ -91,7 +91,7 @@ class Script:
                 rollout.versions.append(5)
             cut = len(rollout.token_ids) == sampling.max_tokens
             rollout.finish_reason = "length" if cut else "stop"
-            how["verified"]()
+            how["ended"]()
 
     def _of(self, prompt: Prompt) -> int:
         """The script of a later turn: its prompt has that script's first turn."""
@@ -185,7 +185,7 @@ class Reads(Turns):
 
 
 def test_the_text_of_a_turn_and_the_text_that_is_judged_are_read_with_what_stands_before() -> None:
-    """A tag that the prompt or an observation opens is part of them (`ResponseDecoder`)."""
+    """A tag that the prompt or an observation opens is part of them (`PolicyText`)."""
 
     def decode(tokens: Sequence[int], before: Sequence[int]) -> str:
         return f"{before[-1]}:{tokens[0]}"

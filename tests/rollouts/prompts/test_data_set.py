@@ -18,7 +18,6 @@ from lrl.quickstart.warmup import make_tokenizer
 from lrl.rollouts.chat_template import render_chat
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Chat, Prompt
-from tests.data_rows import gsm8k_rows, math_rows
 from tests.tiny_policies import with_special_tokens
 
 CHAT = (
@@ -422,18 +421,6 @@ def test_skipped_prompts_are_listed_and_the_others_keep_their_ids(
     assert len(loaded(rows, most=9)) == 4, "a prompt of exactly the limit stays"
     with pytest.raises(ValueError, match="4 prompts"):
         loaded(rows, most=0, too_long="skip")
-
-
-def test_real_problems_pass_with_their_answers() -> None:
-    gsm8k = loaded(gsm8k_rows(3), prompt_column="question", shuffle=False)
-    assert "####" in gsm8k[2].columns["answer"]
-    math = loaded(
-        math_rows(3),
-        prompt_column="problem",
-        template="{problem}\nAnswer in \\boxed{{}}.",
-        shuffle=False,
-    )
-    assert math[0].text.endswith("\\boxed{}.") and isinstance(math[0].columns["level"], int)
 
 
 def test_short_names_know_their_columns_and_explicit_settings_win() -> None:

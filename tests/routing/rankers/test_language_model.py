@@ -3,8 +3,6 @@ and what happens without its process.
 
 The n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The
 model reads text. Where no process matters, the model learns on a thread of the test.
-
-Covers lrl/routing/rankers/finetuning.py.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ import numpy as np
 import psutil
 import pytest
 
-from lrl.routing.rankers import LanguageModelRanker, finetuning
-from lrl.routing.rankers.finetuning import FineTuned
-from lrl.routing.rankers.language_model import MIN_JUDGED
+from lrl.routing.rankers import language_model
+from lrl.routing.rankers.language_model import MIN_JUDGED, FineTuned, LanguageModelRanker
 from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words
@@ -67,11 +64,9 @@ class OnAThread(ThreadPoolExecutor):
 
 def start_on_a_thread(ranker: LanguageModelRanker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts the ranker with a fresh model in this process."""
-    monkeypatch.setattr(finetuning, "_model", FineTuned(*ranker._settings), raising=False)
+    monkeypatch.setattr(language_model, "_model", FineTuned(*ranker._settings), raising=False)
     pool: Any = OnAThread(1)
-    monkeypatch.setattr(
-        "lrl.routing.rankers.language_model.ProcessPoolExecutor", lambda *args, **how: pool
-    )
+    monkeypatch.setattr(language_model, "ProcessPoolExecutor", lambda *args, **how: pool)
     ranker.start()
 
 

@@ -28,7 +28,7 @@ from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
+from tests.policies import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
 from tests.training.packed import packed
 
 LAM, VALUE_LAM = 0.9, 0.7

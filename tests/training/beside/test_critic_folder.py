@@ -20,7 +20,7 @@ from lrl.policy import PolicyModule
 from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
 from lrl.training.model import text_as_micro_batch
-from tests.test_policy import SIZES, save_model
+from tests.policies import SIZES, save_model
 from tests.training.beside.test_critic import learner, run
 
 TOKENS = [5, 9, 2, 7, 7, 1]

@@ -19,7 +19,7 @@ from lrl.training.beside.reference import Reference
 from lrl.training.model import label_logprobs
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.test_policy import (
+from tests.policies import (
     GROUPS,
     SIZES,
     FakeStep,

@@ -18,7 +18,7 @@ from lrl.preflight.model import check_reference, shape_of
 from lrl.preflight.settings import check_objective
 from lrl.training.beside.teacher import Teacher
 from lrl.types import Group
-from tests.test_policy import SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
+from tests.policies import SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 from tests.tiny_policies import byte_tokenizer
 from tests.training.beside.test_reference import logprobs_of
 

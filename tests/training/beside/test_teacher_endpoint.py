@@ -28,9 +28,9 @@ from lrl.system.event_loop import LoopThread
 from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
 from tests.lent_server import LentServer
+from tests.policies import SIZES, make_group, opened, save_model
 from tests.rewards.judge_server import CLOSE, HANG, Reply, fails, served
 from tests.runs.test_async_run import GROUPS, fit
-from tests.test_policy import SIZES, make_group, opened, save_model
 from tests.tiny_policies import byte_tokenizer
 from tests.training.beside.teacher_server import LOGPROB, TeacherServer, gives, positions
 

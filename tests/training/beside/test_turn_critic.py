@@ -14,7 +14,7 @@ from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
 from lrl.training.beside.turn_critic import TurnCritic
 from lrl.types import ENVIRONMENT, Group, Rollout
-from tests.test_policy import (
+from tests.policies import (
     Steps,
     make_group,
     one_thread,  # noqa: F401

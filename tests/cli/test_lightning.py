@@ -17,14 +17,14 @@ from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from lrl.cli.lightning import flat
 from lrl.cli.main import main
-from lrl.cli.run_config import flat
 from lrl.run import Run
 from lrl.system.endpoint import LOOPBACK
 from tests.preflight import broken_inputs
 from tests.tiny_policies import tiny_llama
 
-LOGGER = "tests.cli.test_run_config.Tracker"
+LOGGER = "tests.cli.test_lightning.Tracker"
 
 
 class Reached(BaseException):
@@ -76,13 +76,9 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
         "CSVLogger": {"save_dir": "table"},
         LOGGER: {},
     }
-    loggers = json.dumps(
-        [{"class_path": kind, "init_args": settings} for kind, settings in kinds.items()]
-    )
-    prompts = {
-        "class_path": "lrl.Prompts",
-        "init_args": {"source": "data/rows.jsonl", "name": "held"},
-    }
+    loggers = json.dumps([{"class_path": kind, "init_args": kinds[kind]} for kind in kinds])
+    held = {"source": "data/rows.jsonl", "name": "held"}
+    prompts = {"class_path": "lrl.Prompts", "init_args": held}
     words = ("--trainer.logger", loggers, "--trainer.callbacks+", "Evaluation")
     words = (*words, "--trainer.callbacks.prompts", json.dumps(prompts), "--model.lr", "3e-5")
     with pytest.raises(Reached):
@@ -111,21 +107,16 @@ def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(
     trainer: L.Trainer,
 ) -> None:
     board, table, tracker = trainer.loggers
-    assert (
-        isinstance(board, TensorBoardLogger)
-        and isinstance(table, CSVLogger)
-        and isinstance(tracker, Tracker)
-    )
+    assert isinstance(board, TensorBoardLogger) and isinstance(table, CSVLogger)
+    assert isinstance(tracker, Tracker)
+    saved = []
     for logger in (board, table):
         logger.save()
-    saved = [
-        yaml.safe_load((Path(one.log_dir) / "hparams.yaml").read_text()) for one in (board, table)
-    ]
+        saved.append(yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text()))
     for settings in (tracker.settings, *saved):
         assert settings["model.lr"] == 3e-5 and settings["model"] == "lrl.PolicyModule"
-        assert settings["data.groups_per_step"] == 4 and settings["data.max_lag"] == 1, (
-            "defaults too"
-        )
+        assert settings["data.groups_per_step"] == 4
+        assert settings["data.max_lag"] == 1, "defaults too"
         assert settings["trainer.callbacks.1"].endswith("Evaluation")
         assert settings["trainer.callbacks.1.prompts.name"] == "held"
         assert not [name for name in settings if "init_args" in name or "class_path" in name]
@@ -141,26 +132,18 @@ def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody
     assert events.Tags()["scalars"] == []
     content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
-    assert [one.name.tag for one in experiment.metric_infos] == [
-        "eval/held/accuracy",
-        "eval/held/reward",
-        "reward/mean",
-    ]
-    assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= {
-        one.name for one in experiment.hparam_infos
-    }
+    metrics = [one.name.tag for one in experiment.metric_infos]
+    assert metrics == ["eval/held/accuracy", "eval/held/reward", "reward/mean"]
+    names = {one.name for one in experiment.hparam_infos}
+    assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= names
 
 
 def test_names_lead_through_classes_and_lists() -> None:
+    of_model = {"lr": 1.0, "betas": [0.9, 0.95], "lora": None}
+    callbacks = [{"class_path": "own.A"}, {"class_path": "own.B", "init_args": {"n": 3}}]
     settings = {
-        "model": {
-            "class_path": "own.Policy",
-            "init_args": {"lr": 1.0, "betas": [0.9, 0.95], "lora": None},
-        },
-        "trainer": {
-            "callbacks": [{"class_path": "own.A"}, {"class_path": "own.B", "init_args": {"n": 3}}],
-            "logger": False,
-        },
+        "model": {"class_path": "own.Policy", "init_args": of_model},
+        "trainer": {"callbacks": callbacks, "logger": False},
     }
     assert dict(flat(settings)) == {
         "model": "own.Policy",

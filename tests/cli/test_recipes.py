@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lrl.cli.config_file import check_files
 from lrl.cli.recipes import with_recipe_paths
 
 CASES = {
@@ -28,17 +27,14 @@ def test_a_fault_of_yaml_names_the_file_and_the_line(
     path = tmp_path / "my.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"(?s){path}: .*{fault}"):
-        check_files(["fit", *(word.format(path) for word in option)])
+        with_recipe_paths(["fit", *(word.format(path) for word in option)])
 
 
-def test_yaml_on_the_command_line_may_be_longer_than_a_name_of_a_file() -> None:
+def test_yaml_on_the_command_line_may_be_long_and_is_checked_as_well() -> None:
     long = ["fit", "--config", "{data: {prompts: " + "x" * 5000 + "}}"]
     assert with_recipe_paths(long) == long
-
-
-def test_yaml_on_the_command_line_is_checked_as_well() -> None:
     with pytest.raises(ValueError, match="already in line 1"):
-        check_files(["fit", "--config", "{data: {max_lag: 1, max_lag: 2}}"])
+        with_recipe_paths(["fit", "--config", "{data: {max_lag: 1, max_lag: 2}}"])
 
 
 @pytest.mark.parametrize(
@@ -47,4 +43,4 @@ def test_yaml_on_the_command_line_is_checked_as_well() -> None:
 )
 def test_what_yaml_allows_is_not_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
-    check_files(["fit", "--config", str(tmp_path / "my.yaml")])
+    with_recipe_paths(["fit", "--config", str(tmp_path / "my.yaml")])

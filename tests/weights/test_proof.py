@@ -1,5 +1,5 @@
-"""What the first proof of a generator sees of two programs that differ, and what is rounding to
-it."""
+"""What a proof sees of two programs that differ and of weights that did not arrive, and what is
+rounding to it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import pytest
 import torch
 
 from lrl.errors import GeneratorError
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, State
 from lrl.policy import PolicyModule
 from lrl.training.model import text_as_micro_batch
-from lrl.weights.probe import FirstProof, Probes
-from lrl.weights.tolerance import (
+from lrl.weights.proof import (
     MAX_TOLERANCE_NATS,
+    Expected,
+    Proof,
     format_of,
     less_exact,
     mean_difference,
     parts,
     rounding_tolerance,
 )
-from tests.test_policy import one_thread, opened  # noqa: F401
+from tests.policies import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
 from tests.weights.model_sync import make_generators
 
-SHORT = [3 + (7 * place) % 59 for place in range(64)]
-LONG = [3 + (7 * place + place // 9) % 59 for place in range(320)]
+TEXT = [3 + (7 * place + place // 9) % 59 for place in range(320)]
+SHORT = TEXT[:64]
 
 
 class Answers:
@@ -52,11 +53,22 @@ def generator_of(policy: PolicyModule, dtype: str) -> tuple[Generator, Answers]:
     return generator, answers
 
 
-def prove(probes: Probes, policy: PolicyModule, generator: Generator, version: int = 0) -> None:
-    first = FirstProof([generator], LONG, policy.training_dtype)
-    probe = probes.make(policy.prompt_logprobs, policy.compute_dtype, SHORT, version, first)
-    asyncio.run(probe(generator))
-    assert not generator.serving, "only its pool opens a generator that passed"
+def prove(
+    policy: PolicyModule, *generators: Generator, version: int = 0, tolerance: float | None = None
+) -> Proof:
+    proof = Proof(
+        policy.prompt_logprobs,
+        policy.compute_dtype,
+        TEXT,
+        generators,
+        version=version,
+        tolerance=tolerance,
+        deadline_s=60.0,
+    )
+    for generator in generators:
+        asyncio.run(proof(generator))
+        assert not generator.serving, "only its pool opens a generator that passed"
+    return proof
 
 
 def family(name: str, folder: Path, dtype: Any = "float32", **settings: Any) -> PolicyModule:
@@ -79,8 +91,8 @@ def test_rounding_is_no_difference_of_two_programs(
         policy, other = (PolicyModule(folder, dtype=dtype, attention="eager") for dtype in dtypes)
         policy.configure_model(), other.configure_model()
         generator, answers = generator_of(other, dtypes[1])
-        prove(Probes(None, 60.0), policy, generator)
-        assert len(answers.asked) > 1, "a text for the probe, and a long one for the first proof"
+        prove(policy, generator)
+        assert answers.asked == [320]
 
 
 DIFFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -117,29 +129,24 @@ def test_a_systematic_difference_is_found_in_bfloat16(what: str, tmp_path: Path)
     with pytest.raises(
         GeneratorError, match=r"does not compute what the policy computes.* is allowed"
     ):
-        prove(Probes(None, 60.0), policy, generator)
+        prove(policy, generator)
 
 
-def test_only_the_first_proof_of_a_generator_asks_for_a_long_text(tmp_path: Path) -> None:
+def test_only_a_new_generator_is_asked_for_the_long_text(tmp_path: Path) -> None:
     policy = family("llama", tmp_path, max_position_embeddings=1024)
-    (old, of_old), (new, of_new), probes = (
-        generator_of(policy, "float32"),
-        generator_of(policy, "float32"),
-        Probes(None, 9),
+    (old, of_old), (new, of_new) = (generator_of(policy, "float32") for _ in range(2))
+    old.state = State.SERVING
+    proof = Proof(
+        policy.prompt_logprobs,
+        "float32",
+        TEXT,
+        [old, new],
+        version=0,
+        tolerance=None,
+        deadline_s=9.0,
     )
-    prove(probes, policy, old)
-    first = FirstProof([old, new], LONG, "float32")
-    probe = probes.make(policy.prompt_logprobs, "float32", SHORT, 1, first)
-    asyncio.run(probe(old)), asyncio.run(probe(new))
-    assert (of_old.asked, of_new.asked) == ([64, 320, 64], [64, 320])
-    computed: list[int] = []
-
-    def logprobs(tokens: list[int], rounded_as: Any = None, weights_as: Any = None) -> list[float]:
-        computed.append(len(tokens))
-        return policy.prompt_logprobs(tokens)
-
-    probes.make(logprobs, "float32", SHORT, 2, first)
-    assert computed == [64], "nobody is new"
+    asyncio.run(proof(old)), asyncio.run(proof(new))
+    assert (of_old.asked, of_new.asked) == ([64], [320])
 
 
 def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path: Path) -> None:
@@ -150,18 +157,17 @@ def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path:
     policy.network.load_state_dict(held.network.state_dict())
     step = {name: 1e-5 * sign for name, sign in uphill(policy).items()}
     (generator, _), (late, _) = (generator_of(held, "bfloat16") for _ in range(2))
-    probes, before = Probes(None, 60.0), policy.prompt_logprobs(SHORT)
+    before = policy.prompt_logprobs(SHORT)
     for version in range(20):
-        prove(probes, policy, generator, version)
+        prove(policy, generator, version=version)
         for name, weight in policy.network.named_parameters():
             weight.data += step[name]
         held.network.load_state_dict(policy.network.state_dict())
-    at_first = probes.sampled_tolerance("float32")
-    prove(probes, policy, late)
-    apart = mean_difference(policy.prompt_logprobs(SHORT), held.prompt_logprobs(SHORT))
-    assert at_first < apart < probes.sampled_tolerance("float32"), "a resumed run is not ended"
-    pairs = zip(policy.prompt_logprobs(SHORT), before, strict=True)
-    assert sum(abs(now - then) for now, then in pairs) / len(before) > 2 * limit_of(probes), (
+    prove(policy, late)
+    limit = Expected(policy.prompt_logprobs, "float32", SHORT, "bfloat16", measures=True).limit(
+        slice(None)
+    )
+    assert mean_difference(policy.prompt_logprobs(SHORT), before) > limit, (
         "the policy has moved further than a generator may be off"
     )
 
@@ -173,20 +179,33 @@ def uphill(policy: PolicyModule) -> dict[str, torch.Tensor]:
     return {name: weight.grad.sign() for name, weight in policy.network.named_parameters()}
 
 
-def limit_of(probes: Probes) -> float:
-    return max(tolerance.limit for tolerance in probes._tolerances.values())
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tensor_that_is_missing_is_seen_at_any_proof(
+    dtype: Any, is_new: bool, tmp_path: Path
+) -> None:
+    policy, other = family("llama", tmp_path), family("llama", tmp_path, dtype)
+    generator, answers = generator_of(other, dtype)
+    prove(policy, generator)
+    for missing in ("0.0", "nan"):
+        other.network.get_output_embeddings().weight.data.fill_(float(missing))
+        generator.state = State.NEW if is_new else State.SERVING
+        with pytest.raises(GeneratorError, match=r"are off by .* is allowed"):
+            prove(policy, generator)
+    assert answers.asked[1:] == [320 if is_new else 64] * 2
 
 
 def test_a_tolerance_that_is_set_is_the_only_limit(tmp_path: Path) -> None:
     name, one, other = DIFFERENCES["a window of the attention"]
     policy = family(name, tmp_path / "one", max_position_embeddings=1024, **one)
     other_program = family(name, tmp_path / "other", max_position_embeddings=1024, **other)
-    prove(Probes(50.0, 60.0), policy, generator_of(other_program, "float32")[0])
+    generator, _ = generator_of(other_program, "float32")
+    assert 1e-4 < prove(policy, generator, tolerance=50.0).difference < 50.0
     with pytest.raises(GeneratorError, match="tokens 65 to 319 of a text of 320"):
-        prove(Probes(1e-4, 60.0), policy, generator_of(other_program, "float32")[0])
+        prove(policy, generator, tolerance=1e-4)
 
 
-def test_parts_cover_a_text_and_none_is_shorter_than_a_probe() -> None:
+def test_parts_cover_a_text_and_none_is_shorter_than_the_first() -> None:
     for count in (1, 46, 63, 64, 127, 128, 511, 8191):
         found = list(parts(count))
         assert [place for part in found for place in range(part.start, part.stop)] == list(

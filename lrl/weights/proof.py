@@ -1,0 +1,206 @@
+"""The proof that a generator computes what the policy computes: the log-probs of a text of real
+prompts, by both.
+
+A generator is proved at its first sync, before it serves, and again at every
+`WeightSync.prove_every_n_syncs`-th. The first proof is about the two programs as much as about the
+weights: positions that are stretched, a window of the attention or a cap on its scores may differ
+by little in a short text, or only at the end of a long one. So a new generator is asked for a text
+as long as the run's, later ones for its first `PROOF_TOKENS`.
+
+The text is compared part by part, by the mean difference: the largest is that of a token that the
+model takes for all but impossible. What is allowed depends on the less exact of the two number
+formats, and on the model: rounding to bfloat16 moved the log-probs of a tiny random model by 0.0006
+nats a token, and those of SmolLM2-135M by 0.045. A limit for all models would pass 0.18 nats that
+vLLM and transformers make of Phi-3's positions. So the limit is a few times what the format's
+rounding does to this model (`lrl.training.rounding`), within fixed bounds
+(`benchmarks/agreement.py` at tag before-0.3 measures both).
+
+An old or incomplete update is often within that limit (`benchmarks/detection.py`). Checksums find
+bytes that arrive changed, and the version that a generator reports is read back at each sync.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from lrl.errors import GeneratorError
+from lrl.generators.generator import Generator, State
+from lrl.generators.settings import ServerSettings
+from lrl.training.rounding import UNIT, Rounded
+
+PromptLogprobs = Callable[..., list[float]]
+"""The policy's log-probs of a text in nats, with errors of rounding and rounded weights
+(`PolicyModule.prompt_logprobs`)."""
+
+PROOF_TOKENS = 64
+"""Tokens that a generator is asked for which has been proved before, and the least in any part of a
+text."""
+FIRST_PROOF_TOKENS = 8192
+"""Most tokens that a new generator is asked for."""
+FIRST_PROOF_TOKENS_ON_CPU = 512
+"""The same where there is no GPU, so that the start of a run is not noticeably longer; and vLLM's
+CPU build makes a table of all these tokens and the vocabulary."""
+MAX_TOLERANCE_NATS = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.25, "quantised": 0.5}
+"""Largest mean difference in nats per token, for any model; from the most exact format to the
+least. A tensor that is missing made 0.75 or more."""
+MIN_TOLERANCE_NATS = {"float32": 3e-4, "float16": 5e-4, "bfloat16": 2e-3, "quantised": 5e-3}
+"""A difference that is never held against a generator, however little its model rounds."""
+TOLERATED_ROUNDINGS = 4.0
+"""How many times the rounding of its model a program may be off: real ones were off by 0.8 to 1.2
+times."""
+QUANTISED_WORDS = ("fp8", "int", "nvfp4", "turboquant")
+"""Words in the value of `kv-cache-dtype` that stand for eight bits and less."""
+
+
+class Proof:
+    """The policy's log-probs of a text, and the comparison of generators with them.
+
+    Args:
+        prompt_logprobs: The policy as it is now, called twice for each number format of the
+            generators.
+        policy_dtype: Its number format: float32 or bfloat16.
+        tokens: The text, at least two tokens.
+        generators: Those that are to be compared.
+        version: The policy's.
+        tolerance: Largest mean difference in nats per token; None takes `rounding_tolerance`.
+        deadline_s: Seconds for a generator's answer.
+    """
+
+    def __init__(
+        self,
+        prompt_logprobs: PromptLogprobs,
+        policy_dtype: str,
+        tokens: list[int],
+        generators: Sequence[Generator],
+        *,
+        version: int,
+        tolerance: float | None,
+        deadline_s: float,
+    ) -> None:
+        self.tokens = tokens
+        self.version = version
+        self.tolerance = tolerance
+        self.deadline_s = deadline_s
+        self.difference = 0.0
+        """Largest mean difference of a part so far, in nats per token."""
+        formats = {format_of(generator.server.settings) for generator in generators}
+        self._expected = {
+            held: Expected(prompt_logprobs, policy_dtype, tokens, held, measures=tolerance is None)
+            for held in formats
+        }
+
+    async def __call__(self, generator: Generator) -> None:
+        """Raises GeneratorError if `generator` does not compute what the policy computes."""
+        is_new = generator.state is State.NEW
+        found = await generator.client.prompt_logprobs(
+            self.tokens if is_new else self.tokens[:PROOF_TOKENS],
+            # Never the keys and values of an earlier proof.
+            salt=f"proof-{self.version}-{generator.syncs}",
+            deadline_s=self.deadline_s,
+        )
+        expected = self._expected[format_of(generator.server.settings)]
+        for part in parts(len(found)):
+            difference = mean_difference(expected.logprobs[part], found[part])
+            self.difference = max(self.difference, difference)
+            limit = expected.limit(part) if self.tolerance is None else self.tolerance
+            if difference <= limit:  # NaN is not
+                continue
+            doubt = "" if is_new else " What it wrote since its last proof may be of wrong weights."
+            raise GeneratorError(
+                f"{generator.name} does not compute what the policy computes after the sync to "
+                f"version {self.version}: the log-probs of tokens {part.start + 1} to {part.stop} "
+                f"of a text of {len(found) + 1} are off by {difference:.3g} nats a token, and "
+                f"{limit:.2g} is allowed (WeightSync.probe_tolerance). The weights did not arrive "
+                "whole, or trainer and generator disagree about the model (dtype, attention)."
+                f"{doubt}"
+            )
+
+
+class Expected:
+    """What the policy computes for generators of one number format.
+
+    A generator of 16 bits holds a policy of 32 rounded, so its weights are rounded here too: what
+    rounding takes away is no fault of a sync.
+
+    Args:
+        prompt_logprobs: See `Proof`.
+        policy_dtype: See `Proof`.
+        tokens: See `Proof`.
+        held: The format, as `format_of` returns it.
+        measures: Whether to measure what rounding does to the policy, for `limit`.
+    """
+
+    def __init__(
+        self,
+        prompt_logprobs: PromptLogprobs,
+        policy_dtype: str,
+        tokens: list[int],
+        held: str,
+        *,
+        measures: bool,
+    ) -> None:
+        self._dtype = less_exact(policy_dtype, held)
+        weights_as = rounds_as(held) if policy_dtype == "float32" else None
+        self.logprobs = prompt_logprobs(tokens, None, weights_as)
+        """Log-probs of all tokens but the first, in nats."""
+        self._rounded: list[float] | None = None
+        if measures and (errors := rounds_as(self._dtype)) is not None:
+            self._rounded = prompt_logprobs(tokens, errors, weights_as)
+
+    def limit(self, part: slice) -> float:
+        """Returns the largest mean difference in nats per token of these log-probs."""
+        if self._rounded is None:
+            return rounding_tolerance(self._dtype, None)
+        spread = mean_difference(self.logprobs[part], self._rounded[part])
+        return rounding_tolerance(self._dtype, spread)
+
+
+def rounding_tolerance(dtype: str, spread: float | None) -> float:
+    """Returns the largest mean difference in nats per token.
+
+    Args:
+        dtype: The less exact format of the two programs.
+        spread: Mean difference that the format's rounding makes of the model's log-probs, in nats
+            per token; None if it is not known.
+    """
+    if spread is None:
+        return MAX_TOLERANCE_NATS[dtype]
+    wanted = max(MIN_TOLERANCE_NATS[dtype], TOLERATED_ROUNDINGS * spread)
+    return min(MAX_TOLERANCE_NATS[dtype], wanted)
+
+
+def less_exact(*formats: str) -> str:
+    """Returns the least exact of number formats; `quantised` stands for all of eight bits and
+    less."""
+    return max(formats, key=list(MAX_TOLERANCE_NATS).index)
+
+
+def format_of(settings: ServerSettings) -> str:
+    """Returns the number format in which a generator computes."""
+    options = {
+        name.strip("-").replace("_", "-"): str(value) for name, value in settings.extra_args.items()
+    }
+    if settings.quantization or any(
+        word in options.get("kv-cache-dtype", "") for word in QUANTISED_WORDS
+    ):
+        return "quantised"
+    return str(settings.dtype)
+
+
+def rounds_as(dtype: str) -> Rounded | None:
+    """Returns the format whose rounding is measured on the model; None for one that has a fixed
+    limit alone."""
+    return next((known for known in UNIT if known == dtype), None)
+
+
+def parts(count: int) -> Iterator[slice]:
+    """Yields the parts of a text in which the mean is compared: what differs near its end would be
+    lost in the whole. Each is three times as long as all before it."""
+    start, end = 0, PROOF_TOKENS
+    while end + PROOF_TOKENS <= count:
+        yield slice(start, end)
+        start, end = end, 4 * end
+    yield slice(start, count)
+
+
+def mean_difference(one: Sequence[float], other: Sequence[float]) -> float:
+    """Returns the mean absolute difference of two equally long lists."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)

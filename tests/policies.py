@@ -1,0 +1,164 @@
+"""Tiny models, groups and steps for tests that open a policy or train one without generators."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
+
+from lrl.advantages import Advantages, GroupMean
+from lrl.objectives.normalisation import denominator
+from lrl.policy import PolicyModule
+from lrl.rollouts.packing import Packer
+from lrl.types import Group, MicroBatch, Prompt, Rollout
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def save_model(folder: Path, config: PreTrainedConfig) -> str:
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    vocab = {f"t{i}": i for i in range(32)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Runs a file on one thread: its tensors are so small that two threads take four times as
+    long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def opened(model: str, **settings: Any) -> PolicyModule:
+    policy = PolicyModule(model, **settings)
+    policy.configure_model()
+    return policy
+
+
+def adapted(policy: PolicyModule) -> PolicyModule:
+    """Gives the policy's adapters, if it has any, weights that change what it computes."""
+    torch.manual_seed(3)
+    for name, weight in policy.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return policy
+
+
+def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
+    rng = random.Random(index)
+    lengths = [rng.randrange(1, 12) for _ in range(responses)]
+    rollouts = [
+        Rollout(
+            token_ids=[rng.randrange(1, 32) for _ in range(n)],
+            logprobs=[-8 * rng.random() for _ in range(n)],
+            versions=[version] * n,
+            finish_reason="stop",
+            text="",
+            reward=float(rng.randrange(3)),
+        )
+        for n in lengths
+    ]
+    prompt = Prompt(
+        id=index, token_ids=[rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))], text=""
+    )
+    return Group(index=index, prompt=prompt, rollouts=rollouts)
+
+
+GROUPS = [make_group(i) for i in range(4)]
+
+
+def pack(
+    groups: list[Group],
+    budget: int = 64,
+    temperature: float = 1.0,
+    whole_groups: bool = False,
+    advantages: Advantages | None = None,
+    attention_tokens: int = 0,
+) -> list[MicroBatch]:
+    packer = Packer(
+        budget,
+        advantages or GroupMean(),
+        temperature,
+        whole_groups=whole_groups,
+        attention_tokens=attention_tokens,
+    )
+    rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
+    return [batch for each in rounds for batch in each if batch is not None]
+
+
+@dataclass
+class FakeStep:
+    batches: list[MicroBatch]
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        yield from self.batches
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(batch.num_tokens for batch in self.batches)
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(batch.num_sequences for batch in self.batches)
+
+    def finish(self) -> None:
+        """Does nothing."""
+
+
+def trainer(**settings: Any) -> L.Trainer:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(**{"accelerator": "cpu", "max_steps": 1, **quiet, **settings})
+
+
+class Steps:
+    """A loader with a length, like the data module's; Lightning would take a list for several
+    loaders."""
+
+    def __init__(self, steps: list[FakeStep]) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[FakeStep]:
+        yield from self.steps
+
+
+def fit(policy: PolicyModule, steps: list[FakeStep], **settings: Any) -> L.Trainer:
+    running = trainer(max_steps=len(steps), **settings)
+    running.fit(policy, Steps(steps))
+    return running
+
+
+def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> torch.Tensor:
+    """Returns the gradient of one step on `batches`, before clipping."""
+    policy.zero_grad()
+    for batch in batches:
+        policy.compute_loss(batch).backward()
+    divisor = denominator(policy.normalise_by, FakeStep(batches))
+    gradients = [parameter.grad for parameter in policy.parameters() if parameter.requires_grad]
+    return torch.cat([each.flatten() for each in gradients if each is not None]) / divisor

@@ -34,6 +34,7 @@ from lrl.training.export import save_policy
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
+    ModelSource,
     checkpoint_weights,
     decoder_of,
     find_model,
@@ -43,7 +44,7 @@ from lrl.training.model import (
     text_as_micro_batch,
     whole_tensors,
 )
-from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.model_files import open_on_ranks
 from lrl.training.pieces import adapter_pieces, checkpoint_pieces
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
 from lrl.training.schedule import Schedule
@@ -129,38 +130,36 @@ class PolicyModel(L.LightningModule):
         # of random numbers draws on its own device only, and the whole weights of a sharded policy
         # have no room on one GPU.
         with torch.device("cpu"):
-            if self.sharding is None:
-                self._open_whole()
-            else:
-                self._open_in_parts(self.sharding)
+            self._open()
 
-    def _open_whole(self) -> None:
-        device, ranks = self.device_of_use, self.ranks
-        settings = self.dtype_name, self.attention, self.gradient_checkpointing
-        self.network = open_on_all_ranks(self.policy_folder, *settings, device, ranks)
-        self._try_out(self.network)
-        if self.critic is not None:
-            self.critic.open(self.network, *settings, device, ranks)
-            self.responses_share = self.responses_share.also(self.critic.responses_share)
+    @property
+    def source(self) -> ModelSource:
+        """The first version, and how it is opened."""
+        return ModelSource(
+            self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
+        )
 
-    def _open_in_parts(self, sharding: Sharding) -> None:
-        device = self.device_of_use
-        settings = self.dtype_name, self.attention, self.gradient_checkpointing
-        self.network, whole = open_in_parts(self.policy_folder, *settings, self.ranks)
+    def _open(self) -> None:
+        sharding, in_parts = self.sharding, self.sharding is not None
+        where = self.device_of_use, self.ranks, in_parts
+        self.network, whole = open_on_ranks(self.source, *where)
         if whole is not None:
             self._try_out(whole)
-        self.responses_share = self.ranks.share(self.responses_share)
-        if self.lora is not None:
-            self.lora.add_to(self.network)
+        if in_parts:
+            self.responses_share = self.ranks.share(self.responses_share)
+            if self.lora is not None:
+                self.lora.add_to(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
-            of_critic = self.critic.open(self.network, *settings, device, self.ranks, in_parts=True)
+            of_critic = self.critic.open(self.network, self.source, *where)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
             networks += self.critic.trunks
             wholes += [of_critic] * len(self.critic.trunks)
+        if sharding is None:
+            return
         sharding.divide(self, *networks)
         for network, its_whole in zip(networks, wholes, strict=True):
-            sharding.fill(network, its_whole, device)
+            sharding.fill(network, its_whole, self.device_of_use)
         of_critic = None
         del whole, wholes, its_whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
@@ -168,8 +167,7 @@ class PolicyModel(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit" and self.reference_has_model:
-            settings = self.policy_folder, self.dtype_name, self.attention
-            self.reference.open(*settings, self.device_of_use, self.ranks, self.sharding)
+            self.reference.open(self.source, self.device_of_use, self.ranks, self.sharding)
 
     def _try_out(self, network: PreTrainedModel) -> None:
         """Tries what responses may share in a whole model, and adds its adapters."""

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError
 from lrl.training.lora import LoRA
-from lrl.training.model import open_network
+from lrl.training.model import ModelSource
 from lrl.training.trials import check_adapters, shared_by_responses
 from tests.tiny_families import FAMILIES, save_tiny
 
@@ -63,7 +63,7 @@ def try_family(
     except Exception as error:
         return Outcome(NOT_TRIED, why=f"cannot be built tiny: {_short(error)}"), None
     try:
-        network = open_network(str(folder), "float32", None, False)
+        network = ModelSource(str(folder)).open()
         responses = layout_of(network)
     except ValueError as error:
         return Outcome(REFUSED, why=_reason(str(error))), None
@@ -88,7 +88,7 @@ def adapted_layers_of(folder: Path) -> str:
             return NONE
         right = named[1].split(", ")
         open_with_adapters(folder, right)
-        layers = LoRA().layers(open_network(str(folder), "float32", None, False))
+        layers = LoRA().layers(ModelSource(str(folder)).open())
         wrong = {name.rpartition(".")[2] for name in layers} - set(right)
         return "all but " + ", ".join(f"`{end}`" for end in sorted(wrong))
     return ALL
@@ -99,7 +99,7 @@ def open_with_adapters(
 ) -> PreTrainedModel:
     """Opens a model as a run with `model.lora` opens it; raises ConfigError if a layer cannot have
     an adapter."""
-    network = open_network(str(folder), "float32", None, False)
+    network = ModelSource(str(folder)).open()
     LoRA(rank=4, target_modules=target_modules).add_to(network)
     check_adapters(network)
     return network

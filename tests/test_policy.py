@@ -225,7 +225,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
 ) -> None:
     reference = Reference(0.1, "k2")
     policy = opened(folder, objective=objective, normalise_by=normalise_by, reference=reference)
-    reference.open(policy.policy_folder, "float32", None, policy.device, Ranks())
+    reference.open(policy.source, policy.device, Ranks())
     groups = [make_group(i, version=-i) for i in range(4)]
     for group in groups:
         policy.prepare(group, 1.0, 10_000)

@@ -1,15 +1,14 @@
 """Atomic checkpoints; one that cannot be written does not end the run.
 
-Lightning writes into the system's temporary folder and moves the file from there: across file
-systems that is a copy, and a run killed within it leaves half a checkpoint in the place of the last
-good one. Here the bytes go into a file next to the checkpoint, which is then renamed.
+Lightning moves a checkpoint from the system's temporary folder, which across file systems is a
+copy: a run killed during it leaves half a checkpoint in place of the last good one. Here the bytes
+go into a file next to the checkpoint, which is then renamed.
 
 A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint
 that the new one was to replace; that one is kept until a newer one is written.
 
-Lightning and lrl read checkpoints by `torch.load` with `weights_only=True`, which refuses a whole
-file for one object that is neither plain nor a tensor. So what could not be read again is left out,
-and the log names it.
+Checkpoints are read by `torch.load` with `weights_only=True`, which refuses a whole file for one
+object that is neither plain nor a tensor. So such objects are left out, and the log names them.
 """
 
 import io
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 ADVICE = "Only numbers, texts, tensors, and lists and dicts of them can be read from a checkpoint"
 UNFINISHED = ".unfinished"
-"""Suffix of a file that is being written; after a crash it may be deleted."""
+"""Suffix of a file that is being written."""
 READ_ERRORS = (
     RuntimeError,
     OSError,
@@ -111,18 +110,6 @@ class CheckpointFile(TorchCheckpointIO):
             unfinished.unlink(missing_ok=True)
 
 
-def readable_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Returns a checkpoint without its unreadable parts, which the log names."""
-    whole, faults = readable(checkpoint)
-    if faults:
-        log.error(
-            "The checkpoint of step %d is saved without %s. %s: return those from state_dict and "
-            "on_save_checkpoint.",
-            *(checkpoint["global_step"], ", ".join(map(str, faults)), ADVICE),
-        )
-    return whole
-
-
 class Unreadable(NamedTuple):
     """A value of a checkpoint that could not be read again."""
 
@@ -150,8 +137,8 @@ def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Unreadable]:
         yield Unreadable(path, kind)
 
 
-def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unreadable]]:
-    """Returns a checkpoint without its unreadable parts, and the faults of these parts.
+def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a checkpoint without its unreadable parts, which the log names.
 
     A part is an entry of the checkpoint, or of a dict in it: the state of one callback, or of one
     part of the data module. Half of it would be restored as if it were whole.
@@ -163,12 +150,18 @@ def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unread
             whole[first] = {key: value for key, value in whole[first].items() if key != others[0]}
         else:
             whole.pop(first, None)
-    return whole, faults
+    if faults:
+        log.error(
+            "The checkpoint of step %d is saved without %s. %s: return those from state_dict and "
+            "on_save_checkpoint.",
+            *(checkpoint["global_step"], ", ".join(map(str, faults)), ADVICE),
+        )
+    return whole
 
 
 def _comes_back(value: Any) -> bool:
-    """Returns whether a value can be read again, by trying: users may have allowed classes of their
-    own (`torch.serialization.add_safe_globals`)."""
+    """Tries it: users may have allowed classes of their own
+    (`torch.serialization.add_safe_globals`)."""
     file = io.BytesIO()
     try:
         torch.save(value, file)

@@ -28,8 +28,7 @@ REPLACED_SUFFIX = ".older"
 
 
 class CheckpointFolder(CheckpointFile):
-    """`CheckpointFile` for parts: all ranks save together, and write is refused on all if one of
-    them cannot."""
+    """`CheckpointFile` for parts: all ranks save together; if one cannot, all are refused."""
 
     def _write(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:
         target = Path(path)
@@ -38,10 +37,8 @@ class CheckpointFolder(CheckpointFile):
         older = target.with_name(target.name + REPLACED_SUFFIX)
         whole = dict(checkpoint)
         parts = {"state_dict": whole.pop("state_dict")}
-        parts |= {
-            f"optimizer_{number}": state
-            for number, state in enumerate(whole.pop("optimizer_states", []))
-        }
+        for number, state in enumerate(whole.pop("optimizer_states", [])):
+            parts[f"optimizer_{number}"] = state
         _clear(unfinished)
         try:
             save_parts(parts, unfinished)
@@ -57,8 +54,7 @@ class CheckpointFolder(CheckpointFile):
 
 
 def _clear(unfinished: Path) -> None:
-    """Removes what a run that was killed has left, before any rank makes the folder anew; raises
-    rank 0's error on all ranks."""
+    """Removes a killed run's rest before any rank writes; raises rank 0's error on all ranks."""
     found: list[OSError | None] = [None]
     if dist.get_rank() == 0:
         try:
@@ -76,7 +72,7 @@ def save_parts(parts: dict[str, Any], folder: Path) -> None:
         with explain_broken_collective():
             dcp.save(parts, checkpoint_id=folder)
     except CheckpointException as error:
-        # No Exception by its class, and it is not of a class with what caused it.
+        # It is neither an Exception nor of the class of its cause.
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if os_error(cause)), causes[0]) from error
 
@@ -103,10 +99,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _index(folder: Path) -> dict[str, TensorStorageMetadata]:
     entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {
-        name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if name.startswith(WEIGHTS) and isinstance(entry, TensorStorageMetadata)
     }
-    return {name: entry for name, entry in tensors.items() if name.startswith(WEIGHTS)}
 
 
 def _remove(path: Path) -> None:

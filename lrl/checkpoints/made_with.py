@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 Settings = dict[str, float | str]
-"""Settings by their public names: numbers as they are, everything else as its `fingerprint` or a
-word."""
+"""Settings by their public names: a number as it is, all else as `fingerprint` or a word."""
 PRINTED_TYPES = (bool, int, float, complex, str, bytes, np.generic, type(None))
 DEFAULT_REPR: Any = object.__repr__
 """The `repr` of a class that defines none."""
@@ -44,8 +43,7 @@ def fingerprint(value: Any) -> str:
 
 
 def _text(value: Any, seen: set[int]) -> str:
-    """Writes a value down; `seen` has the objects whose attributes are written already, by their
-    id."""
+    """Writes a value down; `seen` has the ids of objects whose attributes are written already."""
     kind = type(value)
     if isinstance(value, PRINTED_TYPES):
         return f"{kind.__name__} {value!r}"

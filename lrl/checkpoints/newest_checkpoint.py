@@ -1,8 +1,8 @@
 """The checkpoint that a run continues: the one that is named, or a requeued job's own.
 
-For `ckpt_path="last"` Lightning looks into one folder, for names that begin with `last`, and trains
-from scratch if there is none. A new run has a new folder, so it would nearly always do so. Without
-a `ckpt_path` it continues what any job of SLURM has left where the run starts.
+For `ckpt_path="last"` Lightning looks for names that begin with `last` in the new run's own folder,
+where there is none yet, and so trains from scratch. Without a `ckpt_path` it continues what any job
+of SLURM has left where the run starts.
 """
 
 import re
@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lrl.checkpoints.checkpoint_file import READ_ERRORS
-from lrl.errors import ConfigError
 from lrl.system.config_errors import fault
 from lrl.system.slurm import requeued, run_of_job
 
@@ -37,7 +36,6 @@ def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
     lightnings = partial(type(connector)._parse_ckpt_path, connector)
 
     def find(verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
-        check_best(trainer, ckpt_path)
         found = _of_requeued_job(trainer) if verb == TrainerFn.FITTING and requeued() else None
         if found is None and ckpt_path == "last":
             found = newest_checkpoint(trainer)
@@ -56,16 +54,16 @@ def newest_checkpoint(trainer: L.Trainer) -> str:
     the run is the one of the logger's `name` that has written a checkpoint last. Raises
     ConfigError if there is none.
     """
-    folders, named = _folders(trainer)
+    folders = _folders(trainer)
     runs = [paths for folder in folders if (paths := list(folder.glob("*.ckpt")))]
     if not runs:
         fault(
             f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0])!r}. Name the run "
             "by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path out."
         )
-    latest = max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths))
-    candidates = [path for paths in runs for path in paths] if named else latest
-    return _newest(candidates)
+    if _configured(trainer):
+        return _newest([path for paths in runs for path in paths])
+    return _newest(max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths)))
 
 
 def _newest(checkpoints: list[Path]) -> str:
@@ -74,53 +72,37 @@ def _newest(checkpoints: list[Path]) -> str:
 
 def _of_requeued_job(trainer: L.Trainer) -> str | None:
     """Returns the newest checkpoint of the earlier starts of this job, None if there is none."""
-    written = [path for folder in _folders(trainer)[0] for path in folder.glob("*.ckpt")]
+    written = [path for folder in _folders(trainer) for path in folder.glob("*.ckpt")]
     own = [path for path in written if _read(path, SLURM_RUN) == run_of_job()]
     return _newest(own) if own else None
 
 
-def check_best(trainer: L.Trainer, ckpt_path: object) -> None:
-    """Raises ConfigError if `ckpt_path` is `best` and this Trainer has not saved a checkpoint."""
-    if ckpt_path == "best" and not getattr(trainer.checkpoint_callback, "best_model_path", ""):
-        raise ConfigError(
-            "ckpt_path is 'best', and this Trainer has saved no checkpoint that could be the best "
-            "one. Give 'last', or the path of the checkpoint."
-        )
+def _configured(trainer: L.Trainer) -> list[Path]:
+    """Returns the folders that callbacks name."""
+    callbacks = trainer.checkpoint_callbacks
+    named = [one.dirpath for one in callbacks if isinstance(one, ModelCheckpoint)]
+    return [Path(folder) for folder in named if folder]
 
 
-def _folders(trainer: L.Trainer) -> tuple[list[Path], bool]:
-    """Returns the run's checkpoint folders and True; or, if no setting names the run, one folder
-    per run and False."""
-    configured = [
-        callback.dirpath
-        for callback in trainer.checkpoint_callbacks
-        if isinstance(callback, ModelCheckpoint)
-    ]
-    if any(configured):
-        return [Path(folder) for folder in configured if folder], True
+def _folders(trainer: L.Trainer) -> list[Path]:
+    """Returns the run's checkpoint folders; or, if no setting names the run, one folder per run."""
+    if configured := _configured(trainer):
+        return configured
     if not trainer.loggers:
-        return [Path(trainer.default_root_dir) / "checkpoints"], True
-    # Reading `version` would begin a new one.
-    version = getattr(trainer.loggers[0], "_version", None)
-    if version is not None:
-        return [
-            _runs(trainer)
-            / (version if isinstance(version, str) else f"version_{version}")
-            / "checkpoints"
-        ], True
-    return sorted(_runs(trainer).glob("*/checkpoints")) or [_runs(trainer)], False
-
-
-def _runs(trainer: L.Trainer) -> Path:
-    """Returns the folder of all runs of the first logger's name, by the rule of
-    `ModelCheckpoint`."""
+        return [Path(trainer.default_root_dir) / "checkpoints"]
     logger = trainer.loggers[0]
-    return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+    # The folder of all runs of the logger's name, by the rule of `ModelCheckpoint`.
+    runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+    # Reading `version` would begin a new one.
+    version = getattr(logger, "_version", None)
+    if version is None:
+        return sorted(runs.glob("*/checkpoints")) or [runs]
+    name = version if isinstance(version, str) else f"version_{version}"
+    return [runs / name / "checkpoints"]
 
 
 def steps_done(path: Path) -> int:
-    """Returns the steps done in a checkpoint, from its name or else its content; -1 if it cannot be
-    read."""
+    """Returns the steps done, from a checkpoint's name or else its content; -1 if unreadable."""
     if in_name := re.search(r"step=(\d+)", path.name):
         return int(in_name[1])
     steps = _read(path, "global_step")

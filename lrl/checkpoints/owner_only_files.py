@@ -1,8 +1,6 @@
-"""Small JSON files between processes of one user: written atomically, and trusted only if no other
-user could write.
-
-A file is trusted if this user owns it and its mode excludes all others; the same holds for its
-folder. The check uses the open file, not its name.
+"""Small JSON files between processes of one user: written atomically, and trusted only if this user
+owns file and folder, and their modes exclude all others. The check uses the open file, not its
+name.
 """
 
 import json
@@ -24,8 +22,7 @@ class OwnerOnlyFolder:
         self.path = path
 
     def make(self) -> None:
-        """Makes the folder, or empties an existing one; raises OSError if it cannot belong to this
-        user only."""
+        """Makes or empties the folder; raises OSError if it cannot be this user's alone."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.path.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
@@ -39,8 +36,7 @@ class OwnerOnlyFolder:
             file.unlink(missing_ok=True)
 
     def read(self, name: str, kind: type[T]) -> T:
-        """Returns a `kind` made from the fields in a file; raises FileNotFoundError or
-        UntrustedFile."""
+        """Returns a `kind` made of a file's fields; raises FileNotFoundError or UntrustedFile."""
         self.check()
         path = self.path / name
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -55,24 +51,21 @@ class OwnerOnlyFolder:
 
     def write(self, name: str, fields: dict[str, Any]) -> None:
         """Writes a file, or replaces it."""
-        self._draft(fields).rename(self.path / name)
+        draft = self.path / f".{secrets.token_hex(8)}"
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(fields, file)
+        draft.rename(self.path / name)
 
     def check(self) -> None:
         """Raises UntrustedFile unless the folder is this user's alone."""
         _check_owner(self.path, self.path.lstat(), stat.S_ISDIR)
 
-    def _draft(self, fields: dict[str, Any]) -> Path:
-        draft = self.path / f".{secrets.token_hex(8)}"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(fields, file)
-        return draft
-
 
 def _check_owner(path: Path, status: os.stat_result, is_kind: Any) -> None:
     if not is_kind(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        kind = "folder" if is_kind is stat.S_ISDIR else "file"
         raise UntrustedFile(
-            f"{path} is not trusted: it must be a "
-            f"{'folder' if is_kind is stat.S_ISDIR else 'file'} of this user (id {os.geteuid()}), "
+            f"{path} is not trusted: it must be a {kind} of this user (id {os.geteuid()}), "
             f"closed to all others (mode 0700 or 0600); it is of user {status.st_uid}, with mode "
             f"{stat.S_IMODE(status.st_mode):04o}. Remove it if you did not make it."
         )

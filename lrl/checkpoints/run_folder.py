@@ -1,8 +1,7 @@
 """The folder of a run's files, the lock that keeps other live runs out of it, and the metrics that
 are in it already.
 
-Two runs in one folder would overwrite each other's checkpoints and generator logs, and mix their
-metrics.
+Two runs in one folder would overwrite each other's checkpoints and logs, and mix their metrics.
 """
 
 import csv
@@ -51,12 +50,6 @@ def run_folder(trainer: L.Trainer) -> Path:
     return folder / str(first.name) / version
 
 
-def without_version(trainer: L.Trainer) -> list[Any]:
-    """Returns the loggers that have no version yet, and take the next free number when it is
-    read."""
-    return [logger for logger in trainer.loggers if getattr(logger, "_version", "") is None]
-
-
 def continue_logs(trainer: L.Trainer, step: int) -> None:
     """Has the loggers keep what their folders have, but for the steps from `step` on, which the run
     trains again; all of it, if that is below 0."""
@@ -98,31 +91,28 @@ class RunFolderLock:
     def __init__(self) -> None:
         self._folder: int | None = None
         self._made: list[Path] = []
-        """The folder, if there was none, and the parents that had to be made for it."""
+        """The folder, if this run has made it, and the parents that it had to make."""
 
     def acquire_for(self, trainer: L.Trainer) -> None:
         """Makes and locks the folder of a run; one whose logger has no version gets the next free
         number, also if others take theirs at this moment. See `acquire`."""
-        numbered = without_version(trainer)
+        # Reading `version` takes the next free number.
+        numbered = [one for one in trainer.loggers if getattr(one, "_version", "") is None]
         if not numbered or numbered[0] is not trainer.loggers[0]:
             self.acquire(run_folder(trainer))
             return
         self.release()
-        folder = _next_folder(trainer, numbered)
-        made = _make(folder)
-        while not made:  # another run has made it since
-            next_folder = _next_folder(trainer, numbered)
-            if next_folder == folder:  # its name has no number: that of an earlier run
-                self.acquire(folder)
-                return
-            folder = next_folder
-            made = _make(folder)
-        self._made = made
+        tried = None
+        while not self._made:  # another run has made the last one since
+            folder = _next_folder(trainer, numbered)
+            if folder == tried:  # its name has no number: that of an earlier run
+                break
+            self._made = _make(folder)
+            tried = folder
         self._lock(folder)
 
     def acquire(self, folder: Path) -> None:
-        """Makes and locks `folder` and releases the previous one; raises ConfigError if another
-        live run has it."""
+        """Makes and locks `folder` and releases the last; ConfigError if a live run has it."""
         self.release()
         self._made = _make(folder)
         self._lock(folder)
@@ -141,11 +131,8 @@ class RunFolderLock:
             ) from None
         except OSError as error:
             os.close(opened)
-            log.warning(
-                "%s cannot be locked (%s): make sure that no other run writes there.",
-                folder,
-                error.strerror,
-            )
+            why = error.strerror
+            log.warning("%s cannot be locked (%s): let no other run write there.", folder, why)
 
     def keep(self) -> None:
         """Has the folder stay, also if nothing more is written: the run has begun."""
@@ -161,9 +148,8 @@ class RunFolderLock:
         if all(any(map(path.match, BEGINNINGS)) for path in written):
             for path in written:
                 path.unlink()
-            folder.rmdir()
             self._made = []
-            _remove_empty(parents)
+            _remove_empty([folder, *parents])
 
     def release(self) -> None:
         """Unlocks the folder; idempotent."""
@@ -184,8 +170,7 @@ def _next_folder(trainer: L.Trainer, numbered: list[Any]) -> Path:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Makes a folder; returns it and the parents that had to be made, from the inside; empty if it
-    is there."""
+    """Makes a folder; returns it and the parents made for it; empty if it exists."""
     absent = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.mkdir(parents=True)
@@ -197,7 +182,7 @@ def _make(folder: Path) -> list[Path]:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    """Removes folders, from the inside, up to the first that is not empty."""
+    """Removes folders, innermost first, up to the first that is not empty."""
     for folder in folders:
         try:
             folder.rmdir()

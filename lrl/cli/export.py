@@ -145,7 +145,12 @@ def _policy(
 ) -> tuple[PreTrainedModel, dict[str, Tensor], LoRA | None]:
     """Returns the policy's model, its weights by name, with the adapters merged, and their kind."""
     from lrl.training.lora import LoRA, is_adapter
-    from lrl.training.model import open_meta_model, open_network, unique_tensors, whole_tensors
+    from lrl.training.model import (
+        ModelSource,
+        open_meta_model,
+        unique_tensors,
+        whole_tensors,
+    )
 
     found = _named(weights, PREFIX)
     other = f"{checkpoint} is of another model than {base}"
@@ -155,7 +160,7 @@ def _policy(
         check_shapes(expected, found, other)
         return network, {name: found[name] for name in expected}, None
     lora = LoRA(**state["lora"])
-    network = open_network(base, state["dtype"], None, False)
+    network = ModelSource(base, state["dtype"]).open()
     lora.add_to(network)
     adapters = {name: one for name, one in unique_tensors(network) if is_adapter(name)}
     check_shapes(adapters, found, other)

@@ -1,5 +1,4 @@
-"""Objectives: the losses that train the policy, one file each, over the trained tokens of a
-micro-batch."""
+"""Objectives: the losses of a micro-batch's trained tokens, one file each."""
 # ruff: noqa: F401 (type checkers and editors read the imports)
 
 from typing import TYPE_CHECKING

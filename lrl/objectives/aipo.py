@@ -27,9 +27,8 @@ class AIPO(Objective):
     def __init__(self, rho: float = 4.0) -> None:
         if not rho >= 1:
             fault(
-                f"AIPO(rho={rho}): rho must be at least 1. A token of the newest policy has a "
-                "weight of 1, so a smaller rho would cut on-policy tokens and only scale the "
-                "learning rate. Use a value in [2, 10]."
+                f"AIPO(rho={rho}): rho must be at least 1, the weight of an on-policy token. Use a "
+                "value in [2, 10]."
             )
         self.rho = rho
 

@@ -11,13 +11,11 @@ from lrl.objectives.normalisation import NormaliseBy, sum_by
 from lrl.types import MicroBatch
 
 MAX_LOG_RATIO = 20.0
-"""Limit of log-ratios in nats before `exp`: above every truncation, and the square still fits
-float32."""
+"""Limit of log-ratios in nats before `exp`: above every truncation; its square fits float32."""
 
 
 class Tokens(NamedTuple):
-    """The n trained tokens of a micro-batch, without prompts and padding. They belong to S
-    responses of G groups."""
+    """The n trained tokens of a micro-batch, which belong to S responses of G groups."""
 
     logprobs: Tensor
     """float32 [n], nats: log pi(token) of the policy; carries the gradient."""
@@ -30,18 +28,15 @@ class Tokens(NamedTuple):
     responses: Tensor
     """int64 [n]: the response of each token, 0 to S - 1. A micro-batch holds responses whole."""
     groups: Tensor
-    """int64 [n]: the group of each token, 0 to G - 1. Groups are whole only for an objective with
-    `whole_groups`."""
+    """int64 [n]: the group of each token, 0 to G - 1; whole only with `whole_groups`."""
     reference_logprobs: Tensor | None = None
     """float32 [n], nats: log-prob under the reference policy; None without one."""
     partial: bool = False
-    """Whether a response lacks tokens: those that are too old (`data.stragglers: mask`), or those
-    of another branch."""
+    """Whether a response lacks tokens: too old (`data.stragglers: mask`), or of another branch."""
 
     @classmethod
     def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
-        """Selects the trained tokens of `micro`, with log-probs [R, L] of a policy that has done
-        `version` steps."""
+        """Selects the trained tokens; log-probs [R, L] are of the policy after `version` steps."""
         # Tokens are selected, not multiplied by it: 0 * NaN would reach the gradient.
         mask = micro.mask
         reference = micro.reference_logprobs
@@ -81,8 +76,8 @@ class Tokens(NamedTuple):
             raise ConfigError(
                 "The objective adds up the tokens of a response (Tokens.sums, means or "
                 "response_ratio), and data.stragglers mask has left out those that are too old, or "
-                "they are in another branch of an agent's episode: set data.stragglers to wait, "
-                "and `branches` of lrl.environments.Agent to false."
+                "they are in another branch: set data.stragglers to wait, and `branches` of "
+                "lrl.environments.Agent to false."
             )
         return sum_by(self.responses, values)
 
@@ -92,18 +87,15 @@ class Tokens(NamedTuple):
 
 
 class Objective(ABC):
-    """A loss for each response token. A subclass defines `token_losses`, and `clipped` if it
-    clips."""
+    """A loss for each token. A subclass defines `token_losses`, and `clipped` if it clips."""
 
     normalise_by: NormaliseBy = "token"
-    """Default divisor of the losses, as in the objective's paper; the policy has a setting for
-    it."""
+    """Default divisor of the losses, as in the paper; the policy has a setting for it."""
     whole_groups: bool = False
     """Whether the formula needs all responses of a group; micro-batches then hold groups whole."""
     whole_responses: bool = False
     """Whether the formula adds up the tokens of a response (`Tokens.sums`, `means`,
-    `response_ratio`), and so needs all of them; a run that leaves some out (`data.stragglers:
-    mask`) is then refused before it starts."""
+    `response_ratio`); a run that leaves some out (`data.stragglers: mask`) is then refused."""
     needs_reference: bool = False
     """Whether the formula uses `Tokens.reference_logprobs`."""
     needs_group_mean: bool = False
@@ -114,8 +106,7 @@ class Objective(ABC):
         """Returns the loss of each token, to be minimised, not averaged: float32 [n]."""
 
     def clipped(self, tokens: Tokens) -> Tensor:
-        """Returns which ratios the objective limited: bool [n]. Only for the metric
-        `policy/clip_fraction`."""
+        """Returns which ratios were limited, for the metric `policy/clip_fraction`: bool [n]."""
         return torch.zeros_like(tokens.lags, dtype=torch.bool)
 
 

@@ -56,9 +56,9 @@ class DecoupledPPO(PPO):
 
     def _weight(self, tokens: Tokens) -> Tensor:
         weight = clamp_log_ratio(_log_weight(tokens)).exp()
-        return (
-            weight if self.max_weight is None else weight.masked_fill(weight > self.max_weight, 0.0)
-        )
+        if self.max_weight is None:
+            return weight
+        return weight.masked_fill(weight > self.max_weight, 0.0)
 
 
 def _log_weight(tokens: Tokens) -> Tensor:

@@ -24,15 +24,8 @@ class Diagnostics:
     """
 
     SUMS = (
-        "tokens",
-        "ratio",
-        "ratio_squared",
-        "kl",
-        "clipped",
-        "mass",
-        "lag",
-        "kl_reference",
-        "difference",
+        *("tokens", "ratio", "ratio_squared", "kl", "clipped"),
+        *("mass", "lag", "kl_reference", "difference"),
     )
 
     def __init__(self, version: int) -> None:
@@ -100,10 +93,8 @@ class Diagnostics:
         whole = dict(zip(self.SUMS, self.sums.sum(0).tolist(), strict=True))
         if not (n := whole["tokens"]):
             return {}
-        metrics = _means(whole, max(ratio_max)) | {
-            "lag_mean": whole["lag"] / n,
-            "lag_max": max(lag_max),
-        }
+        metrics = _means(whole, max(ratio_max))
+        metrics |= {"lag_mean": whole["lag"] / n, "lag_max": max(lag_max)}
         if self.has_reference:
             metrics["kl_reference"] = whole["kl_reference"] / n
         if table[0]["tokens"]:
@@ -111,25 +102,22 @@ class Diagnostics:
             metrics |= {"mismatch_kl": kl, "mismatch_mean": mean, "mismatch_max": difference_max[0]}
         for lag, sums in enumerate(table):
             if sums["tokens"]:
-                shares = {
-                    "share": sums["tokens"] / n,
-                    "contribution": sums["mass"] / (whole["mass"] or 1.0),
-                }
-                found = _means(sums, ratio_max[lag]) | shares
+                found = _means(sums, ratio_max[lag])
+                found["share"] = sums["tokens"] / n
+                found["contribution"] = sums["mass"] / (whole["mass"] or 1.0)
                 metrics |= {f"by_lag/{lag}/{name}": value for name, value in found.items()}
         return metrics
 
 
 def check_mismatch(metrics: dict[str, float], limit: float, step: int) -> None:
-    """Raises RuntimeError if a step's `mismatch_kl` is above `limit` nats a token; a step without
-    one passes."""
+    """Raises RuntimeError if a step has a `mismatch_kl` above `limit` nats a token."""
     mismatch = metrics.get("mismatch_kl", 0.0)
     if not mismatch <= limit:
         raise RuntimeError(
             f"step {step}: policy/mismatch_kl is {mismatch:.3g} nats a token, and "
             f"model.abort_on_mismatch is {limit:g}: the generators compute something else than the "
             "trainer. The weights were not touched. Compare their dtype and attention with the "
-            "policy's, and see policy/mismatch_max of the steps before."
+            "policy's."
         )
 
 

@@ -2,9 +2,9 @@
 
 The loss of a response is  -min(s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A)  with
 s = (pi(y|x) / mu(y|x))^(1/|y|), the geometric mean of its tokens' ratios. Rewards belong to
-responses, so responses are weighed and clipped, and no single token dominates a step. Every token carries the
-loss of its response; divided by sequence, as in the paper and by default here, their mean is the
-response's loss.
+responses, so responses are weighed and clipped, and no single token dominates a step. Every token
+carries the loss of its response; divided by sequence, as in the paper and by default here, their
+mean is the response's loss.
 
 Use it for mixtures of experts and long responses with a small lag. s moves far less than a token's
 ratio, so the bounds are hundreds of times narrower than PPO's, and a lag of several versions is

@@ -54,7 +54,4 @@ def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
     if not 0 < epsilon_low <= 1:
         fault(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
     if not epsilon_high > 0:
-        fault(
-            f"{name}(epsilon_high={epsilon_high}): it must be above 0, or on-policy tokens are "
-            "clipped."
-        )
+        fault(f"{name}(epsilon_high={epsilon_high}): it must be above 0.")

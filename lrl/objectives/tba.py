@@ -46,9 +46,7 @@ class TBA(Objective):
         self.beta = beta
 
     def token_losses(self, tokens: Tokens) -> Tensor:
-        assert tokens.reference_logprobs is not None, (
-            "PolicyModule gives one to every objective that needs it"
-        )
+        assert tokens.reference_logprobs is not None, "PolicyModule sees to `needs_reference`"
         # Log pi(y) - log pi_ref(y): [S].
         excess = tokens.sums(tokens.logprobs - tokens.reference_logprobs)
         group = tokens.means(tokens.groups.float()).round().long()  # [S]

@@ -66,14 +66,6 @@ def policy() -> Path:
     return make_policy(_folder(), _seed())
 
 
-def early_tokenizer() -> transformers.PreTrainedTokenizerFast | None:
-    """Returns the tokenizer of `policy` before it is made; None if its folder is there."""
-    return None if _folder().exists() else make_tokenizer()
-
-
-policy.early_tokenizer = early_tokenizer  # type: ignore[attr-defined]
-
-
 def _seed() -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 

@@ -1,9 +1,9 @@
 """The attention masks of rows that the model cannot build itself, or not well.
 
-It builds its own from the positions where every token reads all before it in its sequence. Not where
-samples share their first tokens. And for `flex_attention` one mask for all rows is better: torch
-compiles the kernel for each function that makes a mask, each for one row and for several, with
-gradients and without. It does so eight times, and from then on computes all scores, unfused.
+From positions it builds its own, in which every token reads all before it in its sequence. That is
+wrong where samples share their first tokens. And for `flex_attention` one function for all masks is
+better: torch compiles the kernel for each function that makes a mask, for one row and for several,
+with gradients and without. After eight it computes all scores, unfused.
 """
 
 from typing import Any

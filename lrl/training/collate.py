@@ -13,8 +13,7 @@ Numbers = Iterator[tuple[Rollout, Tensor]]
 
 
 def blank() -> MicroBatch:
-    """Returns a micro-batch without a token in the mask, for a rank that must take part in a
-    pass."""
+    """Returns a micro-batch without a label, for a rank that must take part in a pass."""
     nothing = Rollout(token_ids=[0], logprobs=[0.0], versions=[0])
     sample = TrainingSample(0, [0], rollout=nothing, advantages=torch.zeros(()), trained=[False])
     return fill_rows([[PrefixTree([sample])]], temperature=1.0)
@@ -70,13 +69,13 @@ def _batches(trees: list[PrefixTree], micro_batch_tokens: int) -> Iterator[list[
 
 
 def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = False) -> MicroBatch:
-    """Returns the micro-batch of these rows, padded to the longest; with `masks` it always says who
-    reads what."""
+    """Returns the rows, padded to the longest; with `masks` it always says who reads what."""
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
     samples = [sample for row in rows for tree in row for sample in tree.samples]
-    referenced = all(sample.rollout.reference_logprobs is not None for sample in samples)
-    valued = all(sample.rollout.returns is not None for sample in samples)
-    turns_valued = all(sample.rollout.turn_values is not None for sample in samples)
+    rollouts = [sample.rollout for sample in samples]
+    referenced = all(rollout.reference_logprobs is not None for rollout in rollouts)
+    valued = all(rollout.returns is not None for rollout in rollouts)
+    turns_valued = all(rollout.turn_values is not None for rollout in rollouts)
     masked = masks or any(tree.shared for row in rows for tree in row)
     branched = any(sample.trained_elsewhere for sample in samples)
     batch = MicroBatch(
@@ -98,10 +97,8 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
         response_tokens=torch.zeros(shape, dtype=torch.int64) if branched else None,
         partial=any(sample.partial for sample in samples),
     )
-    groups = {
-        group: number
-        for number, group in enumerate(dict.fromkeys(sample.group for sample in samples))
-    }
+    order = dict.fromkeys(sample.group for sample in samples)
+    groups = {group: number for number, group in enumerate(order)}
     number = 0
     for row, trees in enumerate(rows):
         start = 0
@@ -118,8 +115,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
 
 
 def _write_tree(batch: MicroBatch, row: int, whole: slice, tree: PrefixTree, number: int) -> int:
-    """Writes a tree into a part of a row; its samples are numbered from `number`. Returns the next
-    number."""
+    """Writes a tree, its samples numbered from `number`; returns the next number."""
     start = whole.start + tree.shared
     shared = slice(whole.start, start)
     first = tree.samples[0]

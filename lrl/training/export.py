@@ -1,10 +1,9 @@
 """Folders in Hugging Face format: a policy's, with everything but its trained weights as it was in
 the first version's; and a critic's.
 
-transformers loads more than it saves: a generation_config.json that it refuses to write, an end of
-text that it writes as one token where there were several, settings of older forms. So each file
-that training has not changed is copied, byte for byte, and config.json gets nothing but what has
-changed.
+transformers loads more than it saves: a generation_config.json that it refuses to write, several
+ends of text of which it writes one, settings of older forms. So each file that training has not
+changed is copied byte for byte, and config.json gets only what has changed.
 """
 
 from __future__ import annotations
@@ -37,22 +36,11 @@ from lrl.training.model import open_tokenizer, quiet_config
 log = logging.getLogger(__name__)
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-UNTRAINED_FILES = (
-    GENERATION,
-    "*processor_config.json",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
-)
+UNTRAINED_FILES = (GENERATION, "*processor_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
 """Files that no training changes; the licences ask for their copies."""
 TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tekken.json",
-    "chat_template.*",
-    "additional_chat_templates/*",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tekken.json", "chat_template.*", "additional_chat_templates/*"),
 )
 """Files of a tokenizer, besides those that its class names."""
 NO_SAMPLING = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -76,9 +64,9 @@ def save_policy(
         tokenizer: The policy's; if it is still the one of `base`, its files are copied.
         base: Folder or hub name of the first version.
         folder: Where to.
-        lora: The kind of the adapters, if `weights` has some merged; they are also written alone,
-            in `adapter`.
-        adapters: The adapters (`lrl.training.lora.whole_adapters`), on the CPU.
+        lora: The kind of the adapters that `weights` has merged; they are also written alone, in
+            `adapter`.
+        adapters: They themselves (`lrl.training.lora.whole_adapters`), on the CPU.
 
     Raises:
         OSError: The folder cannot be written, or it is that of the first version.
@@ -119,8 +107,7 @@ def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 @contextmanager
 def _savable(network: PreTrainedModel) -> Iterator[None]:
-    """Removes the entries from the network's configs that transformers reads and refuses to
-    write."""
+    """Removes what transformers reads and refuses to write from the network's configs."""
     config, generation = network.config, network.generation_config
     network.config = copy.deepcopy(config)
     network.generation_config = GenerationConfig()
@@ -134,26 +121,23 @@ def _savable(network: PreTrainedModel) -> Iterator[None]:
 
 
 def _keep_config(network: PreTrainedModel, first_folder: Path, folder: Path) -> None:
-    """Writes the first version's config.json with the changes: the dtype, and the entries of a
-    user's code."""
+    """Writes the first version's config.json with the dtype and the entries that changed."""
     before = quiet_config(str(first_folder))
     if type(before) is not type(network.config):
-        return  # the policy is the text part of a larger model, and transformers has written that part's config
+        return  # transformers has written the config of the text part of a larger model
     saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    original = _with_dtype(
-        json.loads((first_folder / CONFIG).read_text(encoding="utf-8")), saved["dtype"]
-    )
+    original = json.loads((first_folder / CONFIG).read_text(encoding="utf-8"))
     then, now = _without_dtype(before), _without_dtype(network.config)
-    sampling = GenerationConfig().to_dict().keys() - set(NO_SAMPLING)
+    unchanged = GenerationConfig().to_dict().keys() - set(NO_SAMPLING) | {"dtype"}
     changed = {
         name: saved.get(name)
         for name, value in now.items()
-        if then.get(name) != value and name[0] != "_" and name not in sampling and name != "dtype"
+        if then.get(name) != value and name[0] != "_" and name not in unchanged
     }
-    content = original | changed | {"architectures": saved["architectures"]}
-    (folder / CONFIG).write_text(
-        json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    content = _with_dtype(original, saved["dtype"]) | changed
+    content["architectures"] = saved["architectures"]
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
 def _without_dtype(config: PreTrainedConfig) -> dict[str, Any]:
@@ -212,7 +196,7 @@ def save_critic(
     except ValueError:
         raise ConfigError(
             f"the critic is of the kind {config.model_type}, for which transformers has no token "
-            "classification: it stays in the run's checkpoints."
+            "classification."
         ) from None
     prefix = f"{model.base_model_prefix}."
     weights = {f"{prefix}{name}": weight for name, weight in trunk.items()}

@@ -25,8 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """A model's change of its logits after the head: a scale (Granite, Cohere), then a cap (Gemma,
-    xLSTM)."""
+    """A model's change of its logits: a scale (Granite, Cohere), then a cap (Gemma, xLSTM)."""
 
     scale: float = 1.0
     """Factor on every logit."""
@@ -41,9 +40,8 @@ class LogitTransform:
             # Neither null nor 0.
             return (value for name in names if (value := getattr(config, name, None)))
 
-        scale = math.prod(named("logit_scale")) / math.prod(
-            named("logits_scaling", "logits_mup_width_multiplier")
-        )
+        divisor = math.prod(named("logits_scaling", "logits_mup_width_multiplier"))
+        scale = math.prod(named("logit_scale")) / divisor
         caps = named("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
         return cls(scale=scale, cap=next(caps, None))
 
@@ -55,9 +53,9 @@ class LogitTransform:
 
     def slope(self, transformed: Tensor) -> Tensor | float:
         """Returns the derivative of each transformed logit by its original."""
-        return (
-            self.scale if self.cap is None else self.scale * (1 - (transformed / self.cap).square())
-        )
+        if self.cap is None:
+            return self.scale
+        return self.scale * (1 - (transformed / self.cap).square())
 
 
 IDENTITY = LogitTransform()
@@ -106,8 +104,7 @@ def token_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """Logits to log-probs and their gradient, in float32, a few rows at a time: temporaries stay
-    below a chunk."""
+    """Logits to log-probs and gradients in float32, a few rows at a time to save memory."""
 
     labels: Tensor
     """int64 [N]."""
@@ -116,8 +113,7 @@ class _Softmax:
     chunk_tokens: int
 
     def logprobs(self, logits: Tensor, part: slice, out: Tensor) -> None:
-        """Writes log-probs, float32 [n], of a part of the labels; logits [n, V] stay as they
-        are."""
+        """Writes log-probs, float32 [n], of a part of the labels; keeps logits [n, V]."""
         labels = self.labels[part]
         for rows in _blocks(logits):
             scaled = self.transform(logits[rows].float()) / self.temperature
@@ -142,11 +138,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        softmax: _Softmax,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, softmax: _Softmax
     ) -> Tensor:
         logprobs = torch.empty(len(hidden), device=hidden.device)
         buffer = _buffer(hidden, weight, softmax.chunk_tokens)
@@ -161,9 +153,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "token_logprobs has no second derivative: leave out create_graph=True"
-            )
+            raise RuntimeError("token_logprobs has no second derivative: leave create_graph out")
         hidden, weight, bias = ctx.saved_tensors
         chunk_tokens = ctx.softmax.chunk_tokens
         by_hidden, by_weight, by_bias = (
@@ -195,11 +185,9 @@ def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
     """Returns hidden @ weight.T + bias, [n, V], in the first rows of the buffer."""
     out = buffer[: len(hidden)]
-    return (
-        torch.mm(hidden, weight.T, out=out)
-        if bias is None
-        else torch.addmm(bias, hidden, weight.T, out=out)
-    )
+    if bias is None:
+        return torch.mm(hidden, weight.T, out=out)
+    return torch.addmm(bias, hidden, weight.T, out=out)
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:

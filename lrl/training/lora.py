@@ -53,14 +53,11 @@ class LoRA:
     def __post_init__(self) -> None:
         at_least(1, "model.lora", rank=self.rank)
         above(0, "model.lora", alpha=self.alpha)
-        if (
-            isinstance(self.target_modules, str)
-            and self.target_modules != ALL
-            or not self.target_modules
-        ):
+        modules = self.target_modules
+        if not modules or (isinstance(modules, str) and modules != ALL):
             fault(
-                f"model.lora.target_modules is {self.target_modules!r}; give {ALL}, or a list of "
-                "the ends of names, such as [q_proj, v_proj]."
+                f"model.lora.target_modules is {modules!r}; give {ALL}, or a list of the ends of "
+                "names, such as [q_proj, v_proj]."
             )
 
     def add_to(self, network: PreTrainedModel) -> None:
@@ -73,13 +70,8 @@ class LoRA:
         # peft's own way puts those of a mixture's dense layers on its experts.
         for name in self.layers(network):
             parent, _, child = name.rpartition(".")
-            layer = Linear(
-                network.get_submodule(name),
-                NAME,
-                config,
-                r=self.rank,
-                lora_alpha=cast(int, self.alpha),
-            )
+            base, alpha = network.get_submodule(name), cast(int, self.alpha)
+            layer = Linear(base, NAME, config, r=self.rank, lora_alpha=alpha)
             setattr(network.get_submodule(parent), child, layer)
         for name, weight in network.named_parameters():
             weight.requires_grad_(is_adapter(name))
@@ -87,16 +79,14 @@ class LoRA:
                 weight.data = weight.data.float()  # peft made it in the dtype of W
 
     def save(self, adapters: Iterable[tuple[str, Tensor, Tensor]], base: str, folder: Path) -> None:
-        """Writes the adapters of `whole_adapters`, which are on the CPU, in peft's format; `base`
-        is their model."""
+        """Writes `whole_adapters`, on the CPU, in peft's format; `base` is their model."""
         tensors, ends = {}, set()
         for name, down, up in adapters:
             layer = name.removesuffix(".weight")
             ends.add(layer.rpartition(".")[2])
+            up = up * (self.rank / self.alpha)
             tensors[f"base_model.model.{layer}.lora_A.weight"] = down.contiguous()
-            tensors[f"base_model.model.{layer}.lora_B.weight"] = (
-                up * (self.rank / self.alpha)
-            ).contiguous()
+            tensors[f"base_model.model.{layer}.lora_B.weight"] = up.contiguous()
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
         self._peft_config(sorted(ends), base).save_pretrained(str(folder))
@@ -110,26 +100,26 @@ class LoRA:
     def layers(self, network: PreTrainedModel) -> list[str]:
         """Returns the names of the layers with adapters; see `add_to`."""
         head = network.get_output_embeddings()
-        linear: list[str] = []
-        for name, layer in network.named_modules():
-            is_product = isinstance(layer, nn.Linear) and type(layer).forward in PRODUCTS
-            if is_product and layer is not head:
-                linear.append(name)
+        linear = [
+            name
+            for name, layer in network.named_modules()
+            if isinstance(layer, nn.Linear)
+            and type(layer).forward in PRODUCTS
+            and layer is not head
+        ]
+        kind = type(network).__name__
         if not linear:  # GPT-2 has layers of another class, with transposed weights
-            raise ConfigError(
-                f"model.lora is set, and {type(network).__name__} has no linear layers: leave it "
-                "out."
-            )
+            raise ConfigError(f"model.lora is set, and {kind} has no linear layers: leave it out.")
         if isinstance(self.target_modules, str):
             return linear
-        ends = sorted({name.rpartition(".")[2] for name in linear})
         found: set[str] = set()
         for end in self.target_modules:
             of_end = {name for name in linear if f".{name}".endswith(f".{end}")}
             if not of_end:
+                ends = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
                 raise ConfigError(
-                    f"model.lora.target_modules has {end!r}, and {type(network).__name__} has no "
-                    f"linear layer of that name. Choose from {', '.join(ends)}."
+                    f"model.lora.target_modules has {end!r}, and {kind} has no linear layer of "
+                    f"that name. Choose from {ends}."
                 )
             found |= of_end
         return sorted(found)

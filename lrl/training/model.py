@@ -2,13 +2,14 @@
 checkpoint names.
 
 Trainer and generator must compute the same log-probs. So dropout and router noise are off, and a
-model whose change of logits `LogitTransform` does not know is refused. `lrl.training.trials`
-tries that responses do not see each other.
+model that changes its logits in a way `LogitTransform` does not know is refused.
+`lrl.training.trials` tests that responses do not see each other.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +40,7 @@ from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
 LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
-"""An error with such a word comes from an installation that does not fit, never from a model."""
+"""Words in errors of an installation that does not fit, never of a model."""
 MODEL_ERRORS = (TypeError, AttributeError, ValueError, LookupError, RuntimeError)
 """What a model raises that cannot compute what it is given."""
 
@@ -59,38 +60,20 @@ def find_model(model: str) -> str:
         # Names on the hub are `name` or `owner/name`.
         must_be_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
         if must_be_folder and not folder.exists():
-            looked = "" if folder.is_absolute() else f" (looked for {folder.resolve()})"
             raise ConfigError(
-                f"model={model!r}: there is no such folder{looked}. Give one in Hugging Face "
-                "format."
+                f"model={model!r}: there is no such folder (looked for {folder.resolve()})."
             )
         return str(folder) if model.startswith("~") else model
-    make = _maker(model)
+    try:
+        make = import_by_name.function(model)
+    except ValueError as error:
+        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
     try:
         return str(make())
     except ConfigError as error:
         raise ConfigError(f"model={model!r}: {error}") from error
     except Exception as error:
-        raise ConfigError(
-            f"model={model!r} raised {type(error).__name__}: {error}. Mend the function."
-        ) from error
-
-
-def early_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
-    """Returns the tokenizer of a model that the function `model` has yet to make, for checks before
-    that: what its attribute `early_tokenizer` returns, and None if it has none.
-
-    Raises ValueError if there is no such function.
-    """
-    give = getattr(_maker(model), "early_tokenizer", None)
-    return None if give is None else give()
-
-
-def _maker(model: str) -> Callable[..., Any]:
-    try:
-        return import_by_name.function(model)
-    except ValueError as error:
-        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
+        raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}.") from error
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -98,64 +81,70 @@ def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     return _from_pretrained(AutoTokenizer, folder)
 
 
-def open_network(
-    folder: str,
-    dtype: Dtype,
-    attention: str | None,
-    gradient_checkpointing: bool,
-    device: torch.device | str = "cpu",
-) -> PreTrainedModel:
-    """Opens the model of a folder or hub name, in training mode, without noise, on `device`.
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's folder or hub name, and the settings with which it is opened."""
 
-    Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last
-    hidden state.
-    """
-    settings = {
-        "config": quiet_config(folder),
-        "dtype": getattr(torch, dtype),
-        "attn_implementation": attention,
-    }
-    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
-    if not Path(folder).exists():  # its files are on this machine only now
-        check_whole(folder, network.config)
-    if unset := sorted(report["missing_keys"]) + sorted(
-        name for name, *_ in report["mismatched_keys"]
-    ):
-        raise ConfigError(
-            f"model={folder!r}: {len(unset)} weights are missing or of another shape than "
-            f"config.json says, the first {unset[0]}. They would be random: give a complete folder."
+    folder: str
+    dtype: Dtype = "float32"
+    attention: str | None = None
+    """Of transformers; None for its default."""
+    gradient_checkpointing: bool = False
+
+    def open(self, device: torch.device | str = "cpu") -> PreTrainedModel:
+        """Opens the model in training mode, without noise, on `device`.
+
+        Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last
+        hidden state.
+        """
+        network, report = _from_pretrained(
+            AutoModelForCausalLM,
+            self.folder,
+            config=quiet_config(self.folder),
+            dtype=getattr(torch, self.dtype),
+            attn_implementation=self.attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    _check_logits(_prepared(network, gradient_checkpointing).to(device))
-    return network
+        if not Path(self.folder).exists():  # its files are on this machine only now
+            check_whole(self.folder, network.config)
+        mismatched = sorted(name for name, *_ in report["mismatched_keys"])
+        if unset := sorted(report["missing_keys"]) + mismatched:
+            raise ConfigError(
+                f"model={self.folder!r}: {len(unset)} weights are missing or of another shape than "
+                f"config.json says, the first {unset[0]}. They would be random: give a complete "
+                "folder."
+            )
+        network = self._prepared(network).to(device)
+        _check_logits(network)
+        return network
 
+    def open_empty(self) -> PreTrainedModel:
+        """Makes the network of `open`, which has checked the folder, without memory for weights."""
+        with parameters_without_memory():
+            network = AutoModelForCausalLM.from_config(
+                quiet_config(self.folder),
+                dtype=getattr(torch, self.dtype),
+                attn_implementation=self.attention,
+                trust_remote_code=False,
+            )
+        return self._prepared(network)
 
-def open_empty_network(
-    folder: str, dtype: Dtype, attention: str | None, gradient_checkpointing: bool
-) -> PreTrainedModel:
-    """Makes the network of `open_network` without memory for its weights; call it when that has
-    checked the folder."""
-    with parameters_without_memory():
-        network = AutoModelForCausalLM.from_config(
-            quiet_config(folder),
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention,
-            trust_remote_code=False,
-        )
-    return _prepared(network, gradient_checkpointing)
+    def _prepared(self, network: PreTrainedModel) -> PreTrainedModel:
+        if self.gradient_checkpointing:
+            network.gradient_checkpointing_enable({"use_reentrant": False})
+        return network.train()
 
 
 def open_config(folder: str) -> Any:
-    """Opens a model's config; raises ValueError if it cannot be opened, or its weights are
-    quantised."""
+    """Opens a model's config; raises ValueError if it cannot, or the weights are quantised."""
     config = read_config(folder)
     check_whole(folder, config)
     return config
 
 
 def read_config(folder: str) -> Any:
-    """Reads a model's config, also of one that lrl could not train; raises ValueError if it
-    cannot."""
+    """Reads a model's config, also of one that lrl cannot train; raises ValueError if it cannot."""
     return _from_pretrained(AutoConfig, folder)
 
 
@@ -170,15 +159,8 @@ def quiet_config(folder: str) -> Any:
     return config
 
 
-def _prepared(network: PreTrainedModel, gradient_checkpointing: bool) -> PreTrainedModel:
-    if gradient_checkpointing:
-        network.gradient_checkpointing_enable({"use_reentrant": False})
-    return network.train()
-
-
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
-    """Opens a model on the meta device, without weights: shapes only. Raises ValueError if it
-    cannot be built."""
+    """Opens a model on the meta device: shapes only. Raises ValueError if it cannot."""
     config = open_config(folder)
     with torch.device("meta"), _opening(AutoModelForCausalLM, folder, attention):
         return AutoModelForCausalLM.from_config(
@@ -217,10 +199,9 @@ def head_logprobs(
 ) -> Tensor:
     """Returns the log-probs of `label_logprobs` from the last hidden state."""
     head = network.get_output_embeddings()
+    # Mamba's residual stream is float32 whatever the weights are.
     logprobs = token_logprobs(
-        hidden[micro.mask].to(
-            head.weight.dtype
-        ),  # Mamba's residual stream is float32 whatever the weights are
+        hidden[micro.mask].to(head.weight.dtype),
         head.weight,
         micro.labels[micro.mask],
         bias=getattr(head, "bias", None),
@@ -228,9 +209,15 @@ def head_logprobs(
         transform=LogitTransform.from_config(network.config.get_text_config()),
         chunk_tokens=chunk_tokens,
     )
-    return torch.zeros(micro.mask.shape, device=logprobs.device).masked_scatter(
-        micro.mask, logprobs
-    )
+    return at_labels(micro, logprobs)
+
+
+def at_labels(micro: MicroBatch, values: Tensor) -> Tensor:
+    """Returns [R, L] or [R, L, N]: the values [n] or [n, N] at their labels, and 0 elsewhere."""
+    # An assignment to the places of the mask would have the host wait for a GPU.
+    mask = micro.mask if values.ndim == 1 else micro.mask[..., None]
+    zeros = values.new_zeros(micro.mask.shape + values.shape[1:])
+    return zeros.masked_scatter(mask, values)
 
 
 class LabelLogprobs(nn.Module):
@@ -285,24 +272,21 @@ def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of `whole_tensors` with their names in a Hugging Face checkpoint, a layer
-    at a time."""
-    # transformers keeps some weights (the experts of a mixture) in another layout than checkpoints
-    # do, and only whole layers convert back.
+    """Yields `whole_tensors` by their names in a Hugging Face checkpoint, a layer at a time."""
+    # transformers keeps some weights, such as experts, in another layout, and only whole layers
+    # convert back.
     for _, layer in groupby(whole_tensors(network), key=lambda item: layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 
 def layer_of(name: str) -> str:
-    """Returns `model.layers.3` for all weights of layer 3, and the name itself outside of
-    layers."""
+    """Returns `model.layers.3` for all weights of layer 3; outside of layers the name itself."""
     head, dot, tail = name.partition(".layers.")
     return head + dot + tail.partition(".")[0] if dot else name
 
 
 def _check_logits(network: PreTrainedModel) -> None:
-    """Compares log-probs from the last hidden state with the model's own, to find unknown changes
-    of the logits."""
+    """Compares lrl's log-probs with the model's own, to find unknown changes of the logits."""
     ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
     micro = text_as_micro_batch(ids.tolist(), network.device)
     with torch.no_grad(), trial_pass(network):
@@ -323,8 +307,8 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
     """For passes that try a model: nothing is compiled, and exceptions of a model that needs other
     arguments become a ValueError that names it.
 
-    A trial has a shape for each of its layouts. Flex attention would compile its kernel for them,
-    one after the other, and have used up torch's limit of recompilations before the first step.
+    Each layout of a trial has a shape of its own. Flex attention would compile its kernel for each,
+    and reach torch's limit of recompilations before the first step.
     """
     try:
         with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
@@ -335,12 +319,17 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
     except MODEL_ERRORS as error:
         if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
             raise
-        attention = network.config._attn_implementation
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
             f"tokens and their positions alone ({shortened(error)}). Take another model"
-            f"{f', or another attention than {attention!r}' if attention else ''}."
+            f"{other_attention(network)}."
         ) from error
+
+
+def other_attention(network: PreTrainedModel) -> str:
+    """Returns the end of the sentence "Take another model", if the attention may be at fault."""
+    attention = network.config._attn_implementation
+    return f", or another attention than {attention!r}" if attention else ""
 
 
 def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
@@ -357,8 +346,7 @@ def shortened(error: Exception) -> str:
 
 @contextmanager
 def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
-    """Turns exceptions of transformers for a bad folder into a ValueError that names the
-    setting."""
+    """Turns transformers' exceptions for a bad folder into a ValueError."""
     try:
         yield
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks, explain_broken_collective
-from lrl.training.model import Dtype, open_empty_network, open_network
+from lrl.training.model import ModelSource
 
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 """Suffixes of files with weights."""
@@ -24,25 +25,25 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 
 @contextmanager
 def model_files(folder: str, ranks: Ranks) -> Iterator[tuple[str, bool]]:
-    """Yields where this rank opens the model that rank 0 has in `folder` (on a rank that does not
-    see it, a copy of all but the weights), and whether all ranks see it or load it by its hub name;
-    all ranks call it."""
+    """Yields where this rank opens the model that rank 0 has in `folder`, and whether all ranks see
+    that folder or load it by its hub name; all ranks call it.
+
+    A rank that does not see it gets a copy of all but the weights.
+    """
     if ranks.size == 1:
         yield folder, True
         return
-    wanted = ranks.share(files_in(folder))
-    sees = wanted is None or files_in(folder) == wanted  # None: a name on the hub
+    wanted = ranks.share(_files_in(folder))
+    sees = wanted is None or _files_in(folder) == wanted  # None: a name on the hub
     everywhere = ranks.share(all(ranks.gather(sees)))
     if everywhere:
         yield folder, True
         return
-    small = {}
-    if ranks.rank == 0:
-        small = {
-            name: Path(folder, name).read_bytes()
-            for name in wanted or ()
-            if Path(name).suffix not in WEIGHTS
-        }
+    small = {
+        name: Path(folder, name).read_bytes()
+        for name in wanted or ()
+        if ranks.rank == 0 and Path(name).suffix not in WEIGHTS
+    }
     small = ranks.share(small)
     if sees:
         yield folder, False
@@ -53,7 +54,7 @@ def model_files(folder: str, ranks: Ranks) -> Iterator[tuple[str, bool]]:
         yield copy, False
 
 
-def files_in(folder: str) -> dict[str, tuple[int, int]] | None:
+def _files_in(folder: str) -> dict[str, tuple[int, int]] | None:
     """Returns the sizes and times of a folder's files by name; None if there is no such folder."""
     directory = Path(folder)
     if not directory.is_dir():
@@ -62,22 +63,25 @@ def files_in(folder: str) -> dict[str, tuple[int, int]] | None:
     return {name: (status.st_size, status.st_mtime_ns) for name, status in found}
 
 
-def open_on_all_ranks(
-    folder: str,
-    dtype: Dtype,
-    attention: str | None,
-    gradient_checkpointing: bool,
-    device: torch.device | str,
-    ranks: Ranks,
-) -> PreTrainedModel:
-    """Opens the model whole on all ranks, see `open_network`; where its files are not, rank 0 sends
-    the weights."""
-    with model_files(folder, ranks) as (here, everywhere):
-        settings = here, dtype, attention, gradient_checkpointing
+def open_on_ranks(
+    source: ModelSource, device: torch.device | str, ranks: Ranks, in_parts: bool
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """Opens a model on all ranks; all of them call it.
+
+    Returns:
+        The model on `device`, twice; where a rank does not have its files, rank 0 sends the
+        weights. With `in_parts`, for `Sharding.divide`: the model without memory for its weights,
+        and on rank 0 the whole one, on the CPU (None on the other ranks).
+    """
+    whole = source.open() if in_parts and ranks.rank == 0 else None
+    with model_files(source.folder, ranks) as (here, everywhere):
+        source = replace(source, folder=here)
+        if in_parts:
+            return source.open_empty(), whole
         if everywhere or ranks.rank == 0:
-            network = open_network(*settings, device)
+            network = source.open(device)
         else:
-            network = open_empty_network(*settings)
+            network = source.open_empty()
             network._apply(
                 lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device)
             )
@@ -86,22 +90,4 @@ def open_on_all_ranks(
         with explain_broken_collective():
             for tensor in network.state_dict().values():
                 dist.broadcast(tensor, 0)
-    return network
-
-
-def open_in_parts(
-    folder: str,
-    dtype: Dtype,
-    attention: str | None,
-    gradient_checkpointing: bool,
-    ranks: Ranks,
-) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """Opens the model for `Sharding.divide`; all ranks call it.
-
-    Returns:
-        The model without memory for its weights, and on rank 0 the whole one with them.
-    """
-    settings = dtype, attention, gradient_checkpointing
-    whole = open_network(folder, *settings) if ranks.rank == 0 else None
-    with model_files(folder, ranks) as (here, _):
-        return open_empty_network(here, *settings), whole
+    return network, network

@@ -1,5 +1,5 @@
-"""An optimizer step: the gradient, averaged over ranks, scaled, clipped and finite; the optimizer and
-the schedulers of a user's `configure_optimizers`."""
+"""An optimizer step: the gradient, averaged over ranks, scaled, clipped and finite; the optimizer
+and the schedulers of a user's `configure_optimizers`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -68,22 +68,19 @@ def scale_and_clip(
 
 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
-    """Returns the L2 norm over all gradients, float32 []; a collective of all ranks if they are
-    sharded."""
+    """Returns the L2 norm over all gradients, float32 []; a collective if they are sharded."""
     by_mesh: dict[Any, list[Tensor]] = {}  # torch adds up no tensors of different meshes
     for gradient in gradients:
         if gradient is not None:
-            by_mesh.setdefault(
-                gradient.device_mesh if isinstance(gradient, DTensor) else None, []
-            ).append(gradient)
+            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(gradient)
     norms = [torch.nn.utils.get_total_norm(some) for some in by_mesh.values()]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     return torch.stack(whole).norm() if whole else torch.tensor(0.0)
 
 
 def check_optimizers(trainer: L.Trainer) -> None:
-    """Raises ValueError if lrl's training step cannot use the result of `configure_optimizers`,
-    once it is set up."""
+    """Raises ValueError if lrl's step cannot use what `configure_optimizers` has given."""
     optimizers, module = trainer.optimizers, trainer.lightning_module
     gives = f"{type(module).__name__}.configure_optimizers gives"
     if len(optimizers) != 1:
@@ -93,21 +90,17 @@ def check_optimizers(trainer: L.Trainer) -> None:
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(
-            f"{gives} LBFGS, which computes the loss of a step many times, and rollouts are "
-            "trained once: give another optimizer."
+            f"{gives} LBFGS, which computes the loss of a step many times: give another optimizer."
         )
     given = {id(weight) for group in optimizers[0].param_groups for weight in group["params"]}
     if any(id(weight) not in given for weight in getattr(module, "critic_weights", ())):
         raise ConfigError(
-            f"{gives} no group with the weights of model.critic (`self.critic_weights`), which would "
-            "learn nothing: add one."
+            f"{gives} no group with the weights of model.critic (`self.critic_weights`): add one."
         )
-    plateaus = [
-        config
-        for config in trainer.lr_scheduler_configs
-        if isinstance(config.scheduler, ReduceLROnPlateau)
-    ]
-    if plateaus and not is_overridden("lr_scheduler_step", module, L.LightningModule):
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    if any(isinstance(one, ReduceLROnPlateau) for one in schedulers) and not is_overridden(
+        "lr_scheduler_step", module, L.LightningModule
+    ):
         # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
         raise ConfigError(
             f"{gives} ReduceLROnPlateau without a metric. Override lr_scheduler_step(self, "
@@ -141,8 +134,7 @@ def restart_at(
     lrs: Sequence[float],
     settings: dict[str, Any],
 ) -> None:
-    """Overwrites the learning rate of each parameter group, and AdamW's settings, that a checkpoint
-    has restored."""
+    """Overwrites learning rates and AdamW's settings that a checkpoint has restored."""
     scheduler.base_lrs = list(lrs)
     for group, factor, lr in zip(optimizer.param_groups, scheduler.lr_lambdas, lrs, strict=True):
         group.update(lr=lr * factor(scheduler.last_epoch), initial_lr=lr, **settings)

@@ -7,8 +7,8 @@ In a tree these tokens stand once, and each sample continues behind them:
 
 A token attends to the shared tokens and to its own branch. The last shared token stands in every
 branch, because it predicts another first token in each. Nothing that is trained is shared, so
-advantages, versions and log-probs stay with their sample. AReaL and TRL's asynchronous trainer train
-such trees; 2511.18871 calls the mask of a shared prompt shared-prompt attention.
+advantages, versions and log-probs stay with their sample. AReaL and TRL's asynchronous trainer
+train such trees; 2511.18871 calls it shared-prompt attention.
 """
 
 from collections.abc import Sequence
@@ -101,8 +101,7 @@ def samples_of(
 
 
 def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:
-    """Returns a text as a rollout after a prompt of one token: every token but the first is a
-    label."""
+    """Returns a text as a rollout after one token: every token but the first is a label."""
     first, *rest = token_ids
     rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))
     return TrainingSample(
@@ -148,8 +147,7 @@ def prefix_trees(
 
 
 def _shared(samples: Sequence[TrainingSample]) -> int:
-    """Returns how many first tokens all samples have in common, before the one that predicts the
-    first trained token of any."""
+    """Returns how many first tokens all share before one that predicts a trained token."""
     if len(samples) < 2:
         return 0
     most = min(sample.untrained for sample in samples)

@@ -1,14 +1,14 @@
 """What a number format's rounding does to a model: to its log-probs, and to its weights.
 
-Two programs with the same weights in 16 bits differ by rounding, by 0.0006 nats a token for a tiny
-random model and by 0.05 for a trained one. So the limit is measured: the output of every part of the
-model is changed by a relative error of the size of the format's rounding, whatever the dtype of the
-weights. The log-probs then moved by 0.8 to 1.3 times as much as vLLM's on eight policies
+Two programs with the same weights in 16 bits differ by rounding: by 0.0006 nats a token for a tiny
+random model, by 0.05 for a trained one. So the limit is measured: the output of every part of the
+model gets a relative error as large as the format's rounding, whatever the dtype of the weights.
+The log-probs then moved by 0.8 to 1.3 times as much as vLLM's on eight policies
 (`benchmarks/agreement.py` at tag before-0.3).
 
 A generator in 16 bits also holds rounded weights. In float32 it takes 60 steps of 1e-6 until a
-bfloat16 weight of 0.02 is nearer to the next number: until then the generator stays where it was. So
-a proof computes with rounded weights (`rounded_weights`).
+bfloat16 weight of 0.02 rounds to the next number. So a proof computes with rounded weights
+(`rounded_weights`).
 """
 
 from collections.abc import Iterator
@@ -25,21 +25,16 @@ Rounded = Literal["bfloat16", "float16"]
 UNIT: dict[Rounded, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Largest relative error of rounding a number to that format."""
 PHASE_FACTOR = 1e5
-"""Factor on a number whose sine stands for its error: it follows from the number alone, as rounding
-does, so a layer that is computed again for its gradient has the same; and it needs no random
-state."""
+"""Factor on a number whose sine stands for its error. As in rounding, the error follows from the
+number alone: a layer that is computed again for its gradient has the same."""
 
 
 @contextmanager
 def rounding_errors(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
-    """Adds errors of the size of the format's rounding to all parts of a model, and to each layer's
-    output."""
+    """Adds errors as large as the format's rounding to the outputs of parts and layers."""
     parts = [module for module in network.modules() if not any(module.children())]
-    layers = [
-        list(module)
-        for module in decoder_of(network).modules()
-        if isinstance(module, nn.ModuleList)
-    ]
+    decoder = decoder_of(network)
+    layers = [list(each) for each in decoder.modules() if isinstance(each, nn.ModuleList)]
 
     def add(module: nn.Module, inputs: Any, output: Any) -> Any:
         if isinstance(output, tuple):

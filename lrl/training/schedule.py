@@ -1,5 +1,4 @@
-"""The learning rate over a run. Torch is not needed: the benchmark against TRL uses it in TRL's
-environment."""
+"""The learning rate over a run, without torch: TRL's side of the benchmark uses it, too."""
 
 import math
 from typing import Literal

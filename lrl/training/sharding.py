@@ -116,10 +116,7 @@ def _layers(network: PreTrainedModel) -> Iterator[nn.Module]:
 
 
 PARALLEL_STYLES = (
-    "colwise",
-    "rowwise",
-    "colwise_gather_output",
-    "rowwise_split_input",
+    *("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input"),
     "replicated_with_grad_allreduce",
 )
 """Transformers' styles of dividing a weight that leave the gradients of one process."""
@@ -138,10 +135,8 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
     whole = {name for name, module in network.named_modules() if module in ends}
     plan = {name: style for name, style in (network.tp_plan or {}).items() if name not in whole}
     config = network.config.get_text_config()
-    heads = {
-        name: getattr(config, name, None) or 0
-        for name in ("num_attention_heads", "num_key_value_heads")
-    }
+    heads = ("num_attention_heads", "num_key_value_heads")
+    counts = {name: getattr(config, name, None) or 0 for name in heads}
     setting = f"strategy.tensor_parallel_size is {size}"
     if not plan:
         raise ConfigError(
@@ -151,9 +146,9 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
     if unknown := sorted({style for style in plan.values() if style not in PARALLEL_STYLES}):
         raise ConfigError(
             f"{setting}, and transformers divides {type(network).__name__} in a way that lrl does "
-            f"not load yet ({', '.join(unknown)}). Set it to 1: its layers are then sharded alone."
+            f"not load yet ({', '.join(unknown)}). Set it to 1."
         )
-    if odd := [f"{name} {count}" for name, count in heads.items() if count % size]:
+    if odd := [f"{name} {count}" for name, count in counts.items() if count % size]:
         raise ConfigError(
             f"{setting}, which does not divide the model's {' and '.join(odd)}. Lower it."
         )
@@ -162,8 +157,7 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
 
 @contextmanager
 def parameters_without_memory() -> Iterator[None]:
-    """Puts all parameters that are made in the block on the meta device; buffers, such as rotary
-    tables, are real."""
+    """Puts parameters made in the block on the meta device; buffers (rotary tables) are real."""
     register = nn.Module.register_parameter
 
     def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -181,18 +175,17 @@ def parameters_without_memory() -> Iterator[None]:
 
 
 def shard_again(root: nn.Module) -> None:
-    """Frees weights that a forward pass without a backward pass has left whole, maybe in another
-    dtype."""
+    """Frees weights that a forward pass alone has left whole, maybe in another dtype."""
     if isinstance(root, FSDPModule):
         root.reshard()
 
 
 def whole_on(weight: Tensor, root: int = 0) -> Tensor:
-    """Returns a weight whole on rank `root`; a collective of all ranks if it is sharded.
+    """Returns a weight whole on rank `root`, on the others a tensor of its shape without memory;
+    a collective of all ranks if it is sharded.
 
-    The other ranks send their part, and return a tensor of the same shape without memory. A
-    collective of torch would give every rank the whole tensor: for a policy of 234 MB it took twice
-    the memory on rank 0, and five times as long.
+    The other ranks send their part. A collective of torch would give every rank the whole tensor:
+    for a policy of 234 MB it took twice the memory on rank 0, and five times as long.
     """
     if not isinstance(weight, DTensor):
         return weight
@@ -222,6 +215,5 @@ def whole_on(weight: Tensor, root: int = 0) -> Tensor:
 
 
 def on_cpu(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns tensors of `whole_on` by name, on the CPU; nothing on a rank that has sent its
-    parts."""
+    """Returns tensors of `whole_on` on the CPU by name; nothing on the other ranks."""
     return {name: weight.cpu() for name, weight in named if not weight.is_meta}

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 
 LEAST_SAVING = 0.05
-"""Share of the cost that trees must save. Trees of different lengths pack worse, and their mask
-keeps attention from leaving out what lies above the diagonal: with prompts of 4 tokens and
-responses of 64, trees that saved 1 % made a step 1.4 times as long."""
+"""Share of the cost that trees must save. Trees pack worse, and with their mask attention computes
+what lies above the diagonal, too: with prompts of 4 tokens and responses of 64, trees that saved 1
+% made a step 1.4 times as long."""
 
 
 def attention_tokens_of(hidden: int) -> int:
@@ -23,10 +23,9 @@ def attention_tokens_of(hidden: int) -> int:
 def cheapest_trees(samples: int, shared: int, branches: float, attention_tokens: int) -> int:
     """Returns the number of trees with the least cost.
 
-    Every tree that is added reads the shared tokens once more, and every tree that is longer costs
-    more attention, which grows with its square. A row is as long as the longest tree, so all count
-    as long as the one with the most responses: 15 trees of 16 responses would be one pair, and 14
-    responses padded to the length of a pair.
+    More trees read the shared tokens more often; longer trees cost more attention, which grows with
+    the square. A row is as long as the longest tree, so all count as long as the one with the most
+    responses: 15 trees of 16 responses would be a pair, and 14 responses padded to its length.
 
     Args:
         samples: Responses.

@@ -1,31 +1,31 @@
 """Trials of a model before a server starts: whether it keeps responses apart that are trained
 together, and whether generators can merge its adapters. No config says either.
 
-**Responses.** A few sequences go through the model alone, which is the truth; padded in rows of
-their own; and two in a row, without a mask or with one of `lrl.training.attention_masks`. Others go
-through it as a tree that shares its first tokens. Padded may differ from alone by rounding, which is
-measured on the model in 16 bits; else the model is refused. Packed may differ from padded by no more
-than that, since their rows are of the same length. Log-probs and the gradient of the first layer are
-compared. The mean and a quantile of the log-probs count rather than their maximum: in 16 bits that
-is the difference of a token which the model takes for all but impossible. The gap of the gradient is
-relative, so it shows a leak even if small weights make all log-probs alike. A leak smaller than
+**Responses.** A few sequences go through the model alone, which is the truth, and then in each
+layout: padded in rows of their own; two in a row, without a mask or with one of
+`lrl.training.attention_masks`; as a tree that shares its first tokens. Padded may differ from alone
+by rounding, which is measured on the model in 16 bits; otherwise the model is refused. The other
+layouts may differ by twice what padding does. Log-probs and the gradient of the first layer are
+compared. For log-probs, the mean and a quantile count rather than the maximum: in 16 bits the
+maximum is the difference at a token that the model considers all but impossible. The gradient's gap
+is relative, so it shows a leak even if small weights make all log-probs alike. A leak smaller than
 rounding is not found.
 
-Windows, chunks and top-k sizes reach thousands of tokens, and what lies behind them is read
-differently. So a model of the same class and weights is tried whose sizes are smaller than the
+Windows, chunks and top-k sizes reach thousands of tokens, and a model reads differently beyond
+them. So the trial runs on a model of the same class and weights in which they are shorter than the
 sequences (`narrowed`).
 
-**Adapters.** A network with adapters must compute W + scale * B A. Some models read a weight without
-calling its layer (Mamba's step size): the adapter then does nothing in the trainer, and all in the
-generators, which merge it. Others have layers in memory that are one packed weight in their files.
-So every W must be in a checkpoint what it is in memory, and the gradient of B must be scale * dW A^T
-(2106.09685, equation 3, at B = 0).
+**Adapters.** A network with adapters must compute W + scale * B A. Some models read a weight
+without calling its layer (Mamba's step size): the adapter then does nothing in the trainer, but
+everything in the generators, which merge it. Others pack several layers into one weight in their
+files. So every W must be the same in a checkpoint as in memory, and the gradient of B must be scale
+* dW A^T (2106.09685, equation 3, at B = 0).
 """
 
 import copy
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Self, cast
@@ -45,6 +45,7 @@ from lrl.training.model import (
     checkpoint_weights,
     decoder_of,
     label_logprobs,
+    other_attention,
     shortened,
     text_as_micro_batch,
     trial_pass,
@@ -65,11 +66,10 @@ NARROW = 4
 REACH = re.compile("window|chunk|topk|block_size|local_attention|budget")
 """Names of settings that say how far a token reads, or how many it reads."""
 HIGH_QUANTILE = 0.9
-"""The quantile of the differences that counts besides their mean. A leak reaches most tokens of a
-response."""
+"""The quantile of the differences that counts, too. A leak reaches most tokens of a response."""
 ADAPTER_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-"""Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the format
-of W."""
+"""Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the
+format of W."""
 
 
 class Gap(NamedTuple):
@@ -86,9 +86,9 @@ class Gap(NamedTuple):
         """Returns whether all are numbers, and at most these."""
         return all(one <= most for one, most in zip(self, limit, strict=True))
 
-    def widened(self, least: Self) -> "Gap":
-        """Returns `ROUNDING_MULTIPLE` times the gap, and at least this."""
-        return Gap(*map(max, least, (ROUNDING_MULTIPLE * one for one in self)))
+    def doubled(self, least: Self) -> "Gap":
+        """Returns twice the gap, and at least this."""
+        return Gap(*map(max, least, (2 * one for one in self)))
 
     def __str__(self) -> str:
         return (
@@ -98,14 +98,11 @@ class Gap(NamedTuple):
 
 
 MAX_GAP_FLOAT32 = Gap(mean=5e-4, high=1e-3, gradient=1e-2)
-"""Limit for rounding between different shapes in float32; measured on a CPU: 1e-6 nats and 3e-6 of
-the gradient."""
+"""Limit for rounding in float32; measured on a CPU: 1e-6 nats and 3e-6 of the gradient."""
 MIN_GAP_16_BITS = Gap(mean=1e-3, high=2e-3, gradient=2e-2)
 """The same in 16 bits, for a model that hardly rounds."""
 ALWAYS_ALLOWED_GAP = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
-"""Difference that two layouts of equal row length may always have."""
-ROUNDING_MULTIPLE = 2
-"""Layouts may differ by this many times the rounding that was measured."""
+"""Difference from alone that rows shared by several responses may always have."""
 
 
 class Shared(NamedTuple):
@@ -126,8 +123,7 @@ class Shared(NamedTuple):
 
 
 def check_rows(network: PreTrainedModel) -> None:
-    """Raises ConfigError unless padded responses in rows of their own are computed as if each were
-    alone."""
+    """Raises ConfigError unless padded responses are computed as if each were alone."""
     network = narrowed(network)
     _Trial(network, _sequences(network)).check_padded()
 
@@ -140,7 +136,7 @@ def shared_by_responses(network: PreTrainedModel) -> Shared:
     """
     network = narrowed(network)
     trial = _Trial(network, _sequences(network))
-    allowed = trial.check_padded().widened(ALWAYS_ALLOWED_GAP)
+    allowed = trial.check_padded().doubled(ALWAYS_ALLOWED_GAP)
     first, *others = trial.trees
     rows = [[first], *map(list, zip(others[::2], others[1::2], strict=True))]
     packed = trial.gap(rows)
@@ -170,7 +166,7 @@ def may_share_prefixes(network: PreTrainedModel) -> bool:
         except ConfigError as error:
             why = str(error)
         else:
-            if gap.within(trial.rounding().widened(ALWAYS_ALLOWED_GAP)):
+            if gap.within(trial.padded().doubled(ALWAYS_ALLOWED_GAP)):
                 return True
             why = f"responses that share their first tokens differ by {gap}"
     rank_zero_only(log.warning)(
@@ -225,36 +221,34 @@ class _Trial:
         self._layer = _first_layer(network)
         self.samples = samples
         self.trees = [PrefixTree([sample]) for sample in samples]
-        self._padded = self._in_rows_of_their_own()
+        self._truth = self._alone()
 
     def gap(self, rows: list[list[PrefixTree]], masks: bool = False) -> Gap:
-        """Returns how far these rows differ from rows of their own; with lrl's own masks or
-        without."""
-        return _gap(self._run(rows, masks), self._padded)
+        """Returns how far these rows, with lrl's masks or without, are from each sample alone."""
+        return _gap(self._run(rows, masks), self._truth)
+
+    def padded(self) -> Gap:
+        """Returns how far rows of their own, padded to the longest, differ from each alone."""
+        return self.gap([[tree] for tree in self.trees])
 
     def check_padded(self) -> Gap:
-        """Returns how far padded samples differ from each alone, which is the effect of rounding;
-        raises ConfigError if it is more."""
-        gap = _gap(self._padded, self._alone())
-        if gap.within(self.rounding()):
-            return gap
-        network, attention = self._network, self._network.config._attn_implementation
+        """Returns `padded`; raises ConfigError if it is more than rounding explains."""
+        found = self.padded()
+        if found.within(self._rounding()):
+            return found
+        network = self._network
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} gives a response that is "
-            f"padded, or in a batch with others, other log-probs than alone ({gap}). It cannot be "
-            "trained: take another model"
-            f"{f', or another attention than {attention!r}' if attention else ''}."
+            f"padded, or in a batch with others, other log-probs than alone ({found}). It cannot "
+            f"be trained: take another model{other_attention(network)}."
         )
 
-    def rounding(self) -> Gap:
+    def _rounding(self) -> Gap:
         """Returns the largest gap between layouts of different shapes that rounding explains."""
         if self._network.dtype == torch.float32:
             return MAX_GAP_FLOAT32
         with rounding_errors(self._network, "bfloat16"):
-            return _gap(self._in_rows_of_their_own(), self._padded).widened(MIN_GAP_16_BITS)
-
-    def _in_rows_of_their_own(self) -> _Result:
-        return self._run([[tree] for tree in self.trees])
+            return _gap(self._alone(), self._truth).doubled(MIN_GAP_16_BITS)
 
     def _alone(self) -> _Result:
         each = [self._run([[tree]]) for tree in self.trees]
@@ -262,8 +256,7 @@ class _Trial:
         return _Result(torch.cat([one.logprobs for one in each]), gradients.sum(0))
 
     def _run(self, rows: list[list[PrefixTree]], masks: bool = False) -> _Result:
-        """Returns log-probs and the gradient of their weighted sum; leaves gradients and random
-        state as they were."""
+        """Returns log-probs and their weighted sum's gradient; keeps gradients and random state."""
         micro = fill_rows(rows, temperature=1.0, masks=masks).to(self._network.device)
         with trial_pass(self._network), _same_random_state(self._network), torch.enable_grad():
             found = label_logprobs(self._network, micro, chunk_tokens=sum(LENGTHS))
@@ -297,39 +290,32 @@ def _same_random_state(network: PreTrainedModel) -> Any:
     return torch.random.fork_rng([network.device] if network.device.type == "cuda" else [])
 
 
-def _random_tokens(network: PreTrainedModel) -> Callable[[int], list[int]]:
-    """Returns a source of random tokens, always the same."""
+def _texts(network: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
+    """Returns texts of so many random tokens, always the same."""
     draw = torch.Generator().manual_seed(0)
     ends = network.get_input_embeddings(), network.get_output_embeddings()
     vocabulary = min(len(end.weight) for end in ends)  # some models have tokens that they only read
     # Many models embed the padding token as zeros. An attention to the best few tokens finds all
     # equally good for it.
     padding = getattr(network.config.get_text_config(), "pad_token_id", None)
-    tokens = [token for token in range(vocabulary) if token != padding]
-
-    def drawn(length: int) -> list[int]:
-        return [tokens[at] for at in torch.randint(len(tokens), (length,), generator=draw)]
-
-    return drawn
+    tokens = torch.tensor([token for token in range(vocabulary) if token != padding])
+    drawn = tokens[torch.randint(len(tokens), (sum(lengths),), generator=draw)]
+    return [text.tolist() for text in drawn.split(list(lengths))]
 
 
 def _sequences(network: PreTrainedModel) -> list[TrainingSample]:
     """Returns sequences of `LENGTHS`; every token but the first is a label."""
-    drawn = _random_tokens(network)
-    sequences = [
-        text_sequence(drawn(length), group=number) for number, length in enumerate(LENGTHS)
-    ]
-    return _weighed(sequences)
+    texts = _texts(network, LENGTHS)
+    return _weighed([text_sequence(text, group) for group, text in enumerate(texts)])
 
 
 def _branches(network: PreTrainedModel) -> list[TrainingSample]:
     """Returns three responses after one prompt, and a sequence of its own."""
-    drawn = _random_tokens(network)
-    prompt = drawn(PREFIX)
-    branches = [text_sequence([prompt[-1], *drawn(length)]) for length in BRANCHES]
+    prompt, *responses, other = _texts(network, [PREFIX, *BRANCHES, PREFIX])
+    branches = [text_sequence([prompt[-1], *response]) for response in responses]
     for branch in branches:
         branch.prompt = prompt
-    return _weighed([*branches, text_sequence(drawn(PREFIX), group=1)])
+    return _weighed([*branches, text_sequence(other, group=1)])
 
 
 def _weighed(samples: list[TrainingSample]) -> list[TrainingSample]:
@@ -387,7 +373,8 @@ def _expected_gradients(network: PreTrainedModel, layers: Layers) -> dict[str, T
         expected[name] = layer.scaling[NAME] * cast(Tensor, weight.grad).to(down.dtype) @ down.T
         weight.grad = None
 
-    micro = text_as_micro_batch(_random_tokens(network)(ADAPTER_TOKENS), network.device)
+    (text,) = _texts(network, [ADAPTER_TOKENS])
+    micro = text_as_micro_batch(text, network.device)
     with ExitStack() as hooks, torch.enable_grad():
         for name, layer in layers.items():
             weight = layer.get_base_layer().weight.requires_grad_()
@@ -420,20 +407,12 @@ def _learns(layer: Any, expected: Tensor | None) -> bool:
 
 
 def _refuse(network: PreTrainedModel, layers: Layers, bad: list[str], why: str) -> NoReturn:
-    """Raises a ConfigError that names the layers, and the endings of the layers that may keep their
-    adapters."""
-    right = sorted({_end(name) for name in layers} - {_end(name) for name in bad})
+    """Raises ConfigError with the bad layers, and the ends of names that may stay."""
+    ends, bad_ends = ({name.rpartition(".")[2] for name in names} for names in (layers, bad))
+    right = ", ".join(sorted(ends - bad_ends))
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    remedy = (
-        f"Set model.lora.target_modules to [{', '.join(right)}]."
-        if right
-        else "Leave model.lora out."
-    )
+    remedy = f"Set model.lora.target_modules to [{right}]." if right else "Leave model.lora out."
     raise ConfigError(
         f"model.lora: {type(network).__name__} cannot have an adapter at {bad[0]}{more}, which "
         f"{why}. {remedy}"
     )
-
-
-def _end(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -1,9 +1,9 @@
 """The safetensors files of a model's folder, by their headers: no weight is loaded. Quantised
 weights are refused.
 
-A policy is trained in float32 or bfloat16, and its generators get whole weights at each sync.
-transformers opens some quantised folders, but its way back to the names of a checkpoint quantises
-again: syncs and exports would have rounded weights, or leave weights out.
+Generators get whole weights at each sync. transformers opens some quantised folders, but quantises
+again on its way back to the names of a checkpoint: syncs and exports would have rounded weights, or
+leave weights out.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     if index.exists():
         try:
-            files = sorted(
-                folder / name for name in set(json.loads(index.read_text())["weight_map"].values())
-            )
+            names = set(json.loads(index.read_text())["weight_map"].values())
+            files = sorted(folder / name for name in names)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{index.name} is not an index of weights") from error
         if missing := [file.name for file in files if not file.exists()]:
@@ -64,8 +63,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """Returns every tensor of the model by its name; raises ValueError as `weight_files`, and for a
-    damaged file."""
+    """Returns every tensor by name; raises ValueError as `weight_files`, or for a damaged file."""
     found: dict[str, Stored] = {}
     for file in weight_files(folder):
         try:
@@ -95,21 +93,17 @@ def check_whole(folder: str, config: Any) -> None:
         ConfigError: They are.
     """
     if (method := quant_method(config)) is not None:
-        raise ConfigError(
-            f"model={folder!r} is quantised (quant_method {method}), and cannot be trained so. "
-            f"{REMEDY}"
-        )
+        raise ConfigError(f"model={folder!r} is quantised (quant_method {method}). {REMEDY}")
     if found := _stored(hub.on_this_machine(folder)):
         name, numbers = found
         raise ConfigError(
-            f"model={folder!r} is quantised: {name} is stored as {numbers}, and config.json has no "
-            f"quantization_config that says how. {REMEDY}"
+            f"model={folder!r} is quantised: {name} is stored as {numbers}, without a "
+            f"quantization_config in config.json. {REMEDY}"
         )
 
 
 def quant_method(config: Any) -> str | None:
-    """Returns the `quant_method` that a config names, `unknown` if it names none; None for whole
-    weights."""
+    """Returns a config's `quant_method`, `unknown` if unnamed; None for whole weights."""
     for part in (config, config.get_text_config()):
         if (entry := getattr(part, "quantization_config", None)) is not None:
             settings = entry if isinstance(entry, Mapping) else vars(entry)

@@ -6,8 +6,6 @@ import ctypes
 import multiprocessing
 import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +32,10 @@ def save_for_ever(path: Path) -> None:
         checkpoint["weights"] += 1
 
 
-@contextmanager
-def full_disk(free: int) -> Iterator[None]:
-    """Limits the files of this process to `free` bytes: an OSError, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def limit_files(free: int | None) -> None:
+    """Limits the files of this process to so many bytes: an OSError, as on a full disk."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if free is None else free, hard))
 
 
 class FullDisk(L.Callback):
@@ -52,10 +45,7 @@ class FullDisk(L.Callback):
         self.steps = steps
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (100_000 if trainer.global_step in self.steps else hard, hard)
-        )
+        limit_files(100_000 if trainer.global_step in self.steps else None)
 
 
 @pytest.fixture
@@ -86,8 +76,9 @@ def test_a_full_disk_is_a_warning_with_path_and_reason_and_leaves_no_rest(
 ) -> None:
     io, path = CheckpointFile(), tmp_path / "last.ckpt"
     io.save_checkpoint({"global_step": 1, "weights": torch.zeros(100_000)}, path)
-    with full_disk(100_000):
-        io.save_checkpoint({"global_step": 2, "weights": torch.ones(100_000)}, path)
+    limit_files(100_000)
+    io.save_checkpoint({"global_step": 2, "weights": torch.ones(100_000)}, path)
+    limit_files(None)
     assert io.refused is not None and io.newest_step == 1
     assert str(path) in caplog.text and "Errno 27" in caplog.text
     assert torch.load(path, weights_only=True)["global_step"] == 1
@@ -126,13 +117,9 @@ def test_a_plugin_of_the_users_own_is_left_in_its_place(policy: str, tmp_path: P
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
     own = AsyncCheckpointIO()
-    running = L.Trainer(
-        strategy=trainer(tmp_path).strategy,
-        plugins=[own],
-        max_steps=2,
-        logger=False,
-        default_root_dir=tmp_path,
-    )
+    settings = {"logger": False, "default_root_dir": tmp_path}
+    strategy = trainer(tmp_path).strategy
+    running = L.Trainer(strategy=strategy, plugins=[own], max_steps=2, **settings)
     assert isinstance(running.strategy, SingleDeviceStrategy)
     fit(policy, running)
     assert running.strategy.checkpoint_io is own

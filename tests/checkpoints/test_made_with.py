@@ -20,27 +20,9 @@ from lrl.rewards import GSM8K, ExactMatch, Format, Function
 from lrl.rollouts.learners import settings_of
 
 VALUES = [
-    None,
-    1,
-    1.0,
-    "1",
-    b"1",
-    True,
-    [1, 2],
-    (1, 2),
-    [2, 1],
-    {"a": 1},
-    {"a": 2},
-    {1, 2},
-    Decimal("1.5"),
-    datetime.date(2026, 1, 2),
-    np.float64(1.5),
-    np.arange(3),
-    np.arange(2000),
-    np.arange(1, 2001),
-    fingerprint,
-    changes,
-    Path("a"),
+    *(None, 1, 1.0, "1", b"1", True, [1, 2], (1, 2), [2, 1], {"a": 1}, {"a": 2}, {1, 2}),
+    *(Decimal("1.5"), datetime.date(2026, 1, 2), Path("a"), fingerprint, changes),
+    *(np.float64(1.5), np.arange(3), np.arange(2000), np.arange(1, 2001)),
 ]
 
 
@@ -65,18 +47,16 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
     assert message[0] == message[1] != ""
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (lambda: ExactMatch(), lambda: ExactMatch(weight=0.5)),
-        (lambda: Format("a.*"), lambda: Format("a.+")),
-        (lambda: ExactMatch(), lambda: GSM8K()),
-        (
-            lambda: Function("tests.odd_lengths:brevity"),
-            lambda: Function("tests.odd_lengths:brevity", weight=2.0),
-        ),
-    ],
-)
+BREVITY = "tests.odd_lengths:brevity"
+PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+    (lambda: ExactMatch(), lambda: ExactMatch(weight=0.5)),
+    (lambda: Format("a.*"), lambda: Format("a.+")),
+    (lambda: ExactMatch(), lambda: GSM8K()),
+    (lambda: Function(BREVITY), lambda: Function(BREVITY, weight=2.0)),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_another_reward_or_setting_of_it_is_seen(
     one: Callable[[], Any], other: Callable[[], Any]
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lrl.checkpoints.newest_checkpoint import check_best, newest_checkpoint
+from lrl.checkpoints.newest_checkpoint import newest_checkpoint
 
 
 def save(path: Path, written_at: int, steps: int = 0) -> str:
@@ -67,10 +67,3 @@ def test_of_checkpoints_of_equal_steps_the_newest_file_is_taken_whatever_its_nam
 def test_a_run_without_a_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'last', and there is no checkpoint in .*version_7"):
         newest_checkpoint(trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", "version_7")))
-
-
-def test_best_is_refused_where_nothing_has_been_saved(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="ckpt_path is 'best', and this Trainer has saved no checkpoint"
-    ):
-        check_best(trainer(tmp_path), "best")

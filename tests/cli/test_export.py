@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lrl.cli.main import main
 from lrl.rollouts import prompt_form
 from lrl.rollouts.prompts import Prompts
-from lrl.training.model import open_network, open_tokenizer
+from lrl.training.model import ModelSource, open_tokenizer
 from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama, tiny_qwen2
 
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return open_network(str(folder), "float32", None, False).state_dict()
+    return ModelSource(str(folder)).open().state_dict()
 
 
 def test_the_policy_of_any_step_is_exported_with_its_tokenizer(

@@ -47,9 +47,10 @@ def truncated_by_sequence(responses: list[Response], cap: float) -> list[Pair]:
 
 
 def masked(responses: list[Response], low: float, high: float) -> list[Pair]:
-    return weighted(
-        responses, lambda response, token: ratio(token) if low <= ratio(token) <= high else 0.0
-    )
+    def weight(response: Response, token: Token) -> float:
+        return ratio(token) if low <= ratio(token) <= high else 0.0
+
+    return weighted(responses, weight)
 
 
 def clipped_weight(responses: list[Response], low: float, high: float) -> list[Pair]:
@@ -57,12 +58,10 @@ def clipped_weight(responses: list[Response], low: float, high: float) -> list[P
 
 
 def tapered(responses: list[Response]) -> list[Pair]:
-    return weighted(
-        responses,
-        lambda response, token: (
-            min(response_ratio(response), 1.0) if response.advantage < 0 else 1.0
-        ),
-    )
+    def weight(response: Response, token: Token) -> float:
+        return min(response_ratio(response), 1.0) if response.advantage < 0 else 1.0
+
+    return weighted(responses, weight)
 
 
 def clip(u: float, advantage: float, low: float, high: float) -> Pair:

@@ -51,10 +51,8 @@ def columns(responses: list[Response], poison: float = math.nan) -> tuple[torch.
             if token.trained:
                 mask[row, column] = True
                 numbers["pi"][row, column], numbers["mu"][row, column] = token.pi, token.mu
-                numbers["ref"][row, column], numbers["advantage"][row, column] = (
-                    token.ref,
-                    response.advantage,
-                )
+                numbers["ref"][row, column] = token.ref
+                numbers["advantage"][row, column] = response.advantage
                 whole["version"][row, column] = VERSION - token.lag
     zeros = torch.zeros(shape, dtype=torch.int64)
     micro = MicroBatch(

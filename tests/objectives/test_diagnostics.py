@@ -31,17 +31,8 @@ def test_diagnostics_do_not_depend_on_micro_batches(responses: list[Response], c
 
 def test_diagnostics_have_their_defined_values() -> None:
     # One token of lag 2 whose ratio 3 is cut to 2, and one of lag 0 on which both programs agree.
-    responses = [
-        Response(
-            0,
-            1.0,
-            [
-                Token(0.0, -math.log(3), -0.5, 2),
-                Token(-1.0, -1.0, -1.0, 0),
-                Token(-9, 0, 0, 0, trained=False),
-            ],
-        )
-    ]
+    lagging, fresh = Token(0.0, -math.log(3), -0.5, 2), Token(-1.0, -1.0, -1.0, 0)
+    responses = [Response(0, 1.0, [lagging, fresh, Token(-9, 0, 0, 0, trained=False)])]
     assert result(responses, AIPO(2.0)) == pytest.approx(
         {
             "ratio_mean": 2.0,

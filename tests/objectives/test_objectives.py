@@ -43,6 +43,7 @@ from tests.objectives.responses import (
     sampled,
     tokens_of,
 )
+from tests.training.packed import packed
 
 CASES: dict[str, tuple[Objective, Callable[[list[Response]], list[formulas.Pair]]]] = {
     "AIPO": (AIPO(2.0), partial(formulas.truncated, cap=2.0)),
@@ -66,17 +67,7 @@ GRID = [
     for advantage in (-1.0, 1.0)
 ]
 """Responses of one token with log-ratios from -3.8 to 3.8: on both sides of every bound."""
-CORRECTED = (
-    "AIPO",
-    "TIS",
-    "TIS by sequence",
-    "CISPO",
-    "IcePop",
-    "TOPR",
-    "PPO",
-    "DecoupledPPO",
-    "GSPO",
-)
+CORRECTED = [name for name in CASES if name not in ("REINFORCE", "TBA")]
 
 
 def gradient(objective: Objective, responses: list[Response]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,13 +121,15 @@ def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_a
 ) -> None:
     objective = CASES[name][0]
     versions = ([0, 0, 1, 1], [1, 1, 1, 1])
-    written = {
-        "token_ids": [5, 6, 7, 8],
-        "logprobs": [-1.0, -1.2, -1.4, -1.6],
-        "finish_reason": "stop",
-    }
     rollouts = [
-        Rollout(**written, versions=by, reward=float(number), reference_logprobs=[-1.0] * 4)
+        Rollout(
+            token_ids=[5, 6, 7, 8],
+            logprobs=[-1.0, -1.2, -1.4, -1.6],
+            finish_reason="stop",
+            versions=by,
+            reward=float(number),
+            reference_logprobs=[-1.0] * 4,
+        )
         for number, by in enumerate(versions)
     ]
     group = Group(index=0, prompt=Prompt(id=0, token_ids=[1], text=""), rollouts=rollouts)
@@ -145,12 +138,7 @@ def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_a
         """Returns the losses of each response, under a policy that has moved by half a nat a
         token."""
         packer = Packer(99, GroupMean(), 1.0, oldest_version, whole_groups=True)
-        (micro,) = [
-            micro
-            for rounds in (packer.add(group), packer.flush())
-            for each in rounds
-            for micro in each
-        ]
+        (micro,) = packed(packer, [group])
         tokens = Tokens.select(micro.behaviour_logprobs + 0.5, micro, 2)
         found = objective.token_losses(tokens)
         return [found[tokens.responses == response].tolist() for response in range(2)]
@@ -216,11 +204,8 @@ def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(
         kl = {id(mate): sum(token.pi - token.ref for token in mate.tokens) for mate in mates}
         if response.tokens:
             baseline = sum(mate.advantage for mate in mates) / len(mates)
-            advantage = (
-                response.advantage
-                - baseline
-                - beta * (kl[id(response)] - sum(kl.values()) / len(kl))
-            )
+            mean_kl = sum(kl.values()) / len(kl)
+            advantage = response.advantage - baseline - beta * (kl[id(response)] - mean_kl)
             expected += [-advantage] * len(response.tokens)
     logprobs, micro = columns(responses)
     tokens = Tokens.select(logprobs, micro, VERSION)

@@ -413,7 +413,7 @@ RESUMES: Cases = {
     for name, (path, *named) in {
         "a checkpoint that is not there": ("{tmp}/none.ckpt", "no checkpoint"),
         "a last checkpoint where there is none": ("last", "is 'last'", "no checkpoint in"),
-        "a best checkpoint of a run to come": ("best", "is 'best'", "'last'"),
+        "a best checkpoint of a run to come": ("best", 'ckpt_path="best"', "ModelCheckpoint"),
         "a checkpoint that is text": ("{in}/checkpoints/text.ckpt", "text.ckpt", "read"),
         "a folder that is no checkpoint": ("{in}/checkpoints/empty", "no checkpoint"),
         "parts for a whole policy": ("{in}/checkpoints/parts", "AsyncFSDP", "lrl export"),

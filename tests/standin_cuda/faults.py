@@ -1,6 +1,6 @@
 """Faults that a GPU refuses, put into a run; the stand-in device must refuse them, too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from unittest import mock
@@ -44,21 +44,20 @@ class OpenedOnTheDefaultDevice(lrl.PolicyModule):
 
     def configure_model(self) -> None:
         if not hasattr(self, "network"):
-            self._open_whole()
+            self._open()
 
 
 @contextmanager
 def trial_draws_on_the_gpu() -> Iterator[type[lrl.PolicyModule]]:
     """Lets the trial of shared rows draw its tokens where the network is, as it once did."""
 
-    def random_tokens(network: PreTrainedModel) -> Callable[[int], list[int]]:
+    def texts(network: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
         draw = torch.Generator().manual_seed(0)
-        vocabulary = network.config.vocab_size
-        return lambda length: torch.randint(
-            vocabulary, (length,), generator=draw, device="cuda"
-        ).tolist()
+        vocabulary = len(network.get_input_embeddings().weight)
+        drawn = torch.randint(vocabulary, (sum(lengths),), generator=draw, device="cuda")
+        return [text.tolist() for text in drawn.split(list(lengths))]
 
-    with mock.patch("lrl.training.trials._random_tokens", random_tokens):
+    with mock.patch("lrl.training.trials._texts", texts):
         yield lrl.PolicyModule
 
 

@@ -36,8 +36,8 @@ MORE_WAITS = {
     "TOPR, critic": 43,
     "critic with a model": 35,
     "critic, lora": 27,
-    "turn critic": 63,
-    "turn critic with a model": 63,
+    "turn critic": 51,
+    "turn critic with a model": 51,
 }
 """Beyond `PLAIN` in a step of four micro-batches. Fewer are better: lower the number then."""
 REFUSALS = {

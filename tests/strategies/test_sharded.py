@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 from lrl.errors import ConfigError
 from lrl.training.beside.reference import Reference
-from lrl.training.model import open_network, whole_tensors
+from lrl.training.model import ModelSource, whole_tensors
 from lrl.training.sharding import tensor_parallel_plan
 from tests.policies import SIZES, gradient, opened, pack, save_model
 from tests.strategies import sharded_step
@@ -130,7 +130,7 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
     weights = dict(policy.sent_weights())
     assert first["weights"].keys() == weights.keys()
     assert all(torch.equal(first["weights"][one], weights[one]) for one in weights)
-    exported = open_network(str(results / f"{name}-exported"), "float32", None, False)
+    exported = ModelSource(str(results / f"{name}-exported")).open()
     assert all(
         torch.equal(exported.state_dict()[one], weight)
         for one, weight in whole_tensors(policy.network)

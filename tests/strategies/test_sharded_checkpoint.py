@@ -16,7 +16,7 @@ import torch
 from lrl.checkpoints.checkpoint_folder import read_weights, shapes
 from lrl.cli.main import main
 from lrl.generators.supervisor import SHM
-from lrl.training.model import open_network, open_tokenizer
+from lrl.training.model import ModelSource, open_tokenizer
 from tests.leftovers import left_in_shared_memory, wait_for_none
 from tests.run_without_generators import trainer
 from tests.strategies import sharded_fit
@@ -117,7 +117,7 @@ def test_lrl_export_makes_the_policy_of_either_format(
     checkpoint: str, runs: dict[str, Any], policy_folder: Path, folder: Path, tmp_path: Path
 ) -> None:
     assert main(["export", str(folder / checkpoint), str(tmp_path / "policy")]) == 0
-    exported = open_network(str(tmp_path / "policy"), "float32", None, False).state_dict()
+    exported = ModelSource(str(tmp_path / "policy")).open().state_dict()
     for name, expected in runs[checkpoint.partition("/")[0]]["policy"].items():
         assert torch.equal(exported[name.removeprefix("network.")], expected)
     assert (

@@ -20,8 +20,9 @@ from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.training.attention_masks import sequence_ends
 from lrl.training.trials import Shared
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.types import MicroBatch
 from tests.tiny_policies import byte_tokenizer
+from tests.training.packed import packed, random_group
 
 WINDOW = 5
 
@@ -67,11 +68,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         # A large spread, or all log-probs would be alike and nothing could go wrong.
         "initializer_range": 0.3,
     }
-    config = (
-        LlamaConfig(**sizes)
-        if request.param == "full"
-        else MistralConfig(**sizes, sliding_window=WINDOW)
-    )
+    full = request.param == "full"
+    config = LlamaConfig(**sizes) if full else MistralConfig(**sizes, sliding_window=WINDOW)
     torch.manual_seed(1)
     made = tmp_path_factory.mktemp(request.param)
     AutoModelForCausalLM.from_config(config).save_pretrained(made)
@@ -86,26 +84,19 @@ def opened(folder: str, attention: str) -> lrl.PolicyModule:
     return policy
 
 
-def packed(seed: int, groups: int, prompt: int, budget: int, trees: bool) -> list[MicroBatch]:
+def drawn(seed: int, groups: int, prompt: int, budget: int, trees: bool) -> list[MicroBatch]:
     draw = random.Random(seed)
     packer = Packer(budget, GroupMean(), 1.0, attention_tokens=10_000 if trees else 0)
-    rounds = []
-    for index in range(groups):
-        tokens = [draw.randrange(3, 259) for _ in range(prompt)]
-        group = Group(index=index, prompt=Prompt(id=index, token_ids=tokens, text=""))
-        for number in range(4):
-            length = draw.randrange(1, 12)
-            group.rollouts.append(
-                Rollout(
-                    token_ids=[draw.randrange(3, 259) for _ in range(length)],
-                    logprobs=[-5.0] * length,
-                    versions=[0] * length,
-                    reward=float(number),
-                )
-            )
-        rounds += packer.add(group)
-    rounds += packer.flush()
-    return [micro for each in rounds for micro in each if micro is not None]
+    made = [
+        random_group(
+            [draw.randrange(1, 12) for _ in range(4)],
+            prompt=[draw.randrange(3, 259) for _ in range(prompt)],
+            seed=draw.randrange(1000),
+            index=index,
+        )
+        for index in range(groups)
+    ]
+    return packed(packer, made)
 
 
 def gradient(policy: lrl.PolicyModule, micros: list[MicroBatch]) -> Tensor:
@@ -127,7 +118,7 @@ def test_all_layers_keep_one_mask_for_the_backward_pass(
 ) -> None:
     """Of a bool mask, or one of another dtype than the scores, torch makes one in each layer."""
     policy = opened(folder, "sdpa")
-    (micro,) = packed(0, groups=1, prompt=40, budget=400, trees=True)
+    (micro,) = drawn(0, groups=1, prompt=40, budget=400, trees=True)
     length = micro.input_ids.shape[1]
     kept: set[int] = set()
 
@@ -147,7 +138,7 @@ def test_all_layers_keep_one_mask_for_the_backward_pass(
 def test_flex_attention_gives_the_gradient_of_sdpa(
     folder: str, trees: bool, compiled: list[Any]
 ) -> None:
-    micros = packed(0, groups=3, prompt=9, budget=80, trees=trees)
+    micros = drawn(0, groups=3, prompt=9, budget=80, trees=trees)
     assert len(micros) > 1
     assert any(micro.readers_end is not None for micro in micros) == trees
     expected = gradient(opened(folder, "sdpa"), micros)
@@ -168,12 +159,12 @@ def test_flex_attention_is_compiled_a_few_times_and_then_never_again(
         for trees in (False, True)
     ]
     for shape in shapes:
-        micros = packed(*shape)
+        micros = drawn(*shape)
         gradient(policy, micros)
         with torch.no_grad():
             policy.compute_loss(micros[0])
     at_first = len(compiled)
     for seed, groups, prompt, budget, trees in shapes:
-        gradient(policy, packed(seed + 9, groups, prompt + 3, budget + 30, trees))
+        gradient(policy, drawn(seed + 9, groups, prompt + 3, budget + 30, trees))
     assert at_first <= 6
     assert len(compiled) == at_first

@@ -18,23 +18,23 @@ from lrl.cli.main import main
 from lrl.policy import PolicyModule
 from lrl.system import hub
 from lrl.training.lora import LoRA
-from lrl.training.model import open_network, open_tokenizer
+from lrl.training.model import ModelSource, open_tokenizer
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer, tiny_llama
 
-REFUSED = [
+GENERATION = [
+    # What transformers loads and refuses to write.
     {"pad_token_id": -1},
     {"length_penalty": 1.5},
     {"early_stopping": True},
     {"top_h": 0.3},
     {"do_sample": True, "temperature": 0.0},
-]
-"""What transformers loads and refuses to write."""
-GENERATION = [
-    *REFUSED,
+    # And more.
     {"eos_token_id": [0, 2], "do_sample": True, "top_p": 0.9, "vendor": {"a": 1}},
     {"temperature": 0.3},
 ]
+KEPT = ("generation_config.json", "config.json", "tokenizer_config.json")
+ENDS = '{"eos_token_id": [2, 0], "pad_token_id": -1}'
 Export = Callable[[str, Path], None]
 
 
@@ -76,8 +76,7 @@ def test_the_settings_of_generation_are_kept_byte_for_byte(
         json.dumps({"eos_token_id": 2} | generation, indent=7)
     )
     export(str(folder), tmp_path / "out")
-    for name in ("generation_config.json", "config.json"):
-        assert same(name, folder, tmp_path / "out")
+    assert all(same(name, folder, tmp_path / "out") for name in KEPT[:2])
 
 
 def same(name: str, folder: Path, out: Path) -> bool:
@@ -123,17 +122,9 @@ def as_of_old(folder: Path) -> Path:
 def test_a_config_keeps_all_but_what_has_changed(export: Export, tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "first")
     config = json.loads((folder / "config.json").read_text())
-    config |= {
-        "attention_dropout": 0.1,
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        "vendor": {"a": 1},
-    }
-    config |= {
-        "max_length": 50,
-        "repetition_penalty": 1.2,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": [2, 1],
-    }
+    config |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "vendor": {"a": 1}}
+    config |= {"attention_dropout": 0.1, "repetition_penalty": 1.2, "eos_token_id": [2, 1]}
+    config |= {"max_length": 50, "torch_dtype": "bfloat16"}
     del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
     export(str(folder), tmp_path / "out")
@@ -146,12 +137,8 @@ def test_a_config_has_what_a_script_has_changed(tmp_path: Path) -> None:
     found.network.resize_token_embeddings(300)
     found.export(tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
-    assert (
-        open_network(str(tmp_path / "out"), "float32", None, False)
-        .get_input_embeddings()
-        .num_embeddings
-        == 300
-    )
+    again = ModelSource(str(tmp_path / "out")).open()
+    assert again.get_input_embeddings().num_embeddings == 300
 
 
 def test_a_tokenizer_that_a_script_has_changed_is_saved(tmp_path: Path) -> None:
@@ -172,9 +159,7 @@ def test_a_first_version_that_is_gone_does_not_cost_a_run_its_policy(
     folder.rename(tmp_path / "moved")
     found.export(tmp_path / "out")
     assert "is gone" in caplog.text
-    assert open_network(str(tmp_path / "out"), "float32", None, False) and open_tokenizer(
-        str(tmp_path / "out")
-    )
+    assert ModelSource(str(tmp_path / "out")).open() and open_tokenizer(str(tmp_path / "out"))
 
 
 def test_the_first_version_is_never_written_over(tmp_path: Path) -> None:
@@ -195,10 +180,9 @@ def test_the_files_of_a_name_on_the_hub_come_from_its_cache(
     folder = tiny_llama(place / "snapshots" / "1234")
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("1234")
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0], "pad_token_id": -1}')
+    (folder / "generation_config.json").write_text(ENDS)
     export("somebody/tiny", tmp_path / "out")
-    for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
-        assert same(name, folder, tmp_path / "out")
+    assert all(same(name, folder, tmp_path / "out") for name in KEPT)
 
 
 @pytest.mark.parametrize("export", [by_the_run, by_the_command])
@@ -206,10 +190,9 @@ def test_a_policy_with_adapters_keeps_the_same_and_has_them_apart(
     export: Callable[..., None], tmp_path: Path
 ) -> None:
     folder = as_of_old(tiny_llama(tmp_path / "first"))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0], "pad_token_id": -1}')
+    (folder / "generation_config.json").write_text(ENDS)
     export(str(folder), tmp_path / "out", LoRA(rank=2))
-    for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
-        assert same(name, folder, tmp_path / "out")
+    assert all(same(name, folder, tmp_path / "out") for name in KEPT)
     adapter = {file.name for file in (tmp_path / "out" / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors"} <= adapter
 
@@ -221,9 +204,7 @@ def test_a_part_of_a_larger_model_can_be_opened_again(
     folder = save_tiny(family, tmp_path / "first")
     byte_tokenizer().save_pretrained(folder)
     export(str(folder), tmp_path / "out")
-    first, second = (
-        open_network(str(one), "float32", None, False) for one in (folder, tmp_path / "out")
-    )
+    first, second = (ModelSource(str(one)).open() for one in (folder, tmp_path / "out"))
     assert second.state_dict().keys() == first.state_dict().keys()
     assert all(
         torch.equal(second.state_dict()[name], weight)

@@ -28,12 +28,8 @@ def inputs(tokens: int, bias: bool = False) -> tuple[Tensor, Tensor, Tensor, Ten
     hidden = (0.3 * torch.randn(tokens, WIDTH, generator=draw)).requires_grad_()
     weight = torch.randn(VOCABULARY, WIDTH, generator=draw).requires_grad_()
     labels = torch.randint(VOCABULARY, (tokens,), generator=draw)
-    return (
-        hidden,
-        weight,
-        labels,
-        torch.randn(VOCABULARY, generator=draw).requires_grad_() if bias else None,
-    )
+    offset = torch.randn(VOCABULARY, generator=draw).requires_grad_() if bias else None
+    return hidden, weight, labels, offset
 
 
 def naive(
@@ -45,9 +41,8 @@ def naive(
     transform: LogitTransform = IDENTITY,
 ) -> Tensor:
     """Computes the formula in float64."""
-    logits = torch.nn.functional.linear(
-        hidden.double(), weight.double(), None if bias is None else bias.double()
-    )
+    offset = None if bias is None else bias.double()
+    logits = torch.nn.functional.linear(hidden.double(), weight.double(), offset)
     logits = logits * transform.scale
     if transform.cap is not None:
         logits = transform.cap * torch.tanh(logits / transform.cap)
@@ -57,11 +52,8 @@ def naive(
 def gradients(logprobs: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     """Returns the gradients of a loss with another weight for every token, some negative or
     zero."""
-    upstream = (
-        torch.linspace(-1, 1, len(logprobs), dtype=logprobs.dtype)
-        if len(logprobs) > 1
-        else torch.ones(1)
-    )
+    several = len(logprobs) > 1
+    upstream = torch.linspace(-1, 1, len(logprobs)) if several else torch.ones(1)
     return torch.autograd.grad(logprobs @ upstream.to(logprobs.dtype), leaves)
 
 
@@ -69,6 +61,15 @@ def assert_same_at_scale(got: Tensor, wanted: Tensor, tolerance: float) -> None:
     """Asserts that every number is within `tolerance` times the largest wanted one (or 1)."""
     scale = max(1.0, wanted.abs().max().item())
     torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance * scale, rtol=0.0)
+
+
+def assert_same_gradients(
+    ours: Tensor, theirs: Tensor, leaves: list[Tensor], tolerance: float = 1e-5
+) -> None:
+    found, wanted = gradients(ours, leaves), gradients(theirs, leaves)
+    for leaf, got, right in zip(leaves, found, wanted, strict=True):
+        assert got.dtype == leaf.dtype
+        assert_same_at_scale(got, right, tolerance)
 
 
 class Watch(TorchDispatchMode):
@@ -88,17 +89,14 @@ class Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, Tensor):
-                self.storages.setdefault(
-                    tensor.untyped_storage().data_ptr(), tensor.untyped_storage()
-                )
+                storage = tensor.untyped_storage()
+                self.storages.setdefault(storage.data_ptr(), storage)
         return result
 
     def allocated(self) -> list[int]:
         """Returns the float32 numbers in each new storage, the largest first."""
-        return sorted(
-            (s.nbytes() // 4 for at, s in self.storages.items() if at not in self.known),
-            reverse=True,
-        )
+        new = [one.nbytes() // 4 for at, one in self.storages.items() if at not in self.known]
+        return sorted(new, reverse=True)
 
 
 @settings(max_examples=50, deadline=None)
@@ -115,21 +113,14 @@ def test_chunks_change_neither_values_nor_gradients(
     tokens: int, chunk: int, temperature: float, bias: bool, transform: LogitTransform
 ) -> None:
     hidden, weight, labels, offset = inputs(tokens, bias)
-    ours = token_logprobs(
-        hidden,
-        weight,
-        labels,
-        bias=offset,
-        temperature=temperature,
-        transform=transform,
-        chunk_tokens=chunk,
-    )
-    theirs = naive(hidden, weight, labels, offset, temperature, transform)
+    settings = {"temperature": temperature, "transform": transform}
+    ours = token_logprobs(hidden, weight, labels, bias=offset, chunk_tokens=chunk, **settings)
+    theirs = naive(hidden, weight, labels, offset, **settings)
     assert_same_at_scale(ours, theirs, 1e-5)
     leaves = [leaf for leaf in (hidden, weight, offset) if leaf is not None]
-    for got, wanted in zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True):
-        # Scale and temperature multiply the gradient, and float32's rounding with it.
-        assert_same_at_scale(got, wanted, 1e-5 * max(1.0, transform.scale / temperature))
+    # Scale and temperature multiply the gradient, and float32's rounding with it.
+    tolerance = 1e-5 * max(1.0, transform.scale / temperature)
+    assert_same_gradients(ours, theirs, leaves, tolerance)
 
 
 @pytest.mark.parametrize("transform", [IDENTITY, LogitTransform(0.5, 5.0)])
@@ -144,10 +135,7 @@ def test_rows_worked_on_in_small_blocks_are_the_same(
     ours = token_logprobs(hidden, weight, labels, transform=transform, chunk_tokens=10)
     theirs = naive(hidden, weight, labels, transform=transform)
     assert_same_at_scale(ours, theirs, 1e-5)
-    for got, wanted in zip(
-        gradients(ours, [hidden, weight]), gradients(theirs, [hidden, weight]), strict=True
-    ):
-        assert_same_at_scale(got, wanted, 1e-5)
+    assert_same_gradients(ours, theirs, [hidden, weight])
 
 
 def test_no_token_keeps_the_graph() -> None:
@@ -182,7 +170,7 @@ def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_alloc
     assert 4 * VOCABULARY in others  # a chunk of logits
 
 
-def test_logits_unbind_from_parently_while_a_gradient_may_be_asked_for(
+def test_logits_are_kept_only_while_a_gradient_may_be_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hidden, weight, labels, _ = inputs(64)
@@ -221,9 +209,8 @@ def test_a_frozen_head_costs_no_gradient() -> None:
         token_logprobs(hidden, weight, labels, chunk_tokens=64).sum().backward()
     assert watch.multiplications == 2 * 64 * PRODUCT
     assert VOCABULARY * WIDTH not in watch.allocated()
-    (wanted,) = gradients(naive(hidden, weight, labels), [hidden])
-    (got,) = gradients(token_logprobs(hidden, weight, labels, chunk_tokens=7), [hidden])
-    assert_same_at_scale(got, wanted, 1e-5)
+    ours = token_logprobs(hidden, weight, labels, chunk_tokens=7)
+    assert_same_gradients(ours, naive(hidden, weight, labels), [hidden])
 
 
 @settings(max_examples=20, deadline=None)
@@ -232,25 +219,15 @@ def test_half_precision_weights_give_float32_logprobs(
     tokens: int, chunk: int, bias: bool, cap: float | None
 ) -> None:
     hidden, weight, labels, offset = inputs(tokens, bias)
-    leaves = [
-        leaf.detach().bfloat16().requires_grad_()
-        for leaf in (hidden, weight, offset)
-        if leaf is not None
-    ]
-    transform = LogitTransform(cap=cap)
-    ours = token_logprobs(
-        *leaves[:2],
-        labels,
-        bias=leaves[2] if bias else None,
-        transform=transform,
-        chunk_tokens=chunk,
-    )
-    theirs = naive(*leaves[:2], labels, leaves[2] if bias else None, transform=transform)
+    halves = [one.detach().bfloat16() for one in (hidden, weight, offset) if one is not None]
+    leaves = [half.requires_grad_() for half in halves]
+    transform, half_offset = LogitTransform(cap=cap), leaves[2] if bias else None
+    settings = {"bias": half_offset, "transform": transform}
+    ours = token_logprobs(*leaves[:2], labels, chunk_tokens=chunk, **settings)
+    theirs = naive(*leaves[:2], labels, **settings)
     assert ours.dtype == torch.float32
     assert_same_at_scale(ours, theirs, 2e-2)
-    for got, wanted in zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True):
-        assert got.dtype == torch.bfloat16
-        assert_same_at_scale(got, wanted, 3e-2)
+    assert_same_gradients(ours, theirs, leaves, 3e-2)
 
 
 def test_the_softmax_of_half_precision_logits_is_in_float32() -> None:
@@ -271,13 +248,7 @@ def test_autocast_computes_logits_as_it_would_for_a_linear_layer() -> None:
     assert logits.dtype == torch.bfloat16
     wanted = logits.float().log_softmax(-1)[torch.arange(20), labels]
     torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-6)
-    for got, theirs in zip(
-        gradients(ours, [hidden, weight, offset]),
-        gradients(wanted, [hidden, weight, offset]),
-        strict=True,
-    ):
-        assert got.dtype == torch.float32
-        assert_same_at_scale(got, theirs, 1e-2)
+    assert_same_gradients(ours, wanted, [hidden, weight, offset], 1e-2)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA, adapted_layers, whole_adapters
-from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
+from lrl.training.model import ModelSource, label_logprobs, text_as_micro_batch
 from lrl.training.trials import Shared, shared_by_responses
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.types import MicroBatch
 from lrl.weights.adapters import merged, named
 from tests.model_families import (
     ALL,
@@ -42,6 +42,7 @@ from tests.model_families import (
 )
 from tests.policies import one_thread  # noqa: F401
 from tests.tiny_families import FAMILIES, save_tiny
+from tests.training.packed import packed, random_group
 
 TABLE = read_table()
 CHANGED = (
@@ -49,40 +50,19 @@ CHANGED = (
     "docs/models.md."
 )
 USUAL = (
-    "afmoe",
-    "bloom",
-    "deepseek_v3",
-    "doge",
-    "falcon",
-    "falcon_mamba",
-    "gemma2",
-    "gemma3",
-    "glm4_moe",
-    "gpt2",
-    "gpt_oss",
-    "gpt_neo",
-    "jamba",
-    "lfm2",
-    "llama",
-    "llama4_text",
-    "mamba2",
-    "mistral",
-    "mixtral",
-    "modernbert-decoder",
-    "olmo2",
-    "opt",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_5_text",
-    "xlnet",
+    *("afmoe", "bloom", "deepseek_v3", "doge", "falcon", "falcon_mamba", "gemma2"),
+    *("gemma3", "glm4_moe", "gpt2", "gpt_oss", "gpt_neo", "jamba", "lfm2", "llama"),
+    *("llama4_text", "mamba2", "mistral", "mixtral", "modernbert-decoder", "olmo2", "opt"),
+    *("phi3", "qwen2", "qwen3", "qwen3_5_text", "xlnet"),
 )
 """One of each kind: how it knows positions, what its layers are, how it is trained or why not."""
-TRIED = list(TABLE) if os.environ.get("LRL_FAMILIES") == "all" else list(USUAL)
+TRIED = list(TABLE) if os.environ.get("LRL_FAMILIES") == "all" else USUAL
 RESPONSES = [3, 27, 10, 41, 19, 6]
 PROMPT = [7, 5, 11, 3, 9, 14, 2, 8, 6]
 BUDGET = 110  # two rows of the longest response
 CHEAP_ATTENTION = 10_000  # trees as large as the budget
+GROUP = random_group(RESPONSES, PROMPT, tokens=64)
+TEXTS = [PROMPT + rollout.token_ids for rollout in GROUP.rollouts]
 
 
 @pytest.mark.parametrize("family", TRIED)
@@ -97,7 +77,7 @@ def test_responses_are_trained_as_if_each_were_alone(family: str, tmp_path: Path
     shared = shared_by_responses(network)
     trees = found.responses == TREES
     for_trees = packed_as(shared, CHEAP_ATTENTION if trees else 0)
-    assert any(micro.readers_end is not None for micro in for_trees) == trees
+    assert any(micro.readers_end is not None for micro in for_trees) == (trees or shared.masks)
     check_against_each_alone(network, for_trees)
     if shared.masks:  # where prompts are not shared, rows still need the mask
         check_against_each_alone(network, packed_as(shared, 0))
@@ -113,8 +93,7 @@ def packed_as(shared: Shared, attention_tokens: int) -> list[MicroBatch]:
         attention_tokens=attention_tokens,
         masks=shared.masks,
     )
-    rounds = [*packer.add(responses()), *packer.flush()]
-    micros = [micro for each in rounds for micro in each if micro is not None]
+    micros = packed(packer, [GROUP])
     most = max(micro.num_sequences - len(micro.input_ids) for micro in micros)
     assert most > 0 or not shared.rows
     return micros
@@ -122,10 +101,7 @@ def packed_as(shared: Shared, attention_tokens: int) -> list[MicroBatch]:
 
 def check_against_each_alone(network: PreTrainedModel, micros: list[MicroBatch]) -> None:
     """Compares log-probs and gradient with those of transformers for each response alone."""
-    group = responses()
-    wanted = {
-        tuple(tokens[len(PROMPT) :]): logprobs_of(network, tokens) for tokens in token_ids(group)
-    }
+    wanted = {tuple(tokens[len(PROMPT) :]): logprobs_of(network, tokens) for tokens in TEXTS}
     for micro in micros:
         logprobs = label_logprobs(network, micro, chunk_tokens=64)
         for number in range(micro.num_sequences):
@@ -133,9 +109,7 @@ def check_against_each_alone(network: PreTrainedModel, micros: list[MicroBatch])
             alone = wanted[tuple(micro.labels[here].tolist())]
             torch.testing.assert_close(logprobs[here], alone, atol=2e-5, rtol=0.0)
     packed = gradient(network, lambda: sum(loss_of(network, micro) for micro in micros))
-    alone = gradient(
-        network, lambda: sum(loss_alone(network, tokens) for tokens in token_ids(group))
-    )
+    alone = gradient(network, lambda: sum(loss_alone(network, tokens) for tokens in TEXTS))
     assert alone.norm() > 0
     assert (packed - alone).norm() < 1e-4 * alone.norm()
 
@@ -145,7 +119,7 @@ def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(
     family: str, tmp_path: Path
 ) -> None:
     save_tiny(family, tmp_path, SCALE)
-    linear = LoRA().layers(open_network(str(tmp_path), "float32", None, False))
+    linear = LoRA().layers(ModelSource(str(tmp_path)).open())
     without = set(TABLE[family].lora.removeprefix("all but ").replace("`", "").split(", ")) - {ALL}
     asked = [name for name in linear if name.rpartition(".")[2] not in without]
     network = open_with_adapters(tmp_path, sorted({name.rpartition(".")[2] for name in asked}))
@@ -166,7 +140,7 @@ def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(
             save_file(
                 {name: weight.contiguous() for name, weight in weights}, file, {"format": "pt"}
             )
-        again = open_network(str(tmp_path), "float32", None, False)
+        again = ModelSource(str(tmp_path)).open()
         torch.testing.assert_close(
             label_logprobs(again, micro, chunk_tokens=64), wanted, atol=1e-4, rtol=0.0
         )
@@ -180,34 +154,11 @@ def test_the_table_has_every_family_of_transformers_and_most_can_be_trained() ->
     assert sum(found.responses in (TREES, PACKED, ALONE) for found in TABLE.values()) >= 60
 
 
-def responses() -> Group:
-    """Returns one prompt with responses of different lengths, without special tokens."""
-    draw = torch.Generator().manual_seed(3)
-    rollouts = [
-        Rollout(
-            token_ids=torch.randint(3, 64, (length,), generator=draw).tolist(),
-            logprobs=[0.0] * length,
-            versions=[0] * length,
-            finish_reason="stop",
-            reward=float(length),
-        )
-        for length in RESPONSES
-    ]
-    return Group(index=0, prompt=Prompt(id=0, token_ids=PROMPT, text=""), rollouts=rollouts)
-
-
-def token_ids(group: Group) -> list[list[int]]:
-    return [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
-
-
 def logprobs_of(network: PreTrainedModel, tokens: list[int]) -> Tensor:
     """Returns transformers' own log-probs of a response behind the prompt."""
-    logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[
-        0, len(PROMPT) - 1 : -1
-    ]
-    return (
-        logits.log_softmax(-1).gather(-1, torch.tensor(tokens[len(PROMPT) :])[:, None]).squeeze(-1)
-    )
+    logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1]
+    found = logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])
+    return found[len(PROMPT) - 1 :, 0]
 
 
 def loss_alone(network: PreTrainedModel, tokens: list[int]) -> Tensor:

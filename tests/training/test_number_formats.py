@@ -6,9 +6,8 @@ Covers lrl/policy.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import pytest
@@ -21,12 +20,13 @@ from lrl.advantages import GroupMean
 from lrl.objectives.normalisation import NormaliseBy
 from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA
-from lrl.training.model import open_empty_network, open_network
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.training.model import ModelSource
+from lrl.types import MicroBatch
 from tests.policies import FakeStep, Steps
 from tests.policies import trainer as alone
 from tests.run_without_generators import trainer as running
 from tests.tiny_policies import tiny_llama
+from tests.training.packed import packed, random_group
 
 LENGTHS = (1000, 40, 700, 300)
 
@@ -36,18 +36,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_llama(tmp_path_factory.mktemp("policy")))
 
 
+REFUSED: list[dict[str, Any]] = [
+    {"precision": "bf16-true"},
+    {"precision": "16-true"},
+    {"precision": "64-true"},
+    {"plugins": [HalfPrecision("bf16-true")]},
+    {"plugins": [DoublePrecision()]},
+]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"precision": "bf16-true"},
-        {"precision": "16-true"},
-        {"precision": "64-true"},
-        {"plugins": [HalfPrecision("bf16-true")]},
-        {"plugins": [DoublePrecision()]},
-    ],
-    ids=["bf16-true", "16-true", "64-true", "HalfPrecision", "DoublePrecision"],
-)
+@pytest.mark.parametrize("settings", REFUSED)
 def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
     settings: dict[str, Any], dtype: Any, folder: str, tmp_path: Path
 ) -> None:
@@ -55,19 +54,14 @@ def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
         running(tmp_path, **settings).fit(lrl.PolicyModule(folder, dtype=dtype), Steps([]))
 
 
-def test_another_default_dtype_of_torch_is_refused(
-    folder: str, tmp_path: Path, default_dtype: None
-) -> None:
-    torch.set_default_dtype(torch.bfloat16)
-    with pytest.raises(lrl.ConfigError, match=r"set model\.dtype"):
-        running(tmp_path).fit(lrl.PolicyModule(folder), Steps([]))
-
-
-@pytest.fixture
-def default_dtype() -> Iterator[None]:
+def test_another_default_dtype_of_torch_is_refused(folder: str, tmp_path: Path) -> None:
     before = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(before)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(lrl.ConfigError, match=r"set model\.dtype"):
+            running(tmp_path).fit(lrl.PolicyModule(folder), Steps([]))
+    finally:
+        torch.set_default_dtype(before)
 
 
 class Watched(lrl.PolicyModule):
@@ -100,21 +94,8 @@ def trained(folder: str, dtype: Any, by: NormaliseBy, lora: LoRA | None) -> Watc
 
 
 def micro_batch() -> MicroBatch:
-    draw = torch.Generator().manual_seed(0)
-    rollouts = [
-        Rollout(
-            token_ids=torch.randint(3, 259, (length,), generator=draw).tolist(),
-            logprobs=[-5.5] * length,
-            versions=[0] * length,
-            finish_reason="stop",
-            reward=float(number % 2),
-        )
-        for number, length in enumerate(LENGTHS)
-    ]
-    group = Group(index=0, prompt=Prompt(id=0, token_ids=[3, 4], text=""), rollouts=rollouts)
-    packer = Packer(4096, GroupMean(), 1.0)
-    ((micro,),) = [*packer.add(group), *packer.flush()]
-    return cast(MicroBatch, micro)
+    (micro,) = packed(Packer(4096, GroupMean(), 1.0), [random_group(LENGTHS, prompt=[3, 4])])
+    return micro
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["whole", "adapters"])
@@ -133,12 +114,12 @@ def test_a_step_of_bfloat16_weights_counts_exactly_and_has_float32_logprobs(
     assert found.gradient.norm() / exact.gradient.norm() == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("opened", [open_network, open_empty_network])
+@pytest.mark.parametrize("opened", [ModelSource.open, ModelSource.open_empty])
 def test_positions_of_bfloat16_weights_are_exact(opened: Any, folder: str) -> None:
     positions = torch.arange(2000)[None]
     hidden = torch.zeros(1, 1, dtype=torch.bfloat16)
-    exact = open_network(folder, "float32", None, False).model.rotary_emb(hidden.float(), positions)
-    found = opened(folder, "bfloat16", None, False).model.rotary_emb(hidden, positions)
+    exact = ModelSource(folder).open().model.rotary_emb(hidden.float(), positions)
+    found = opened(ModelSource(folder, "bfloat16")).model.rotary_emb(hidden, positions)
     assert all(
         torch.equal(ours, theirs.bfloat16()) for ours, theirs in zip(found, exact, strict=True)
     )

@@ -25,10 +25,7 @@ Configured = Callable[[lrl.PolicyModule], Any]
 
 
 def groups_with_own_settings(policy: lrl.PolicyModule) -> Any:
-    frozen, others = (
-        list(policy.network.model.layers[0].parameters()),
-        list(policy.network.model.layers[1].parameters()),
-    )
+    frozen, others = (list(layer.parameters()) for layer in policy.network.model.layers)
     groups = [{"params": frozen, "lr": 0.0}, {"params": others, "lr": 1e-2, "weight_decay": 0.5}]
     return AdamW(groups, betas=(0.5, 0.6))
 
@@ -95,9 +92,8 @@ def fit(
     policy: lrl.PolicyModule, steps: int, ckpt_path: str | None = None, **settings: Any
 ) -> L.Trainer:
     running = trainer(max_steps=steps, max_epochs=-1, **settings)
-    running.fit(
-        policy, Steps([FakeStep(pack(GROUPS))] * EPOCH), ckpt_path=ckpt_path, weights_only=True
-    )
+    steps_of_epoch = Steps([FakeStep(pack(GROUPS))] * EPOCH)
+    running.fit(policy, steps_of_epoch, ckpt_path=ckpt_path, weights_only=True)
     return running
 
 
@@ -158,10 +154,8 @@ def by_the_loss(optimizer: Optimizer) -> Any:
 
 
 def two(policy: lrl.PolicyModule) -> Any:
-    return [
-        SGD(policy.network.model.parameters(), lr=0.1),
-        SGD(policy.network.lm_head.parameters(), lr=0.1),
-    ], []
+    parts = policy.network.model, policy.network.lm_head
+    return [SGD(part.parameters(), lr=0.1) for part in parts], []
 
 
 @pytest.mark.parametrize(
@@ -170,20 +164,20 @@ def two(policy: lrl.PolicyModule) -> Any:
         (two, "gives 2 optimizers.*a parameter group"),
         (lambda policy: torch.optim.LBFGS(policy.parameters()), "LBFGS.*another optimizer"),
         (with_scheduler(by_the_loss), "ReduceLROnPlateau.*lr_scheduler_step"),
+        (
+            lambda policy: SGD(policy.network.parameters(), lr=0.1),
+            "no group with the weights of model.critic.*add one",
+        ),
     ],
-    ids=["two optimizers", "LBFGS", "a plateau"],
+    ids=["two optimizers", "LBFGS", "a plateau", "no critic"],
 )
 def test_an_optimizer_that_a_step_cannot_use_is_refused(
     folder: str, configure: Configured, text: str
 ) -> None:
+    policy = Own(folder, configure)
+    if "critic" in text:
+        policy.critic = lrl.Critic()
     with pytest.raises(ValueError, match=text):
-        fit(Own(folder, configure), 1, strategy=lrl.AsyncSingleDevice(), devices=2)
-
-
-def test_an_optimizer_without_the_critics_weights_is_refused(folder: str) -> None:
-    policy = Own(folder, lambda policy: SGD(policy.network.parameters(), lr=0.1))
-    policy.critic = lrl.Critic()
-    with pytest.raises(ValueError, match="no group with the weights of model.critic.*add one"):
         fit(policy, 1, strategy=lrl.AsyncSingleDevice(), devices=2)
 
 

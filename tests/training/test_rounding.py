@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
+from lrl.training.model import ModelSource, label_logprobs, text_as_micro_batch
 from lrl.training.rounding import rounded_weights, rounding_errors
 from tests.tiny_families import save_tiny
 
@@ -32,7 +32,7 @@ def test_the_errors_are_as_large_as_the_formats_rounding(
     family: str, scale: float, tmp_path: Path
 ) -> None:
     folder = str(save_tiny(family, tmp_path, scale))
-    exact, half = (open_network(folder, dtype, None, False) for dtype in ("float32", "bfloat16"))  # type: ignore[arg-type]
+    exact, half = ModelSource(folder).open(), ModelSource(folder, "bfloat16").open()
     real = off(logprobs(half), logprobs(exact))
     assert 0.5 * real < by_errors(exact) < 3 * real
     assert 0.5 * real < by_errors(half) < 5 * real, "of a policy that is in that format itself"
@@ -49,7 +49,7 @@ def test_weights_are_rounded_while_a_model_computes_and_whole_behind_it(
     family: str, tmp_path: Path
 ) -> None:
     folder = str(save_tiny(family, tmp_path, 4.0))
-    network, held = (open_network(folder, "float32", None, False) for _ in range(2))
+    network, held = (ModelSource(folder).open() for _ in range(2))
     for weight in held.parameters():
         weight.data = weight.data.bfloat16().float()
     before, weights = logprobs(network), dict(network.named_parameters())
@@ -64,7 +64,7 @@ def test_weights_are_rounded_while_a_model_computes_and_whole_behind_it(
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
-    network = open_network(str(save_tiny("llama", tmp_path, 4.0)), "float32", None, False)
+    network = ModelSource(str(save_tiny("llama", tmp_path, 4.0))).open()
     before, state = logprobs(network), torch.get_rng_state()
     with pytest.raises(KeyError), rounding_errors(network, "float16"):
         changed = logprobs(network)

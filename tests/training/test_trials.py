@@ -17,9 +17,8 @@ from lrl.datamodule import RolloutDataModule
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
-from lrl.training.attention_masks import unknown_layers
 from lrl.training.beside.reference import Reference
-from lrl.training.model import open_network
+from lrl.training.model import ModelSource
 from lrl.training.trials import (
     LENGTHS,
     Shared,
@@ -40,7 +39,7 @@ def open_tiny(
     family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32", **settings: Any
 ) -> PreTrainedModel:
     saved = save_tiny(family, folder, scale, seed, **settings)
-    return open_network(str(saved), dtype, None, gradient_checkpointing=False)
+    return ModelSource(str(saved), dtype).open()
 
 
 def may_share_rows(network: PreTrainedModel) -> bool:
@@ -118,11 +117,6 @@ def test_two_models_share_rows_by_a_mask_only_if_it_holds_for_both() -> None:
     assert Shared(rows=True).also(Shared(rows=True, prefixes=True)) == Shared(rows=True)
 
 
-def test_layers_of_a_kind_that_lrl_does_not_know_get_no_mask(tmp_path: Path) -> None:
-    config = open_tiny("llama4_text", tmp_path, 4.0).config
-    assert unknown_layers(config) == {"chunked_attention"}
-
-
 def sharpened(network: PreTrainedModel) -> PreTrainedModel:
     """Makes it sure of its tokens, as training does: in bfloat16 its large logits then round by a
     nat and more."""
@@ -136,9 +130,8 @@ def test_a_model_whose_rounding_is_large_is_trained_in_bfloat16(
     family: str, tmp_path: Path
 ) -> None:
     for seed in range(3):
-        assert may_share_rows(
-            sharpened(open_tiny(family, tmp_path / str(seed), 4.0, seed, "bfloat16"))
-        )
+        network = open_tiny(family, tmp_path / str(seed), 4.0, seed, "bfloat16")
+        assert may_share_rows(sharpened(network))
 
 
 @pytest.mark.parametrize("sharp", [False, True])
@@ -161,11 +154,9 @@ def draw(*_: Any) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> None:
-    network = open_network(folder, "float32", None, checkpointing)
-    before, weights = (
-        torch.get_rng_state(),
-        {name: tensor.clone() for name, tensor in network.state_dict().items()},
-    )
+    network = ModelSource(folder, gradient_checkpointing=checkpointing).open()
+    before = torch.get_rng_state()
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     dropout = register_module_forward_pre_hook(draw)  # as an unknown one would
     assert may_share_rows(network)
     dropout.remove()
@@ -185,18 +176,16 @@ def test_a_leaking_policy_trains_unpacked_and_warns_once(
         policy.configure_model()
         policy.setup("fit")
     assert not policy.responses_share.rows
-    (said,) = [
-        record.getMessage() for record in caplog.records if "see each other" in record.getMessage()
-    ]
+    messages = [record.getMessage() for record in caplog.records]
+    (said,) = [message for message in messages if "see each other" in message]
     assert folder in said and "nats" in said and "rollouts/padding" in said
 
 
 def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> None:
     network = open_tiny("bert-generation", tmp_path, 4.0)
+    named = rf"{tmp_path}.*BertGenerationDecoder.*nats in a log-prob"
     for trial in (check_rows, may_share_rows):
-        with pytest.raises(
-            ValueError, match=rf"{tmp_path}.*BertGenerationDecoder.*nats in a log-prob"
-        ):
+        with pytest.raises(ValueError, match=named):
             trial(network)
 
 
@@ -206,7 +195,7 @@ def test_a_leak_in_the_gradient_alone_is_found(
     """Simulates an attention whose backward pass mixes responses."""
     from lrl.training import trials
 
-    network, honest = open_network(folder, "float32", None, False), trials.label_logprobs
+    network, honest = ModelSource(folder).open(), trials.label_logprobs
 
     def wrong_backward(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
         logprobs = honest(network, micro, chunk_tokens)
@@ -241,14 +230,14 @@ def test_responses_of_a_model_that_takes_masks_share_their_prompt(
     family: str, dtype: Any, attention: str, tmp_path: Path
 ) -> None:
     saved = str(save_tiny(family, tmp_path, 4.0))
-    network = open_network(saved, dtype, attention, gradient_checkpointing=True)
+    network = ModelSource(saved, dtype, attention, gradient_checkpointing=True).open()
     assert shared_by_responses(network) == Shared(rows=True, prefixes=True)
 
 
 def test_attention_without_masks_gets_copies_of_the_prompt(
     folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = open_network(folder, "float32", None, gradient_checkpointing=False)
+    network = ModelSource(folder).open()
     network.config._attn_implementation = "flash_attention_2"
     assert not may_share_prefixes(network)
     assert "'flash_attention_2' takes no mask" in caplog.text
@@ -265,15 +254,14 @@ def test_attention_without_masks_gets_copies_of_the_prompt(
 def test_a_fault_of_the_gpu_s_libraries_is_not_blamed_on_the_model(
     folder: str, raised: Exception, shown: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = open_network(folder, "float32", None, gradient_checkpointing=False)
+    network = ModelSource(folder).open()
 
     def fails(*args: Any, **named: Any) -> None:
         raise raised
 
     monkeypatch.setattr(type(network.get_decoder()), "forward", fails)
-    with pytest.raises(
-        shown, match="(model=.* another attention than 'sdpa'|cuDNN|activations)"
-    ) as got:
+    named = "(model=.* another attention than 'sdpa'|cuDNN|activations)"
+    with pytest.raises(shown, match=named) as got:
         check_rows(network)
     assert type(got.value) is shown
 

@@ -14,7 +14,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
 from lrl.training.beside.reference import Reference
-from lrl.training.model import open_network
+from lrl.training.model import ModelSource
 from tests.tiny_families import save_tiny
 
 METHODS = ["mxfp4", "fp8", "gptq", "awq", "bitsandbytes", "a method of tomorrow"]
@@ -34,8 +34,8 @@ def refusal(folder: Path) -> str:
     reference = Reference(model=str(folder))
     ways: list[Any] = [
         lambda: shape_of(str(folder), None),
-        lambda: open_network(str(folder), "float32", None, False),
-        lambda: reference.open("elsewhere", "float32", None, CPU, Ranks()),
+        lambda: ModelSource(str(folder)).open(),
+        lambda: reference.open(ModelSource("elsewhere"), CPU, Ranks()),
         lambda: PolicyModule(str(folder)).configure_model(),
     ]
     text = set()
@@ -83,4 +83,4 @@ def test_a_buffer_of_integers_is_no_quantised_weight(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     mask = {"transformer.h.0.attn.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
     save_file(weights | mask, tmp_path / "model.safetensors", {"format": "pt"})
-    assert open_network(str(tmp_path), "float32", None, False)
+    assert ModelSource(str(tmp_path)).open()

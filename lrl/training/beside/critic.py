@@ -1,12 +1,13 @@
-"""The critic: a value head that predicts the return from every token, if `model.critic` is set.
-
-The head is on the policy's last hidden state, or on that of a model of its own.
+"""The critic: a value head that predicts the return from every token, if `model.critic` is set, on
+the last hidden state of the policy or of a model of its own.
 
 `lrl.advantages.GAE` makes advantages of its values. They are computed once per rollout, when its
 group reaches its step, and stay with the rollout. The critic's weights are a parameter group of the
-policy's optimizer, because Lightning counts the steps of every optimizer, and a version of the policy
-is one step. They are neither sent to generators nor exported with the policy.
+policy's optimizer, because Lightning counts the steps of every optimizer, and a version of the
+policy is one step. They are neither sent to generators nor exported with the policy.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import Numbers
-from lrl.training.model import Dtype, decoder_of, last_hidden
-from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.model import ModelSource, at_labels, decoder_of, last_hidden
+from lrl.training.model_files import open_on_ranks
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import Group, MicroBatch
 
@@ -70,9 +71,9 @@ class Critic(nn.Module):
         trunk_gradient: float = 0.0,
     ) -> None:
         super().__init__()
-        at_least(0, "model.critic", lr=lr, value_only_steps=value_only_steps)
-        at_least(0, "model.critic", trunk_gradient=trunk_gradient)
-        above(0, "model.critic", max_grad_norm=max_grad_norm, clip=clip)
+        own = "model.critic"
+        at_least(0, own, lr=lr, value_only_steps=value_only_steps, trunk_gradient=trunk_gradient)
+        above(0, own, max_grad_norm=max_grad_norm, clip=clip)
         if not 0 <= lam <= 1:
             fault(f"model.critic.lam is {lam}; it must be in [0, 1].")
         if trunk_gradient and model is not None:
@@ -104,27 +105,22 @@ class Critic(nn.Module):
     def open(
         self,
         policy: PreTrainedModel,
-        dtype: Dtype,
-        attention: str | None,
-        gradient_checkpointing: bool,
+        source: ModelSource,
         device: torch.device,
         ranks: Ranks,
         in_parts: bool = False,
     ) -> PreTrainedModel | None:
-        """Loads the model, if there is one, and makes the head; all ranks call it.
+        """Loads the model, if there is one, as `source` but from its own folder, and makes the
+        head; all ranks call it.
 
-        Returns the decoder with its weights, None without a model. With `in_parts`, where the
-        critic's own has no memory for its weights, ranks other than 0 return None.
+        Returns the decoder with its weights (`open_on_ranks`); None without a model, and on other
+        ranks than 0 with `in_parts`.
         """
         if self.model is None:
             self._add_head(policy)
             return None
-        settings = self.model, dtype, attention, gradient_checkpointing
-        whole: PreTrainedModel | None
-        if in_parts:
-            network, whole = open_in_parts(*settings, ranks)
-        else:
-            network = whole = open_on_all_ranks(*settings, device, ranks)
+        own = replace(source, folder=self.model)
+        network, whole = open_on_ranks(own, device, ranks, in_parts)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
         self.responses_share = ranks.share(self.responses_share)
@@ -149,20 +145,17 @@ class Critic(nn.Module):
             hidden: [R, L, H], the last hidden state of the policy; unused with a model of its own.
             micro: The micro-batch, R rows of L tokens.
         """
-        values = apply_head(self.head, self._hidden(hidden, micro)[micro.mask]).squeeze(-1)
-        return torch.zeros(micro.mask.shape, device=values.device).masked_scatter(
-            micro.mask, values
-        )
+        values = apply_head(self.head, self._hidden(hidden, micro)[micro.mask])
+        return at_labels(micro, values.squeeze(-1))
 
     def _hidden(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
-        """Returns the hidden state under the head: [R, L, H]."""
+        """Returns the hidden state under the head, [R, L, H]; of the gradient, `trunk_gradient`
+        flows back into the policy's."""
         if self.trunk is not None:
             return last_hidden(self.trunk, micro)
         assert hidden is not None
-        return self._limited(hidden) if hidden.requires_grad else hidden
-
-    def _limited(self, hidden: Tensor) -> Tensor:
-        """Returns the hidden state, through which `trunk_gradient` of the gradient flows back."""
+        if not hidden.requires_grad:
+            return hidden
         if not self.trunk_gradient:
             return hidden.detach()
         limited = hidden.view_as(hidden)
@@ -217,22 +210,13 @@ def apply_head(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 class ValueSums:
-    """Sums of values, returns and errors over the trained tokens (of `lrl.TurnCritic`: turns) of one
-    step, gathered micro-batch by micro-batch."""
-
-    NAMES = (
-        "tokens",
-        "loss",
-        "values",
-        "value",
-        "return",
-        "return_squared",
-        "error",
-        "error_squared",
-    )
+    """Sums of values, returns and errors over the trained tokens (of `lrl.TurnCritic`: turns) of
+    one step, gathered micro-batch by micro-batch."""
 
     def __init__(self) -> None:
-        self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64)
+        self.sums = torch.zeros(8, dtype=torch.float64)
+        """Tokens, weighted losses, and of the values that are learnt: their number, values,
+        returns, squared returns, errors, squared errors."""
 
     @property
     def tokens(self) -> float:
@@ -244,17 +228,10 @@ class ValueSums:
         """Adds one micro-batch: n values and their returns, float32 [n] each; the sum of its
         weighted losses, float32 []; and its trained tokens."""
         errors = returns - values
-        each = (
-            torch.ones_like(values),
-            values,
-            returns,
-            returns.square(),
-            errors,
-            errors.square(),
-        )
+        ones = torch.ones_like(values)
+        each = torch.stack([ones, values, returns, returns.square(), errors, errors.square()])
         whole = torch.stack([loss.new_tensor(tokens), loss]).double()
-        sums = torch.cat([whole, torch.stack(each).double().sum(1)])
-        self.sums = self.sums.to(values.device) + sums
+        self.sums = self.sums.to(values.device) + torch.cat([whole, each.double().sum(1)])
 
     def result(self, divisor: int) -> dict[str, float]:
         """Returns the step's metrics; empty if it had no value.
@@ -263,17 +240,12 @@ class ValueSums:
         `return_mean`: in units of reward. `explained_variance`: 1 - Var(R - V) / Var(R); 1 for
         perfect values, 0 for a constant; left out where all returns are the same.
         """
-        sums = dict(zip(self.NAMES, self.sums.tolist(), strict=True))
-        if not (n := sums["values"]):
+        _, loss, n, *sums = self.sums.tolist()
+        if not n:
             return {}
-        variance = sums["return_squared"] / n - (sums["return"] / n) ** 2
-        unexplained = sums["error_squared"] / n - (sums["error"] / n) ** 2
-        metrics = {
-            "loss": sums["loss"] / divisor,
-            "value_mean": sums["value"] / n,
-            "return_mean": sums["return"] / n,
-        }
-        # Below it is rounding.
-        if variance > 1e-9:
-            metrics["explained_variance"] = 1 - unexplained / variance
+        value, return_, return_squared, error, error_squared = (one / n for one in sums)
+        variance = return_squared - return_**2
+        metrics = {"loss": loss / divisor, "value_mean": value, "return_mean": return_}
+        if variance > 1e-9:  # below it is rounding
+            metrics["explained_variance"] = 1 - (error_squared - error**2) / variance
         return metrics

@@ -5,25 +5,20 @@ with the rollout.
 """
 
 import logging
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.collate import Numbers
-from lrl.training.model import (
-    Dtype,
-    LabelLogprobs,
-    unique_tensors,
-    whole_tensors,
-)
-from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.model import LabelLogprobs, ModelSource, unique_tensors, whole_tensors
+from lrl.training.model_files import open_on_ranks
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.trials import check_rows
 from lrl.types import Group, MicroBatch
@@ -100,8 +95,7 @@ class Reference:
         return () if self.penalty_in != "reward" else (self.coefficient, self.estimator, self.model)
 
     def check_beside_adapters(self) -> None:
-        """Checks the settings of a run that trains adapters (`model.lora`), which a reference has
-        not."""
+        """Checks the settings of a run that trains adapters, which a reference has not."""
         if self.refresh_every_n_steps is not None:
             fault(
                 f"model.reference.refresh_every_n_steps is {self.refresh_every_n_steps}, and "
@@ -110,9 +104,7 @@ class Reference:
 
     def open(
         self,
-        policy_folder: str,
-        dtype: Dtype,
-        attention: str | None,
+        policy: ModelSource,
         device: torch.device,
         ranks: Ranks,
         sharding: Sharding | None = None,
@@ -121,12 +113,8 @@ class Reference:
         another. With `sharding` in parts over all ranks; rank 0 reads it."""
         if hasattr(self, "network"):
             return
-        settings = self.model or policy_folder, dtype, attention, False
-        whole: PreTrainedModel | None
-        if sharding is None:
-            self.network = whole = open_on_all_ranks(*settings, device, ranks)
-        else:
-            self.network, whole = open_in_parts(*settings, ranks)
+        own = replace(policy, folder=self.model or policy.folder, gradient_checkpointing=False)
+        self.network, whole = open_on_ranks(own, device, ranks, in_parts=sharding is not None)
         if whole is not None:
             check_rows(whole)
         self._scorer = LabelLogprobs(self.network).requires_grad_(False)
@@ -162,9 +150,7 @@ class Reference:
         """Returns the KL's part of the loss of each token: float32 [n]."""
         if not self.coefficient or self.penalty_in != "loss":
             return torch.zeros_like(tokens.logprobs)
-        assert tokens.reference_logprobs is not None, (
-            "every group passes `fill` before it is packed"
-        )
+        assert tokens.reference_logprobs is not None, "every group passes `fill` first"
         return self.coefficient * self._kl(tokens.logprobs, tokens.reference_logprobs)
 
     def end_step(self, steps_done: int, network: torch.nn.Module) -> None:
@@ -183,15 +169,11 @@ class Reference:
         """
         if not self.version:
             return {}
-        return {
-            "weights": on_cpu(whole_tensors(self.network)),
-            "version": self.version,
-            "model": self.model,
-        }
+        weights = on_cpu(whole_tensors(self.network))
+        return {"weights": weights, "version": self.version, "model": self.model}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores weights and version of a checkpoint, unless `model` now names another
-        reference."""
+        """Restores a checkpoint's weights and version, unless `model` names another reference."""
         if not state:
             return
         if (before := state.get("model")) != self.model or self.url is not None:

@@ -60,22 +60,19 @@ class Teacher(Reference):
         self.worth = coefficient
         if (url is None) == (model is None):
             fault(
-                f"model.reference.url is {url!r} and model.reference.model is {model!r}: give one of "
-                "them, the address of a server with the teacher, or a model for the trainer."
+                f"model.reference.url is {url!r} and model.reference.model is {model!r}: give one "
+                "of them."
             )
-        elif url is None and (api_key_env, timeout_s, deadline_s) != (None, TIMEOUT_S, DEADLINE_S):
-            fault(
-                "model.reference.api_key_env, timeout_s and deadline_s are for a teacher at "
-                f"model.reference.url, and this one is model.reference.model {model!r}: leave them "
-                "out."
-            )
-        elif url is not None:
-            from lrl.training.beside.teacher_endpoint import (
-                TeacherEndpoint,  # here: most runs have none
-            )
+        if url is not None:
+            from lrl.training.beside.teacher_endpoint import TeacherEndpoint  # most runs have none
 
             self.endpoint = TeacherEndpoint(url, api_key_env, timeout_s, deadline_s)
             self.url = self.endpoint.completions.url
+        elif (api_key_env, timeout_s, deadline_s) != (None, TIMEOUT_S, DEADLINE_S):
+            fault(
+                "model.reference.api_key_env, timeout_s and deadline_s are for a teacher at "
+                "model.reference.url: leave them out."
+            )
 
     async def ask(self, group: Group) -> None:
         """Sets `reference_logprobs` of every rollout of a group to what the server at `url` says,
@@ -102,8 +99,6 @@ class Teacher(Reference):
 
     def advantages(self, tokens: Tokens) -> Tensor:
         """See `Reference.advantages`."""
-        assert tokens.reference_logprobs is not None, (
-            "every group passes `fill` before it is packed"
-        )
+        assert tokens.reference_logprobs is not None, "every group passes `fill` first"
         nearer = clamp_log_ratio(tokens.reference_logprobs - tokens.logprobs.detach())
         return tokens.advantages + self.worth * nearer

@@ -1,5 +1,4 @@
-"""A teacher behind vLLM's completions route: its log-probs of tokens that the policy wrote, and the
-tokens that it makes of a text."""
+"""A teacher behind vLLM's completions route: its log-probs of given tokens, and a text's tokens."""
 
 import logging
 import math
@@ -11,8 +10,7 @@ from lrl.rewards.model_endpoint import ModelEndpoint
 log = logging.getLogger(__name__)
 
 ROUNDED = 0.01
-"""Nats by which rounding may put a log-prob above 0. With `--logprobs-mode raw_logits` a server gives
-numbers that are far above it."""
+"""Nats by which rounding may put a log-prob above 0; `--logprobs-mode raw_logits` is far above."""
 MOST_RETRIES = 100_000
 """More than any deadline leaves time for: a run waits for its teacher by the clock."""
 
@@ -47,8 +45,8 @@ class TeacherEndpoint:
         """Whether its last request had no answer."""
 
     async def logprobs(self, texts: list[list[int]], *, once: bool = False) -> list[list[float]]:
-        """Returns log-probs in nats of `text[1:]` for each text of token ids, each token given those
-        before it, at temperature 1. One request asks for all of them.
+        """Returns log-probs in nats of `text[1:]` for each text of token ids, each token given
+        those before it, at temperature 1. One request asks for all of them.
 
         Args:
             texts: At least one token each.
@@ -73,12 +71,11 @@ class TeacherEndpoint:
             TeacherError: It does not say.
         """
         body = {"prompt": text, "add_special_tokens": False}
-        return await self.completions.sibling("/tokenize").ask(
-            body,
-            lambda found: Tokens(
-                [int(one) for one in found["tokens"]], int(found["max_model_len"])
-            ),
-        )
+
+        def read(found: Any) -> Tokens:
+            return Tokens([int(one) for one in found["tokens"]], int(found["max_model_len"]))
+
+        return await self.completions.sibling("/tokenize").ask(body, read)
 
     async def _count(self, number: int) -> None:
         if number > 1 and not self._silent:
@@ -86,8 +83,7 @@ class TeacherEndpoint:
             log.warning(
                 "The teacher at %s does not answer. It is asked again, for at most %g s "
                 "(Teacher.deadline_s).",
-                self.completions.url,
-                self.completions.deadline_s,
+                *(self.completions.url, self.completions.deadline_s),
             )
 
 

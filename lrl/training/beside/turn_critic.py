@@ -1,5 +1,5 @@
-"""The critic of turns: twin values of a turn's state and of the turn itself, learnt from one turn to
-the next (ArCHer, 2402.19446).
+"""The critic of turns: twin values of a turn's state and of the turn itself, learnt from one turn
+to the next (ArCHer, 2402.19446).
 
 It is a `Critic` with other outputs and another loss; how it is opened, sharded, trained, saved and
 exported is the same. A slow copy of its weights, the target, says what each value learns. So a
@@ -18,13 +18,13 @@ from lrl.advantages import discounted, rewards_by_action
 from lrl.system.config_errors import fault
 from lrl.training.beside.critic import Critic, apply_head
 from lrl.training.collate import Numbers
-from lrl.training.model import last_hidden
+from lrl.training.model import at_labels, last_hidden
 from lrl.types import Group, MicroBatch, Rollout, TurnValues
 
 M = TypeVar("M", bound=nn.Module)
 FIRST_SPREAD = 0.1
-"""Standard deviation of the first values, over states of unit size. Twins that began at 0 would stay
-equal, because they learn from equal targets."""
+"""Standard deviation of the first values, over states of unit size. Twins that began at 0 would
+stay equal, because they learn from equal targets."""
 
 
 class TurnCritic(Critic):
@@ -45,8 +45,8 @@ class TurnCritic(Critic):
         lr: As of `lrl.Critic`.
         gamma: Discount of a turn, in [0, 1].
         tau: Share of the new weights in the target after each step, above 0 and at most 1.
-        value_only_steps: As of `lrl.Critic`; many, because a reward takes about 1 / `tau` steps to get
-            one turn further back.
+        value_only_steps: As of `lrl.Critic`; many, because a reward takes about 1 / `tau` steps to
+            get one turn further back.
         max_grad_norm: As of `lrl.Critic`.
         trunk_gradient: As of `lrl.Critic`.
 
@@ -103,8 +103,8 @@ class TurnCritic(Critic):
         self.target_trunk = None if self.trunk is None else _frozen(self.trunk)
 
     def forward(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
-        """Returns for each label V1 and V2 before it, and Q1 and Q2 behind it; without gradient also
-        those four of the target: float32 [R, L, 4 or 8], 0 outside the mask.
+        """Returns for each label V1 and V2 before it, and Q1 and Q2 behind it; without gradient
+        also those four of the target: float32 [R, L, 4 or 8], 0 outside the mask.
 
         The arguments are those of `Critic.forward`.
         """
@@ -114,9 +114,7 @@ class TurnCritic(Critic):
             if self.target_trunk is not None:
                 state = last_hidden(self.target_trunk, micro)
             found = torch.cat([found, _twins(self.target_head, state, micro)], 1)
-        values = found.new_zeros(*micro.mask.shape, found.shape[1])
-        values[micro.mask] = found
-        return values
+        return at_labels(micro, found)
 
     def fill(self, group: Group, found: Numbers) -> None:
         """Sets `turn_values` of every scored rollout of a group that has a token.

@@ -29,6 +29,7 @@ from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.policies import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
+from tests.training.packed import packed
 
 LAM, VALUE_LAM = 0.9, 0.7
 
@@ -54,16 +55,13 @@ def groups() -> list[Group]:
     return found
 
 
-def packed(
+def prepared(
     policy: PolicyModule, given: list[Group], budget: int = 10_000, **settings: Any
 ) -> list[MicroBatch]:
     advantages: Advantages = ArCHer() if policy.critic.of_turns else GAE(LAM)
-    packer = Packer(budget, advantages, 1.0, **settings)
-    rounds = []
     for group in given:
         policy.prepare(group, 1.0, budget)
-        rounds += list(packer.add(group))
-    return [batch for each in [*rounds, *packer.flush()] for batch in each if batch is not None]
+    return packed(Packer(budget, advantages, 1.0, **settings), given)
 
 
 def gradients(policy: PolicyModule, batches: list[MicroBatch]) -> dict[str, Tensor]:
@@ -110,30 +108,48 @@ def written_out(folder: str, critic: Critic, given: list[Group]) -> dict[str, Te
                 logprob = logprobs[before[i], rollout.token_ids[place]]
                 total = total - advantage * logprob + (values[i] - target) ** 2 / 2
     total.backward()
-    modules = {"network": network, "critic.head": own}
-    if trunk is not None:
-        modules["critic.trunk"] = trunk.model
+    return gradients_of(network, own, None if trunk is None else trunk.model)
+
+
+def gradients_of(network: Any, head: Any, trunk: Any) -> dict[str, Tensor]:
+    """Returns the gradients by the names of a policy's weights."""
+    modules = {"network": network, "critic.head": head, "critic.trunk": trunk}
     return {
         f"{prefix}.{name}": weight.grad
         for prefix, module in modules.items()
+        if module is not None
         for name, weight in module.named_parameters()
     }
 
 
-@pytest.mark.parametrize("kind", ["head", "head_that_teaches_the_policy", "own_model"])
-@pytest.mark.parametrize("budget", [1, 48, 10_000])
-def test_the_gradients_are_those_of_the_formulas_whatever_the_packing(
-    folder: str, other_folder: str, kind: str, budget: int
-) -> None:
-    settings = {"own_model": {"model": other_folder}, "head": {}}
-    policy = with_critic(folder, **settings.get(kind, {"trunk_gradient": 0.4}))
-    given = groups()
-    found = gradients(policy, packed(policy, given, budget))
-    expected = written_out(folder, policy.critic, given)
+KINDS: dict[str, dict[str, Any]] = {
+    "head": {},
+    "head_that_teaches_the_policy": {"trunk_gradient": 0.4},
+    "own_model": {"model": True},
+}
+
+
+def of_kind(kind: str, other_folder: str) -> dict[str, Any]:
+    """Returns the settings of a kind of critic."""
+    return KINDS[kind] | ({"model": other_folder} if kind == "own_model" else {})
+
+
+def compare(policy: PolicyModule, batches: list[MicroBatch], expected: dict[str, Tensor]) -> None:
+    found = gradients(policy, batches)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient.abs().max() > 1e-3, name
         torch.testing.assert_close(found[name].double(), gradient, atol=2e-4, rtol=2e-4, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [1, 48, 10_000])
+def test_the_gradients_are_those_of_the_formulas_whatever_the_packing(
+    folder: str, other_folder: str, kind: str, budget: int
+) -> None:
+    policy, given = with_critic(folder, **of_kind(kind, other_folder)), groups()
+    batches = prepared(policy, given, budget)
+    compare(policy, batches, written_out(folder, policy.critic, given))
 
 
 class LiveStep(FakeStep):
@@ -144,7 +160,7 @@ class LiveStep(FakeStep):
         self.policy = policy
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        self.batches = packed(self.policy, groups(), 48)
+        self.batches = prepared(self.policy, groups(), 48)
         yield from self.batches
 
 
@@ -153,17 +169,18 @@ def run(
 ) -> list[dict[str, float]]:
     """Trains up to `steps`; returns the metrics of each step, and saves every one in `place`."""
     saving = ModelCheckpoint(place, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    kept: dict[str, Any] = {"callbacks": [saving], "enable_checkpointing": True} if place else {}
-    running = trainer(max_steps=steps, **kept)
-    found: list[dict[str, float]] = []
-    policy.on_train_batch_end = lambda *_: found.append(  # type: ignore[method-assign]
-        {
-            name: float(value)
-            for name, value in running.callback_metrics.items()
-            if name.startswith("critic/")
-            or name in ("policy/lr", "policy/loss", "policy/grad_norm")
-        }
+    settings: dict[str, Any] = (
+        {"callbacks": [saving], "enable_checkpointing": True} if place else {}
     )
+    running = trainer(max_steps=steps, **settings)
+    found: list[dict[str, float]] = []
+
+    def seen(*_: Any) -> None:
+        metrics = {name: float(value) for name, value in running.callback_metrics.items()}
+        kept = ("critic/", "policy/lr", "policy/loss", "policy/grad_norm")
+        found.append({name: metrics[name] for name in metrics if name.startswith(kept)})
+
+    policy.on_train_batch_end = seen  # type: ignore[method-assign]
     running.fit(policy, Steps([LiveStep(policy) for _ in range(steps)]), ckpt_path=ckpt_path)
     return found
 
@@ -205,11 +222,9 @@ def test_the_value_learns_the_returns_and_its_metrics_say_so(folder: str) -> Non
     assert found[-1]["critic/explained_variance"] > 0.5
     assert found[-1]["critic/loss"] < 0.5 * found[0]["critic/loss"]
     given = [one for group in groups() for one in group.rollouts]
-    own = [(sum(one.mask), one.reward) for one in given]
-    mean = sum(count * reward for count, reward in own) / sum(count for count, _ in own)
-    assert found[0]["critic/return_mean"] == pytest.approx(mean)
-    squares = sum(count * reward**2 for count, reward in own) / sum(count for count, _ in own)
-    assert found[0]["critic/loss"] == pytest.approx(squares / 2)
+    returns = torch.tensor([one.reward for one in given for _ in range(sum(one.mask))])
+    assert found[0]["critic/return_mean"] == pytest.approx(returns.mean().item())
+    assert found[0]["critic/loss"] == pytest.approx(returns.square().mean().item() / 2)
 
 
 def test_policy_and_critic_are_clipped_apart(folder: str) -> None:
@@ -279,7 +294,7 @@ def test_values_and_log_probs_are_the_same_where_the_prompt_is_read_once(
 ) -> None:
     policy = with_critic(folder, model=folder if own else None, trunk_gradient=0.0)
     policy.reference = Reference(0.1)
-    policy.reference.open(policy.policy_folder, "float32", None, policy.device, Ranks())
+    policy.reference.open(policy.source, policy.device, Ranks())
     assert policy.responses_share.prefixes
     for copies, once in zip(groups(), groups(), strict=True):
         policy.prepare(copies, 1.0, 10_000)
@@ -293,7 +308,7 @@ def test_values_and_log_probs_are_the_same_where_the_prompt_is_read_once(
 
 def test_a_value_learns_no_further_than_the_clip_from_where_it_was(folder: str) -> None:
     policy = with_critic(folder, clip=0.1)
-    (batch,) = packed(policy, groups())
+    (batch,) = prepared(policy, groups())
     with torch.no_grad():
         policy.critic.head.bias += 0.5
     found = gradients(policy, [batch])["critic.head.bias"]
@@ -326,19 +341,24 @@ def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("kind", "setting"),
     [
-        {"lr": -1.0},
-        {"lam": 1.5},
-        {"value_only_steps": -1},
-        {"max_grad_norm": 0.0},
-        {"trunk_gradient": -0.1},
-        {"trunk_gradient": 0.1, "model": "another"},
+        (Critic, {"lr": -1.0}),
+        (Critic, {"lam": 1.5}),
+        (Critic, {"value_only_steps": -1}),
+        (Critic, {"max_grad_norm": 0.0}),
+        (Critic, {"trunk_gradient": -0.1}),
+        (Critic, {"trunk_gradient": 0.1, "model": "another"}),
+        (TurnCritic, {"gamma": 1.5}),
+        (TurnCritic, {"gamma": -0.1}),
+        (TurnCritic, {"tau": 0.0}),
+        (TurnCritic, {"tau": 1.1}),
+        (TurnCritic, {"lr": -1.0}),
     ],
 )
-def test_a_critics_setting_out_of_range_is_refused(setting: dict[str, Any]) -> None:
+def test_a_setting_out_of_range_is_refused(kind: type[Critic], setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"model.critic.{next(iter(setting))}"):
-        Critic(**setting)
+        kind(**setting)
 
 
 def test_a_critics_model_needs_the_policys_vocabulary(

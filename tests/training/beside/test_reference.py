@@ -12,10 +12,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lrl.advantages import GroupMean
 from lrl.objectives import REINFORCE, TBA
 from lrl.policy import PolicyModule
-from lrl.rollouts.packing import Packer
 from lrl.rollouts.replay import Replay
 from lrl.training.beside.reference import Reference
 from lrl.training.model import label_logprobs
@@ -44,9 +42,7 @@ def prepared(
 ) -> list[Group]:
     policy.setup("fit")
     groups = [make_group(i) for i in range(3)]
-    groups[1].rollouts[2].token_ids = []  # an empty response
-    groups[1].rollouts[2].logprobs = []
-    groups[1].rollouts[2].versions = []
+    groups[1].rollouts[2] = Rollout(finish_reason="stop", reward=1.0)  # an empty response
     max(groups[2].rollouts, key=lambda one: len(one.token_ids)).versions[0] = ENVIRONMENT
     for group in groups:
         policy.prepare(group, temperature, micro_batch_tokens)
@@ -62,15 +58,14 @@ def test_reference_logprobs_are_the_reference_models_own(folder: str, other_fold
     theirs = AutoModelForCausalLM.from_pretrained(other_folder)
     for group in prepared(policy, temperature=0.7):
         for rollout in with_tokens(group):
-            tokens = group.prompt.token_ids + rollout.token_ids
             with torch.no_grad():
-                logits = theirs(torch.tensor([tokens])).logits[
-                    0, len(group.prompt.token_ids) - 1 : -1
-                ]
-            expected = (logits / 0.7).log_softmax(-1)[
-                range(len(rollout.token_ids)), rollout.token_ids
-            ]
+                expected = logprobs_of(theirs, group.prompt.token_ids, rollout.token_ids, 0.7)
             assert rollout.reference_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def logprobs_of(network: Any, prompt: list[int], written: list[int], temperature: float) -> Any:
+    logits = network(torch.tensor([prompt + written])).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)[range(len(written)), written]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -125,15 +120,12 @@ def test_the_pull_of_the_kl_brings_the_policy_nearer_to_the_reference(
     assert distances[-1] < 0.7 * distances[0]
 
 
-def test_without_a_reference_none_is_loaded(folder: str) -> None:
+def test_without_a_reference_or_without_training_none_is_loaded(folder: str) -> None:
     (batch,) = pack(GROUPS, 10_000)
     assert batch.reference_logprobs is None
     policy = opened(folder)
     policy.compute_loss(batch)
     assert "kl_reference" not in policy.diagnostics.result()
-
-
-def test_without_training_none_is_loaded_either(folder: str) -> None:
     policy = opened(folder, reference=Reference())
     policy.setup("validate")
     assert not hasattr(policy.reference, "network")
@@ -147,64 +139,56 @@ def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
     assert not any(weight.requires_grad for weight in policy.reference.network.parameters())
 
 
+def run(folder: str, at: Path, steps: int, resumed: int = 0, **settings: Any) -> PolicyModule:
+    """Trains up to `steps`, from a checkpoint if one of `resumed` steps is given."""
+    policy = PolicyModule(folder, lr=1e-2, reference=Reference(**settings))
+    saving = ModelCheckpoint(at, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    running = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
+    before = str(at / f"step={resumed}.ckpt") if resumed else None
+    running.fit(policy, Steps([FakeStep(pack(GROUPS))] * steps), ckpt_path=before)
+    return policy
+
+
+def first(network: Any) -> torch.Tensor:
+    return next(network.parameters()).detach().clone()
+
+
 def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint(
     folder: str, tmp_path: Path
 ) -> None:
-    def run(steps: int, ckpt_path: str | None = None) -> PolicyModule:
-        policy = PolicyModule(folder, lr=1e-2, reference=Reference(refresh_every_n_steps=2))
-        saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-        running = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
-        running.fit(policy, Steps([FakeStep(pack(GROUPS))] * steps), ckpt_path=ckpt_path)
-        return policy
-
-    def first(network: Any) -> torch.Tensor:
-        return next(network.parameters()).detach().clone()
-
-    at_three = run(3)
-    assert not torch.equal(first(at_three.reference.network), first(at_three.network))
-    assert not torch.equal(first(at_three.reference.network), first(opened(folder).network))
-    resumed = run(3, str(tmp_path / "step=3.ckpt"))
-    assert torch.equal(first(resumed.reference.network), first(at_three.reference.network))
-    at_four = run(4)
+    every_second = {"refresh_every_n_steps": 2}
+    at_three = run(folder, tmp_path, 3, **every_second)
+    reference = first(at_three.reference.network)
+    assert not torch.equal(reference, first(at_three.network))
+    assert not torch.equal(reference, first(opened(folder).network))
+    resumed = run(folder, tmp_path, 3, resumed=3, **every_second)
+    assert torch.equal(first(resumed.reference.network), reference)
+    at_four = run(folder, tmp_path, 4, **every_second)
     assert torch.equal(first(at_four.reference.network), first(at_four.network))
 
 
 def test_a_reference_that_was_refreshed_lives_on_through_every_resume_until_another_is_named(
     folder: str, other_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def run(steps: int, **settings: Any) -> torch.Tensor:
-        """Returns a weight of the reference of a run that resumes from the step before."""
-        policy = PolicyModule(folder, lr=1e-2, reference=Reference(**settings))
-        saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-        running = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
-        before = None if steps == 1 else str(tmp_path / f"step={steps - 1}.ckpt")
-        running.fit(policy, Steps([FakeStep(pack(GROUPS))] * steps), ckpt_path=before)
-        return next(policy.reference.network.parameters()).detach().clone()
+    def resumed(steps: int, **settings: Any) -> torch.Tensor:
+        policy = run(folder, tmp_path, steps, steps - 1, **settings)
+        return first(policy.reference.network)
 
-    first = next(opened(folder).network.parameters()).detach()
-    refreshed = run(1, refresh_every_n_steps=1)
-    assert not torch.equal(refreshed, first)
-    assert (
-        torch.equal(run(2), refreshed)
-        and torch.equal(run(3), refreshed)
-        and torch.equal(run(4), refreshed)
-    )
+    refreshed = resumed(1, refresh_every_n_steps=1)
+    assert not torch.equal(refreshed, first(opened(folder).network))
+    assert all(torch.equal(resumed(steps), refreshed) for steps in (2, 3, 4))
     assert "is not restored" not in caplog.text
-    named = next(opened(other_folder).network.parameters()).detach()
-    assert torch.equal(run(5, model=other_folder), named), (
-        "the reference that the settings name is not the one"
-    )
+    named = first(opened(other_folder).network)
+    assert torch.equal(resumed(5, model=other_folder), named), "the settings name another"
     assert f"model.reference.model was None and is {other_folder}" in caplog.text
-    assert torch.equal(run(6, model=other_folder), named)
+    assert torch.equal(resumed(6, model=other_folder), named)
 
 
 def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(
     folder: str, other_folder: str
 ) -> None:
-    policy, other = (
-        opened(folder, reference=Reference(refresh_every_n_steps=2)),
-        opened(other_folder),
-    )
+    policy, other = opened(folder, reference=Reference()), opened(other_folder)
+    policy.reference.refresh_every_n_steps = 2
     (group, *_) = prepared(policy)
     policy.reference.end_step(2, other.network)
     replay = Replay(1, 10)
@@ -262,10 +246,8 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
 
     monkeypatch.setattr("lrl.training.model.label_logprobs", seen)
     parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
-    assert (
-        all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes)
-        and len(sizes) >= 3
-    )
+    assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes)
+    assert len(sizes) >= 3
     for one, other in zip(whole, parts, strict=True):
         for expected, found in zip(with_tokens(one), with_tokens(other), strict=True):
             assert found.reference_logprobs == pytest.approx(expected.reference_logprobs, abs=1e-5)
@@ -295,8 +277,7 @@ def test_an_advantage_includes_the_kl_penalty(folder: str, other_folder: str) ->
     policy = opened(folder, reference=Reference(0.1, "k1", "reward", model=other_folder))
     (group, *_) = prepared(policy)
     net = [rollout.reward - rollout.kl_penalty for rollout in group.rollouts]
-    packer = Packer(10_000, GroupMean(), 1.0)
-    ((batch,),) = [*packer.add(group), *packer.flush()]
+    (batch,) = pack([group], 10_000)
     found = sorted(
         batch.advantages[batch.mask & (batch.sequence_ids == n)][0].item() for n in range(4)
     )

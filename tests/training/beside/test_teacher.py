@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lrl.advantages import GroupMean
 from lrl.errors import ConfigError
@@ -20,6 +20,7 @@ from lrl.training.beside.teacher import Teacher
 from lrl.types import Group
 from tests.policies import SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 from tests.tiny_policies import byte_tokenizer
+from tests.training.beside.test_reference import logprobs_of
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,6 @@ def prepared(policy: Any, temperature: float = 1.0) -> list[Group]:
     for group in groups:
         policy.prepare(group, temperature, 10_000)
     return groups
-
-
-def logprobs_of(network: LlamaForCausalLM, prompt: list[int], written: list[int], t: float) -> Any:
-    logits = network(torch.tensor([prompt + written])).logits[0, len(prompt) - 1 : -1]
-    return (logits / t).log_softmax(-1)[range(len(written)), written]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -169,10 +165,3 @@ def test_a_teacher_may_have_more_rows_than_the_policy_and_not_fewer(tmp_path: Pa
     check_reference(larger, policy, SimpleNamespace(vocabulary=rows))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"has {rows + 8} tokens"):
         check_reference(larger, policy, SimpleNamespace(vocabulary=rows + 9))  # type: ignore[arg-type]
-
-
-def test_without_a_teacher_the_advantages_are_those_of_the_rewards(folder: str) -> None:
-    (batch,) = pack([make_group(0)], 10_000, advantages=GroupMean())
-    policy = opened(folder, objective=REINFORCE())
-    expected = -(batch.advantages * policy(batch))[batch.mask].sum()
-    torch.testing.assert_close(policy.compute_loss(batch), expected)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,14 +69,8 @@ def test_a_run_learns_from_the_log_probs_of_transformers(
     """The generator is the teacher, too: in the first step it has the weights of the folder."""
     monkeypatch.setenv("TEACHER_KEY", lent_server.token)
     teacher = teacher_at(lent_server.url, api_key_env="TEACHER_KEY")
-    run = fit(
-        lent_server,
-        policy_folder,
-        tmp_path,
-        steps=1,
-        temperature=1.0,
-        learning={"reference": teacher},
-    )
+    learning = {"reference": teacher}
+    run = fit(lent_server, policy_folder, tmp_path, steps=1, temperature=1.0, learning=learning)
     model = AutoModelForCausalLM.from_pretrained(policy_folder)
     for _, group in run.groups:
         prompt = group.prompt.token_ids
@@ -138,9 +133,7 @@ def test_a_group_is_asked_for_once_and_in_one_request_with_the_key(
     found = asked(teacher, group)
     assert asked(teacher, group) == found
     assert [set(numbers or ()) for numbers in found] == [{LOGPROB}] * len(group.rollouts)
-    texts = [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
-    (body,) = server.bodies
-    assert body == {"prompt": texts, "max_tokens": 1, "prompt_logprobs": 0}
+    assert server.bodies == [{"prompt": TEXTS, "max_tokens": 1, "prompt_logprobs": 0}]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert KEY not in str(vars(teacher.endpoint.completions))
 
@@ -166,50 +159,46 @@ def test_a_group_waits_until_the_server_answers_again(
     assert all(server.url in line for line in said)
 
 
-GARBAGE = {
-    "no JSON": Reply(200, "<html>", {}),
-    "no choices": Reply(200, "{}", {}),
-    "no log-probs": Reply(200, json.dumps({"choices": [{"index": 0, "text": "a"}]}), {}),
-    "of fewer texts": gives(positions([1, 2])),
-    "of fewer tokens": gives(*[positions([1, 2])] * 4),
-    "of nothing at all": gives(*[[None]] * 4),
-    "of a number beyond every float": gives(*[positions([1, 2], 10**400)] * 4),
-    "of brackets without an end": Reply(200, "[" * 5000, {}),
-    "refused with brackets without an end": Reply(400, "[" * 5000, {}),
-    "refused": fails(400, "maximum context length"),
-    "a key that is wrong": fails(401),
+GROUP = make_group(0)
+TEXTS = [GROUP.prompt.token_ids + rollout.token_ids for rollout in GROUP.rollouts]
+READ = "cannot read its answer"
+
+
+def logprob_of(number: float) -> Reply:
+    return gives(*(positions(text, number) for text in TEXTS))
+
+
+GARBAGE: dict[str, tuple[Reply, str]] = {
+    "no JSON": (Reply(200, "<html>", {}), READ),
+    "no choices": (Reply(200, "{}", {}), READ),
+    "no log-probs": (Reply(200, json.dumps({"choices": [{"index": 0, "text": "a"}]}), {}), READ),
+    "of fewer texts": (gives(positions([1, 2])), READ),
+    "of fewer tokens": (gives(*[positions([1, 2])] * 4), READ),
+    "of other tokens": (gives(*(positions([33] * len(text)) for text in TEXTS)), READ),
+    "of nothing at all": (gives(*[[None]] * 4), READ),
+    "of a number beyond every float": (gives(*[positions([1, 2], 10**400)] * 4), ""),
+    "of brackets without an end": (Reply(200, "[" * 5000, {}), ""),
+    "refused with brackets without an end": (Reply(400, "[" * 5000, {}), ""),
+    "refused": (fails(400, "maximum context length"), ""),
+    "a key that is wrong": (fails(401), ""),
+    **{
+        f"a log-prob of {number}": (logprob_of(number), "is no log-prob")
+        for number in (math.nan, math.inf, -math.inf, 3.0)
+    },
 }
 
 
-def refuses(teacher: Teacher, group: Group) -> str:
-    with pytest.raises(TeacherError) as caught:
-        asked(teacher, group)
-    assert caught.value.kind == "teacher_refused"
-    assert [rollout.reference_logprobs for rollout in group.rollouts] == [None] * 4
-    assert group.reference_version is None
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("reply", GARBAGE.values(), ids=GARBAGE)
-def test_an_answer_without_all_log_probs_sets_none(server: TeacherServer, reply: Reply) -> None:
+@pytest.mark.parametrize(("reply", "named"), GARBAGE.values(), ids=GARBAGE)
+def test_an_answer_without_all_log_probs_sets_none(
+    server: TeacherServer, reply: Reply, named: str
+) -> None:
     server.script = [reply]
-    message = refuses(teacher_at(server.url), make_group(0))
-    assert server.url in message and len(server.bodies) == 1
-
-
-@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf"), 3.0])
-def test_a_number_that_is_no_log_prob_sets_none(server: TeacherServer, logprob: float) -> None:
     group = make_group(0)
-    texts = [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
-    server.script = [gives(*(positions(text, logprob) for text in texts))]
-    assert "is no log-prob" in refuses(teacher_at(server.url), group)
-
-
-def test_log_probs_of_other_tokens_set_none(server: TeacherServer) -> None:
-    group = make_group(0)
-    lengths = [len(group.prompt.token_ids + rollout.token_ids) for rollout in group.rollouts]
-    server.script = [gives(*(positions([33] * length) for length in lengths))]
-    assert "cannot read its answer" in refuses(teacher_at(server.url), group)
+    with pytest.raises(TeacherError, match=named) as caught:
+        asked(teacher_at(server.url), group)
+    assert caught.value.kind == "teacher_refused" and server.url in str(caught.value)
+    assert [rollout.reference_logprobs for rollout in group.rollouts] == [None] * 4
+    assert group.reference_version is None and len(server.bodies) == 1
 
 
 class Steps(L.Callback):
@@ -318,14 +307,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no address": ({"url": "teacher:8000"}, "Teacher.url is 'teacher:8000'"),
     "no time": ({"timeout_s": 0.0}, "Teacher.timeout_s is 0"),
     "a variable that is not set": ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
-    "a key without a server": (
-        {"url": None, "model": "m", "api_key_env": "KEY"},
-        "model.reference.api_key_env, timeout_s and deadline_s",
-    ),
-    "a deadline without a server": (
-        {"url": None, "model": "m", "deadline_s": 5.0},
-        "leave them out",
-    ),
+    "a key without a server": ({"url": None, "model": "m", "api_key_env": "KEY"}, "leave them out"),
+    "a deadline without one": ({"url": None, "model": "m", "deadline_s": 5.0}, "leave them out"),
 }
 
 

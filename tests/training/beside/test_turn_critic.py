@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
 from lrl.training.beside.turn_critic import TurnCritic
@@ -22,10 +21,18 @@ from tests.policies import (
     opened,
     trainer,
 )
-from tests.training.beside.test_critic import LiveStep, gradients, learner, packed
+from tests.training.beside.test_critic import (
+    KINDS,
+    LiveStep,
+    compare,
+    gradients,
+    gradients_of,
+    learner,
+    of_kind,
+    prepared,
+)
 
 GAMMA = 0.9
-Modules = dict[str, nn.Module]
 
 
 def groups() -> list[Group]:
@@ -104,37 +111,24 @@ def written_out(folder: str, critic: TurnCritic, given: list[Group]) -> dict[str
                     logprob = logprobs[before + place, rollout.token_ids[place]]
                     total = total - advantage * logprob
     total.backward()
-    modules: Modules = {"network": network, "critic.head": own}
-    if trunk is not None:
-        modules["critic.trunk"] = trunk
-    return {
-        f"{prefix}.{name}": weight.grad
-        for prefix, module in modules.items()
-        for name, weight in module.named_parameters()
-    }
+    return gradients_of(network, own, trunk)
 
 
-@pytest.mark.parametrize("kind", ["head", "head_that_teaches_the_policy", "own_model"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [1, 48, 10_000])
 @pytest.mark.parametrize("attention_tokens", [0, 10_000])
 def test_the_gradients_are_those_of_the_formulas_whatever_the_packing(
     folder: str, other_folder: str, kind: str, budget: int, attention_tokens: int
 ) -> None:
-    settings = {"own_model": {"model": other_folder}, "head": {}}
-    policy = with_critic(folder, **settings.get(kind, {"trunk_gradient": 0.4}))
-    given = groups()
-    found = gradients(policy, packed(policy, given, budget, attention_tokens=attention_tokens))
-    expected = written_out(folder, policy.critic, given)
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert gradient.abs().max() > 1e-3, name
-        torch.testing.assert_close(found[name].double(), gradient, atol=2e-4, rtol=2e-4, msg=name)
+    policy, given = with_critic(folder, **of_kind(kind, other_folder)), groups()
+    batches = prepared(policy, given, budget, attention_tokens=attention_tokens)
+    compare(policy, batches, written_out(folder, policy.critic, given))
 
 
 def test_a_value_whose_label_is_not_trained_learns_nothing(folder: str) -> None:
     policy, given = with_critic(folder), groups()[2]
     given.rollouts[0].versions[5:6] = [3]
-    (batch,) = packed(policy, [given], oldest_version=3)
+    (batch,) = prepared(policy, [given], oldest_version=3)
     found = gradients(policy, [batch])
     (second,) = given.rollouts[0].turn_values[1:2]
     assert batch.num_tokens == 1
@@ -169,9 +163,8 @@ def test_the_target_moves_by_tau_after_each_step_and_nothing_trains_it(
     trainer(max_steps=3).fit(policy, Steps([LiveStep(policy)] * 3))
     assert moved == [True] * 3
     assert not any(torch.equal(one, other) for one, other in zip(slow, fast, strict=True))
-    given = {
-        weight for group in policy.trainer.optimizers[0].param_groups for weight in group["params"]
-    }
+    optimized = policy.trainer.optimizers[0].param_groups
+    given = {weight for group in optimized for weight in group["params"]}
     assert given >= set(fast) and not given & set(slow)
 
 
@@ -193,12 +186,3 @@ def test_a_replayed_group_gets_the_values_of_the_critic_as_it_is(folder: str) ->
         assert one.to_go == old.to_go
         assert (one.state, one.action) == (own[:2].min(), own[2:].min())
         assert one.targets[:2] == tuple(slow[2:].tolist())
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"gamma": 1.5}, {"gamma": -0.1}, {"tau": 0.0}, {"tau": 1.1}, {"lr": -1.0}],
-)
-def test_a_setting_out_of_range_is_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"model.critic.{next(iter(setting))}"):
-        TurnCritic(**setting)

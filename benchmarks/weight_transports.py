@@ -54,10 +54,10 @@ from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
 from lrl.weights.version_file import SHARED_MEMORY
+from tests.weights.whole_weights import WholeWeights
 
 DEADLINE_S = 600.0
 MB = 1e6
@@ -100,6 +100,8 @@ class Scene:
             RuntimeError: A receiver failed.
         """
         pool = GeneratorPool(self.receivers)
+        for receiver in self.receivers:
+            receiver.version = -1  # that of another transport
         sync = PoolSync(
             pool,
             self.loop,
@@ -109,13 +111,13 @@ class Scene:
             silence_s=DEADLINE_S,
         )
         made: Any = sync.transport
+        weights = WholeWeights(lambda: self.weights(number, halves=transport is SharedMemory))
         try:
             for number in range(upto + 1):
                 sent, fetched = made.sent_bytes, made.fetched_bytes
                 gc.collect()
                 self.memory.begin()
                 before, started = self.memory.peak, time.monotonic()
-                weights = self.weights(number, halves=transport is SharedMemory)
                 if failed := sync.sync_now(weights, number, lambda generators: accept):
                     raise RuntimeError("; ".join(failed.values()))
                 ended = time.monotonic()
@@ -130,11 +132,11 @@ class Scene:
             return found
         finally:
             sync.close()
+            weights.staging.close()
 
-    def weights(self, number: int, halves: bool) -> Weights:
-        return lambda: (
-            (name, half(one) if halves else one) for name, one in self.versions[number].items()
-        )
+    def weights(self, number: int, halves: bool) -> Iterator[tuple[str, Tensor]]:
+        for name, one in self.versions[number].items():
+            yield name, half(one) if halves else one
 
 
 def half(weight: Tensor) -> Tensor:

@@ -73,17 +73,22 @@ class FetchedFiles:
             raise FileNotFoundError(version)
         path = self._folder / version
         draft, have = path.with_suffix(".draft"), path.with_suffix(".have")
-        whole = path.exists()
-        if not whole and not have.exists():
-            return None  # the order may be on its way
-        header = self._header_of(version, path if whole else draft)
-        block = header.parts[int(part)][int(what.removeprefix("d"))]
-        if not whole and have.read_bytes()[block.number] != 1:
-            return None
-        if what.startswith("d"):
-            return _small(path, block).read_bytes()
-        with (path if whole else draft).open("rb") as file:
-            return block.read(file.fileno())
+        try:
+            there = have.read_bytes() if have.exists() else b""
+            file = path if path.exists() else draft
+            if file is draft and not there:
+                return None  # the order may be on its way
+            block = self._header_of(version, file).parts[int(part)][int(what.removeprefix("d"))]
+            if file is draft and there[block.number] != 1:
+                return None
+            if what.startswith("d"):
+                return _small(path, block).read_bytes()
+            with file.open("rb") as open_file:
+                return block.read(open_file.fileno())
+        except FileNotFoundError:
+            if what.startswith("d") or not path.exists():
+                raise
+            return self.block(version, part, what)  # it has become whole meanwhile
 
     def _header_of(self, version: str, path: Path) -> Header:
         name, header = self._served

@@ -22,13 +22,16 @@ from starlette.responses import JSONResponse, Response
 from lrl.errors import FetchFailed
 from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TOKEN_VARIABLE
-from lrl.vllm_plugin.fetched_files import FetchedFiles
+from lrl.vllm_plugin.fetched_files import LOOK_S, FetchedFiles
 from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
+
+HOLD_S = 0.5
+"""Seconds for which a request waits for a block that is on its way here."""
 
 
 class PullRoutes:
@@ -44,7 +47,7 @@ class PullRoutes:
         if call == ("POST", FETCH):
             response = await self._fetch(await Request(scope, receive).json())
         elif call[0] == "GET" and call[1].startswith(PARTS):
-            response = await asyncio.to_thread(self._block, call[1].removeprefix(PARTS))
+            response = await self._block(call[1].removeprefix(PARTS))
         else:
             return await self.app(scope, receive, send)
         await response(scope, receive, send)
@@ -57,10 +60,15 @@ class PullRoutes:
         except (FetchFailed, OSError) as error:
             return JSONResponse({"error": str(error)}, 502)
 
-    def _block(self, what: str) -> Response:
+    async def _block(self, what: str) -> Response:
+        clock = asyncio.get_running_loop().time
+        end = clock() + HOLD_S
         try:
             version, part, block = what.split("/")
-            found = self.files.block(version, part, block)
+            while (
+                found := await asyncio.to_thread(self.files.block, version, part, block)
+            ) is None and clock() < end:
+                await asyncio.sleep(LOOK_S)
         except (FileNotFoundError, ValueError, IndexError):
             return JSONResponse({"error": f"{what} is not here"}, 404)
         return Response(status_code=409) if found is None else Response(found)

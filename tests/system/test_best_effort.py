@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lrl.callbacks import Export
 from lrl.errors import ExportError
 from lrl.system.best_effort import best_effort
-from tests.checkpoints.test_checkpoint_file import full_disk
+from tests.checkpoints.test_checkpoint_file import limit_files
 from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama
 
@@ -82,8 +82,12 @@ def test_an_export_that_fits_nowhere_ends_in_one_error_with_the_remedy(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     running = trainer(tmp_path, Export(str(tmp_path / "policy")), max_steps=1)
     fit(policy, running)
-    with full_disk(100_000), pytest.raises(ExportError, match="File too large") as ended:
-        Export(str(tmp_path / "again")).on_train_end(running, running.lightning_module)
+    limit_files(100_000)
+    try:
+        with pytest.raises(ExportError, match="File too large") as ended:
+            Export(str(tmp_path / "again")).on_train_end(running, running.lightning_module)
+    finally:
+        limit_files(None)
     assert ended.value.shown_alone
     assert f"cannot be written to {tmp_path / 'again'}" in str(ended.value)
     assert "nor to the temporary folder" in str(ended.value)

@@ -108,7 +108,7 @@ class Trainer:
         endpoint = Endpoint(machine.address, insecure=True)
 
         def serve() -> int:
-            (port,) = self.stagings[ranks.rank].serve(endpoint, TOKEN, Ranks(), here=True)
+            (port,) = self.stagings[ranks.rank].serve(endpoint, TOKEN, Ranks())
             assert isinstance(port, int)
             return port
 

@@ -229,7 +229,7 @@ def evaluate(
 def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) -> bool:
     """Returns whether `Report.metrics` of a data set, with so many `samples` a problem and broken
     down `by` columns, may have a metric of this name (`eval/...`)."""
-    name = metric.removeprefix(f"eval/{dataset}/")
+    name = metric.removeprefix("/".join(["eval", dataset, ""]))
     if name == metric:
         return False
     chances = [f"pass@{k}" for k in _powers(samples) if k > 1]

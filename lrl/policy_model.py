@@ -340,7 +340,7 @@ class PolicyModel(L.LightningModule):
     @cached_property
     def staging(self) -> Staging:
         """This rank's part of what is sent."""
-        return Staging()
+        return Staging(here=self._trainer is None or self.trainer.node_rank == 0)
 
     @collective
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -364,8 +364,7 @@ class PolicyModel(L.LightningModule):
     @collective
     def serve_weights(self, endpoint: Endpoint, token: str) -> list[Served]:
         """Serves what all ranks stage (`Staging.serve`)."""
-        here = self._trainer is None or self.trainer.node_rank == 0
-        return self.staging.serve(endpoint, token, self.ranks, here)
+        return self.staging.serve(endpoint, token, self.ranks)
 
     @collective
     def export(self, folder: Path) -> None:

@@ -485,7 +485,7 @@ def test_the_learning_rate_rises_in_warm_up_and_falls_to_zero_at_the_end(
     [
         ("no/such-model", "model='no/such-model'"),
         ("./nowhere", "model='./nowhere'"),
-        ("no_such_module:make", "no module 'no_such_module'"),
+        ("no_such_module:make", "No module named 'no_such_module'"),
         ("os.path:nothing", "has no 'nothing'"),
     ],
 )

@@ -1,11 +1,11 @@
 """Weights through a file in shared memory: for any single machine, with or without GPUs.
 
 Every rank of the trainer writes its part of one safetensors file while the generators still write
-responses; in the pause they only map and load it. Checksums make a worker refuse a damaged file.
-Each version has a folder of its own, under a name that nobody can guess and closed to other users,
-who could otherwise put a link or a file of theirs in its place. The fallback is the temporary
-folder. The name of the folder begins with the run's id, by which the supervisor finds those of a
-killed run.
+responses (those of other machines send theirs to rank 0); in the pause they only map and load it.
+Checksums make a worker refuse a damaged file. Each version has a folder of its own, under a name
+that nobody can guess and closed to other users, who could otherwise put a link or a file of theirs
+in its place. The fallback is the temporary folder. The name of the folder begins with the run's id,
+by which the supervisor finds those of a killed run.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.staging import StageOrder, Weights
-from lrl.weights.transport import Machine, Transport
+from lrl.weights.transport import Transport
 from lrl.weights.version_file import SHARED_MEMORY, open_new
 
 
@@ -24,13 +24,6 @@ class SharedMemory(Transport):
     backend = "shared_memory"
     copies = True
     attempts = 3
-
-    @classmethod
-    def refusal(cls, machine: Machine) -> str:
-        """Every rank writes into the file."""
-        if machine.nodes == 1:
-            return ""
-        return f"and the trainer's {machine.nodes} machines have no memory in common"
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:

@@ -3,7 +3,8 @@
     every rank: its rows -> its part, with a checksum of each block
     rank 0: the checksums of all -> the header of the file, which says what the version is
 
-On one machine the ranks write into one file, which the generators map. Else each keeps its part in
+On one machine the ranks write into one file, which the generators map; to it, ranks of other
+machines send their parts. Else each keeps its part in
 its own memory, under no name, and serves it with its difference to the version before
 (`lrl.weights.part_server`).
 """
@@ -84,9 +85,14 @@ class Weights(Protocol):
 
 
 class Staging:
-    """What one rank has staged, for each pool of generators."""
+    """What one rank has staged, for each pool of generators.
 
-    def __init__(self) -> None:
+    Args:
+        here: Whether it is on rank 0's machine.
+    """
+
+    def __init__(self, here: bool = True) -> None:
+        self._here = here
         self.parts: dict[str, Part] = {}
         """What this rank serves, by the name of the version."""
         self._layouts: dict[str, Layout] = {}
@@ -109,19 +115,25 @@ class Staging:
             layout = self._layouts[order.pool] = make_layout(pieces, order, ranks)
         descriptor, sums = -1, list[int]()
         fault = ""
+        sent = b""
+        far = bool(order.file) and not self._here
+        own = replace(order, file="") if far else order
         rows = pieces()
         try:
-            descriptor = _open(order, layout, ranks.rank)
-            sums = _write(rows, layout, order, rank=ranks.rank, descriptor=descriptor)
+            descriptor = _open(own, layout, ranks.rank)
+            sums = _write(rows, layout, own, rank=ranks.rank, descriptor=descriptor)
+            if far:
+                sent = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         except OSError as error:
             fault = f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
         finally:
             deque(rows, maxlen=0)  # reading them may be a collective
-        found = ranks.gather((fault, sums))
-        faults = "; ".join(fault for fault, _ in found if fault)
+        found = ranks.gather((fault, sums, sent))
+        faults = "; ".join(fault for fault, _, _ in found if fault)
         header = None
         if found and not faults:
-            header = layout.header.with_sums([of_one for _, of_one in found])
+            header = layout.header.with_sums([of_one for _, of_one, _ in found])
+            _write_for_others(header, [content for _, _, content in found], descriptor)
         header = ranks.share(header)
         before = self._staged.get(order.pool)
         again = before is not None and before.header == header
@@ -143,7 +155,7 @@ class Staging:
             self._staged[order.pool] = Staged(order.version, header)
         return self._staged.get(order.pool, Staged("", layout.header))
 
-    def serve(self, endpoint: Endpoint, token: str, ranks: Ranks, here: bool) -> list[Served]:
+    def serve(self, endpoint: Endpoint, token: str, ranks: Ranks) -> list[Served]:
         """Begins to serve the parts of all ranks, which call this together; returns where, by rank,
         on rank 0.
 
@@ -151,16 +163,15 @@ class Staging:
             endpoint: Where rank 0 listens.
             token: The run's.
             ranks: All of them.
-            here: Whether this rank is on rank 0's machine.
         """
         if self._server is None:
-            if not here:
+            if not self._here:
                 endpoint = replace(endpoint, host=own_address(endpoint))
             from lrl.weights.part_server import PartServer
 
             self._server = PartServer(endpoint, token, self.parts)
         port = self._server.port
-        return ranks.gather(port if here else self._server.location(endpoint.host))
+        return ranks.gather(port if self._here else self._server.location(endpoint.host))
 
     def close(self) -> None:
         """Frees all parts; idempotent."""
@@ -176,12 +187,16 @@ class Staging:
 def make_layout(pieces: Pieces, order: StageOrder, ranks: Ranks) -> Layout:
     """Returns the layout of a pool's versions; all ranks call it."""
     own = [Rows(_spec(piece, order.narrow), piece.start, len(piece.rows)) for piece in pieces()]
+    found = ranks.gather(own)
     tensors = [rows.tensor for rows in own]
     odd = unaligned(tensors)
     tensors = [one for one in tensors if one not in odd] + odd
-    found = ranks.gather(own)
-    header = ranks.share(Header.of(tensors, found) if found else None)
-    assert header is not None, "rank 0 has made it"
+    made = (tensors, Header.of(tensors, found)) if found else None
+    # In rank 0's order: transformers sorts the weights of a model that it has opened from its files,
+    # and not those of one that has got them from rank 0.
+    made = ranks.share(made)
+    assert made is not None, "rank 0 has made it"
+    tensors, header = made
     ends = accumulate(one.nbytes for one in tensors)
     starts = {one.name: end - one.nbytes for one, end in zip(tensors, ends, strict=True)}
     places, position = {}, 0
@@ -237,6 +252,15 @@ def _write(
 
     with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(checksum, blocks))
+
+
+def _write_for_others(header: Header, contents: list[bytes], descriptor: int) -> None:
+    """Writes the parts that ranks of other machines have sent."""
+    for blocks, content in zip(header.parts, contents, strict=True):
+        place = 0
+        for block in blocks if content else ():
+            block.write(descriptor, content[place : place + block.nbytes])
+            place += block.nbytes
 
 
 def _close(descriptor: int) -> None:

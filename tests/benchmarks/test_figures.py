@@ -76,10 +76,10 @@ def test_a_ratio_is_to_the_slower_side_alone_and_to_the_faster_of_trls_ways() ->
 
 def test_where_the_simulator_is_right_every_forecast_is_the_fact() -> None:
     generator = LinearGenerator(
-        kv_tokens=40_000, step_s=0.013, response_s=3e-4, prefill_token_s=4e-3, pause_s=0.1
+        kv_tokens=40_000, step_s=0.013, response_s=3e-4, prefill_token_s=4e-3, sync_pause_s=0.1
     )
     trainer = LinearTrainer(
-        micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, optimizer_s=0.1, weights_s=0.4
+        micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, update_s=0.1, sync_s=0.4
     )
     usual = {name: default for name, (default, *_) in forecast.SETTINGS.items()}
     runs = list(forecast.runs(Namespace(**usual | {"steps": 8, "warmup": 2})))

@@ -15,9 +15,9 @@ from lrl.preflight.resources import GIB, check_gpus
     ("share", "trainer_gib", "shared", "named"),
     [
         (0.9, 3, False, None),
-        (0.9, 3, True, "beside a generator's 9.0"),
+        (0.9, 3, True, "beside a generator's 9 "),
         (0.5, 3, True, None),
-        (0.9, 11, False, "the GPU has 10.0"),
+        (0.9, 11, False, "the GPU has 10"),
         (0.1, 3, False, "gpu_memory_utilization or tensor_parallel_size"),
     ],
 )

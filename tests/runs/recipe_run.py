@@ -30,7 +30,7 @@ def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
 
     def borrow(strategy: Any, run: Run) -> list[Any]:
         end_half_sync(url, token)
-        return [ServerElsewhere(0, Location(url), token, server_settings(run), Path())]
+        return [ServerElsewhere(0, Location(url), token, server_settings(run))]
 
     GeneratorDevices.make_servers = borrow  # type: ignore[method-assign]
     os.chdir(hub)

@@ -40,9 +40,7 @@ class BorrowingElsewhere(lrl.AsyncSingleDevice):
         """See `GeneratorDevices.make_servers`."""
         end_half_sync(self.where["url"], self.where["token"])
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=32, dtype="float32")
-        return [
-            ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())
-        ]
+        return [ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings)]
 
 
 class Telling(L.Callback):

@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
 from benchmarks.runs import quiet_trainer
+from lrl import policy_model
 from lrl.callbacks import Evaluation, Export, RolloutFile, Throughput, Timeline, WeightSync
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
@@ -41,6 +42,7 @@ from lrl.routing.dispatch import LeastTokens
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import Ranker
 from lrl.system.stopwatch import GENERATOR, TRAINER
+from lrl.training.pieces import Piece
 from lrl.types import Group, Prompt, Rollout
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.leftovers import wait_for
@@ -487,18 +489,14 @@ def test_a_reserved_generator_evaluates_one_pinned_version(
 def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    intact = lrl.PolicyModule.sent_weights
+    intact = policy_model.checkpoint_pieces
 
-    def corrupted(self: lrl.PolicyModule) -> Any:
-        for name, tensor in intact(self):
-            yield (
-                name,
-                torch.zeros_like(tensor)
-                if name.endswith("layers.1.mlp.down_proj.weight")
-                else tensor,
-            )
+    def corrupted(*words: Any) -> Iterator[Piece]:
+        for piece in intact(*words):
+            lost = piece.name.endswith("layers.1.mlp.down_proj.weight")
+            yield piece._replace(rows=torch.zeros_like(piece.rows)) if lost else piece
 
-    monkeypatch.setattr(lrl.PolicyModule, "sent_weights", corrupted)
+    monkeypatch.setattr(policy_model, "checkpoint_pieces", corrupted)
     shared = Path("/dev/shm")
     before = {*shared.glob(f"lrl-{lent_server.run_id}-*/*")}  # of a trainer that a test has killed
     with pytest.raises(RuntimeError, match=r"generator 0 does not compute .* version 0.*nats"):

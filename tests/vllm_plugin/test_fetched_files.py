@@ -60,7 +60,7 @@ class Trainer:
             "vector": torch.randn(65),
         }
         served = on_ranks(
-            ranks, lambda each: self.stagings[each.rank].serve(endpoint, TOKEN, each, here=True)
+            ranks, lambda each: self.stagings[each.rank].serve(endpoint, TOKEN, each)
         )[0]
         self.locations = [endpoint.location(port) for port in served if isinstance(port, int)]
 

@@ -132,7 +132,9 @@ def test_one_flipped_bit_is_seen_wherever_it_is(place: int, tmp_path: Path) -> N
         check_file(file, header.checksum)
 
 
-@pytest.mark.parametrize("content", [b"", b"12345678", bytes(range(100, 200)), b"\2" + b"\0" * 7 + b"{}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"12345678", bytes(range(100, 200)), b"\2" + b"\0" * 7 + b"{}"]
+)
 def test_what_is_no_file_of_a_version_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(content)

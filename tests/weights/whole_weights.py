@@ -29,4 +29,4 @@ class WholeWeights:
         return self.staging.stage(pieces, order, Ranks())
 
     def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
-        return self.staging.serve(endpoint, token, Ranks(), here=True)
+        return self.staging.serve(endpoint, token, Ranks())

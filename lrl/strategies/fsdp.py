@@ -63,6 +63,11 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
             save_distributed_checkpoint=save_distributed_checkpoint,
             **kwargs,
         )
+        if kwargs.get("data_parallel_size", "auto") != "auto":
+            fault(
+                f"strategy.data_parallel_size is {kwargs['data_parallel_size']}. It follows from "
+                "the other sizes: the ranks over strategy.tensor_parallel_size. Leave it out."
+            )
         at_least(1, "strategy", replicas=replicas, tensor_parallel_size=tensor_parallel_size)
         one_of("strategy", reduce_gradients=(get_args(ReduceGradients), reduce_gradients))
         self.replicas = replicas

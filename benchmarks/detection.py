@@ -93,6 +93,12 @@ def stand_in(model: lrl.PolicyModule, dtype: str, state: State) -> Any:
     return SimpleNamespace(name="it", state=state, syncs=STEPS, server=server, client=client)
 
 
+SETTINGS: dict[str, Any] = {
+    "model": ("", "folder of the policy; by default a tiny mixture"),
+    "lrs": ([1e-6, 1e-5, 1e-4, 1e-3], "learning rates"),
+}
+
+
 def passes(proof: Proof, generator: Any) -> bool:
     return asyncio.run(gather([proof(generator)])) == [None]
 
@@ -137,13 +143,5 @@ def table(rows: Sequence[Row]) -> str:
     return records.markdown(heads, [[one, *(row["found"][one] for row in rows)] for one in FAULTS])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("detection", __doc__)
-    lrs = ([1e-6, 1e-5, 1e-4, 1e-3], "learning rates")
-    arguments.add(parser, model=("", "folder of the policy; by default a tiny mixture"), lrs=lrs)
-    arguments.add_places(parser, "detection")
-    return arguments.run(parser, argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("detection", __doc__, SETTINGS, runs, measure, table)

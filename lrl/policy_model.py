@@ -334,12 +334,12 @@ class PolicyModel(L.LightningModule):
 
     @cached_property
     def sent_weights(self) -> SentWeights:
-        """What a sync sends; on rank 0."""
+        """The weights as a sync sends them, for rank 0."""
         return SentWeights(self)
 
     @cached_property
     def staging(self) -> Staging:
-        """This rank's part of what is sent."""
+        """The parts of weights that this rank has staged."""
         return Staging(here=self._trainer is None or self.trainer.node_rank == 0)
 
     @collective

@@ -115,7 +115,7 @@ class Proof:
 
 
 class Expected:
-    """What the policy computes for generators of one number format.
+    """The policy's log-probs for generators of one number format.
 
     A generator of 16 bits holds a policy of 32 rounded, so its weights are rounded here too: what
     rounding takes away is no fault of a sync.

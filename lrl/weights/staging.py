@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -43,7 +43,7 @@ generator."""
 
 @dataclass(frozen=True)
 class StageOrder:
-    """What rank 0 has all ranks stage."""
+    """Rank 0's order to stage a version."""
 
     pool: str
     """Of the generators; the versions of each have files of their own."""
@@ -56,7 +56,7 @@ class StageOrder:
 
 
 class Layout(NamedTuple):
-    """Where the rows of a rank are; alike in all versions of a pool."""
+    """The places of a rank's rows, the same in all versions of a pool."""
 
     header: Header
     """Without checksums."""
@@ -69,6 +69,17 @@ class Staged(NamedTuple):
 
     name: str
     header: Header
+
+
+class Written(NamedTuple):
+    """What a rank tells rank 0 of its part."""
+
+    fault: str
+    """Why it was not written; empty if it was."""
+    sums: list[int]
+    """The checksum of each block."""
+    content: list[bytes]
+    """The blocks, from a rank of another machine for a file on rank 0's."""
 
 
 class Weights(Protocol):
@@ -85,7 +96,7 @@ class Weights(Protocol):
 
 
 class Staging:
-    """What one rank has staged, for each pool of generators.
+    """The parts that one rank has staged, for each pool of generators.
 
     Args:
         here: Whether it is on rank 0's machine.
@@ -113,47 +124,36 @@ class Staging:
         layout = self._layouts.get(order.pool)
         if layout is None:
             layout = self._layouts[order.pool] = make_layout(pieces, order, ranks)
-        descriptor, sums = -1, list[int]()
-        fault = ""
-        sent = b""
-        far = bool(order.file) and not self._here
-        own = replace(order, file="") if far else order
-        rows = pieces()
-        try:
-            descriptor = _open(own, layout, ranks.rank)
-            sums = _write(rows, layout, own, rank=ranks.rank, descriptor=descriptor)
-            if far:
-                sent = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        except OSError as error:
-            fault = f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
-        finally:
-            deque(rows, maxlen=0)  # reading them may be a collective
-        found = ranks.gather((fault, sums, sent))
-        faults = "; ".join(fault for fault, _, _ in found if fault)
-        header = None
-        if found and not faults:
-            header = layout.header.with_sums([of_one for _, of_one, _ in found])
-            _write_for_others(header, [content for _, _, content in found], descriptor)
+        sends = bool(order.file) and not self._here
+        own = replace(order, file="") if sends else order
+        descriptor, written = _write_part(pieces(), layout, own, rank=ranks.rank, sends=sends)
+        header, fault = None, ""
+        if told := ranks.gather(written):
+            header, fault = _header_of(layout, told, descriptor)
         header = ranks.share(header)
-        before = self._staged.get(order.pool)
-        again = before is not None and before.header == header
-        if header is None or again or order.file:
+        if header is None and ranks.rank == 0:
             _close(descriptor)
-        else:
-            from lrl.weights.part_server import Part  # here: not with a file
+            raise OSError(fault)
+        if header is None or order.file:
+            _close(descriptor)
+            return Staged(order.version, header or layout.header)
+        return self._keep(order, header, ranks.rank, descriptor)
 
-            part = Part(header, ranks.rank, descriptor)
-            if before is None:
-                part.compare(None)
-            else:
-                part.compare(self.parts.pop(before.name), before.name)
-            self.parts[order.version] = part
-        if header is None:
-            if ranks.rank == 0:
-                raise OSError(faults)
-        elif not again or order.file:
-            self._staged[order.pool] = Staged(order.version, header)
-        return self._staged.get(order.pool, Staged("", layout.header))
+    def _keep(self, order: StageOrder, header: Header, rank: int, descriptor: int) -> Staged:
+        """Keeps a part in this rank's memory, unless it is there already."""
+        from lrl.weights.part_server import Part  # here: not with a file
+
+        before = self._staged.get(order.pool)
+        if before is not None and before.header == header:  # another attempt
+            _close(descriptor)
+            return before
+        part = self.parts[order.version] = Part(header, rank, descriptor)
+        if before is None:
+            part.compare(None)
+        else:
+            part.compare(self.parts.pop(before.name), before.name)
+        self._staged[order.pool] = staged = Staged(order.version, header)
+        return staged
 
     def serve(self, endpoint: Endpoint, token: str, ranks: Ranks) -> list[Served]:
         """Begins to serve the parts of all ranks, which call this together; returns where, by rank,
@@ -226,41 +226,61 @@ def _open(order: StageOrder, layout: Layout, rank: int) -> int:
     return os.memfd_create(order.version)
 
 
-def _write(
-    pieces: Iterator[Piece], layout: Layout, order: StageOrder, rank: int, descriptor: int
-) -> list[int]:
-    """Writes a rank's part; returns the checksum of each block."""
+def _write_part(
+    rows: Iterator[Piece], layout: Layout, order: StageOrder, *, rank: int, sends: bool
+) -> tuple[int, Written]:
+    """Writes a rank's part; returns the open file, -1 without one, and what rank 0 is told."""
+    descriptor, sums, content, fault = -1, list[int](), list[bytes](), ""
+    try:
+        descriptor = _open(order, layout, rank)
+        _write(rows, layout, order, descriptor)
+        blocks = layout.header.parts[rank]
+        size = blocks[0].nbytes if blocks else 0
+
+        def read(block: Block) -> bytes:
+            if order.file:
+                return block.read(descriptor)
+            return os.pread(descriptor, block.nbytes, block.index * size)
+
+        with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
+            sums = list(pool.map(lambda block: xxh3_64_intdigest(read(block)), blocks))
+        content = [read(block) for block in blocks] if sends else []
+    except OSError as error:
+        fault = f"rank {rank}: {error}"
+    finally:
+        deque(rows, maxlen=0)  # reading them may be a collective
+    return descriptor, Written(fault, sums, content)
+
+
+def _write(rows: Iterator[Piece], layout: Layout, order: StageOrder, descriptor: int) -> None:
     left = set(layout.places)
-    for piece in pieces:
+    for piece in rows:
         left.remove(piece.name)
         dtype = _spec(piece, order.narrow).dtype
         in_file, in_part = layout.places[piece.name]
-        write_at(
-            descriptor, _bytes(piece.rows.detach().to(dtype)), in_file if order.file else in_part
-        )
+        place = in_file if order.file else in_part
+        write_at(descriptor, _bytes(piece.rows.detach().to(dtype)), place)
     if left:
         raise RuntimeError(
             f"The policy has no {min(left)} any more, which it had at the first sync."
         )
-    blocks = layout.header.parts[rank]
-
-    def checksum(block: Block) -> int:
-        if order.file:
-            return xxh3_64_intdigest(block.read(descriptor))
-        size = blocks[0].nbytes
-        return xxh3_64_intdigest(os.pread(descriptor, block.nbytes, block.index * size))
-
-    with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
-        return list(pool.map(checksum, blocks))
 
 
-def _write_for_others(header: Header, contents: list[bytes], descriptor: int) -> None:
-    """Writes the parts that ranks of other machines have sent."""
-    for blocks, content in zip(header.parts, contents, strict=True):
-        place = 0
-        for block in blocks if content else ():
-            block.write(descriptor, content[place : place + block.nbytes])
-            place += block.nbytes
+def _header_of(
+    layout: Layout, told: Sequence[Written], descriptor: int
+) -> tuple[Header | None, str]:
+    """Returns the header of a version that all ranks have written, or why there is none; writes the
+    parts that ranks of other machines have sent."""
+    if fault := "; ".join(written.fault for written in told if written.fault):
+        return None, fault
+    header = layout.header.with_sums([written.sums for written in told])
+    try:
+        for blocks, written in zip(header.parts, told, strict=True):
+            for block, content in zip(blocks, written.content, strict=False):
+                block.write(descriptor, content)
+    except OSError as error:  # the others wait for an answer
+        return None, str(error)
+    return header, ""
 
 
 def _close(descriptor: int) -> None:

@@ -108,6 +108,42 @@ def test_the_parts_of_all_ranks_make_the_file_that_one_rank_would_stage(
         staging.close()
 
 
+def test_a_rank_that_has_the_weights_in_another_order_writes_the_same_file(tmp_path: Path) -> None:
+    weights = weights_of([([9, 4], torch.float32), ([8, 3], torch.bfloat16), ([7], torch.int64)])
+    file = tmp_path / "weights"
+    file.touch()
+    order = StageOrder("pool", "version", None, str(file))
+
+    def stage(each: Ranks) -> Header:
+        own = dict(reversed(weights.items())) if each.rank else weights
+        return Staging().stage(lambda: pieces(own, each), order, each).header
+
+    header = on_ranks(3, stage)[0]
+    with file.open("r+b") as head:
+        head.write(header.text)
+    check_file(file, header.checksum)
+    assert all(torch.equal(one, weights[name]) for name, one in load_file(file).items())
+
+
+@given(model=models, ranks=st.integers(2, 4))
+def test_ranks_of_other_machines_send_their_part_to_the_file(
+    model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, weights = tmp_path_factory.mktemp("staged"), weights_of(model)
+    (file := folder / "weights").touch()
+    order = StageOrder("pool", "version", None, str(file))
+
+    def stage(each: Ranks) -> Header:
+        staging = Staging(here=each.rank == 0)
+        return staging.stage(lambda: pieces(weights, each), order, each).header
+
+    header = on_ranks(ranks, stage)[0]
+    with file.open("r+b") as head:
+        head.write(header.text)
+    check_file(file, header.checksum)
+    assert all(torch.equal(one, weights[name]) for name, one in load_file(file).items())
+
+
 def test_every_version_has_its_bytes_at_the_same_places(tmp_path: Path) -> None:
     model = [([300, 40], torch.float32), ([7], torch.bfloat16)]
     headers = [staged(weights_of(model, seed), tmp_path / str(seed), 3) for seed in range(2)]

@@ -77,6 +77,18 @@ def words(process: psutil.Process) -> list[str]:
         return []
 
 
+def engines(supervisor: psutil.Process) -> list[psutil.Process]:
+    """The engines of a server, which are its children.
+
+    Not those with an engine's title: it has none if vLLM has set the variable that was the first of
+    its environment.
+    """
+    try:
+        return [engine for server in supervisor.children() for engine in server.children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def lives(process: psutil.Process) -> bool:
     """Whether it runs; it may end between two looks at it."""
     try:

@@ -15,21 +15,17 @@ from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
-from tests.leftovers import words
+from tests.leftovers import engines
 from tests.runs.test_async_run import PROMPTS, Witness, check_trained_once, data_module
 
 STEPS, GROUPS = 8, 4
 
 
-def processes(generator: Generator, name: str) -> list[psutil.Process]:
-    """The processes of a generator's tree whose name holds `name`."""
+def engine_of(generator: Generator) -> psutil.Process:
     supervisor = generator.server._supervisor
     assert supervisor is not None
-    return [
-        p
-        for p in psutil.Process(supervisor.pid).children(recursive=True)
-        if name in " ".join(words(p))
-    ]
+    (engine,) = engines(psutil.Process(supervisor.pid))
+    return engine
 
 
 class Faults(L.Callback):
@@ -43,11 +39,9 @@ class Faults(L.Callback):
         fleet = run_of(trainer).fleet
         self.alive.append(fleet.alive)
         if trainer.global_step == 2:
-            (engine,) = processes(fleet.generators[1], "EngineCore")
-            engine.send_signal(signal.SIGKILL)
+            engine_of(fleet.generators[1]).send_signal(signal.SIGKILL)
         if trainer.global_step == 3:
-            (engine,) = processes(fleet.generators[0], "EngineCore")
-            engine.send_signal(signal.SIGSTOP)
+            engine_of(fleet.generators[0]).send_signal(signal.SIGSTOP)
         if trainer.global_step == STEPS - 1:
             self._wait_for_both(trainer)
 

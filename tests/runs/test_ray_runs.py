@@ -33,6 +33,7 @@ from lrl.generators.supervisor import SHM
 from lrl.members.launchers import Ray
 from tests.leftovers import (
     MARK,
+    engines,
     left_in_shared_memory,
     lives,
     living,
@@ -116,8 +117,8 @@ class LosesItsNode(L.Callback):
         if trainer.global_step == LOST_AT:
             lost = self.cluster.nodes[-1]
             # On a busy machine the generator may have been evicted, and be starting again.
-            wait_for(lambda: self.has("EngineCore"), DEADLINE_S, "the generator's engine")
-            wait_for(lambda: self.has("multiprocessing"), DEADLINE_S, "a reward worker")
+            wait_for(self.has_engine, DEADLINE_S, "the generator's engine")
+            wait_for(self.has_worker, DEADLINE_S, "a reward worker")
             tree = self.tree()
             lost.kill("raylet/raylet")
             wait_for(
@@ -129,12 +130,15 @@ class LosesItsNode(L.Callback):
             self.cluster.add_node()
 
     def tree(self) -> list[psutil.Process]:
-        """An engine shows its title where its environment was: it is found as a child."""
+        """An engine's title is where its environment was: it is found as a child."""
         tops = [*self.named("supervisor.py"), *self.named("--kind worker")]
         return [*tops, *(child for top in tops for child in top.children(recursive=True))]
 
-    def has(self, part: str) -> bool:
-        return any(part in " ".join(words(process)) for process in self.tree())
+    def has_engine(self) -> bool:
+        return any(map(engines, self.named("supervisor.py")))
+
+    def has_worker(self) -> bool:
+        return any("multiprocessing" in " ".join(words(process)) for process in self.tree())
 
     def named(self, part: str) -> list[psutil.Process]:
         return [process for process in living(self.mark) if part in " ".join(words(process))]

@@ -47,9 +47,10 @@ def test_an_engine_in_bfloat16_may_use_amx_before_its_first_request() -> None:
 def test_the_engine_of_a_real_server_is_a_fork_with_one_thread_of_gloo(
     lent_server: LentServer,
 ) -> None:
-    processes = {process.name(): process for process in lent_server.processes()}
+    processes = lent_server.processes()
     assert len(processes) == 2, "a spawned engine has multiprocessing's tracker beside it"
-    tasks = Path(f"/proc/{processes['VLLM::EngineCore'].pid}/task").iterdir()
+    (engine,) = [one for one in processes if one.parent() in processes]
+    tasks = Path(f"/proc/{engine.pid}/task").iterdir()
     threads = [(task / "comm").read_text().strip() for task in tasks]
     assert threads.count("gloo_tcp_loop") == 1, "vLLM makes 13 groups, and each would wake it"
 

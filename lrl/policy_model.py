@@ -56,7 +56,10 @@ from lrl.weights.adapters import named
 from lrl.weights.staging import Served, Staged, StageOrder, Staging
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from lrl.training.beside.teacher import Teacher
+    from lrl.weights.broadcast import Broadcast, JoinOrder
 
 Output = Literal["logprobs", "values", "both"]
 
@@ -366,6 +369,41 @@ class PolicyModel(L.LightningModule):
         """Serves what all ranks stage (`Staging.serve`)."""
         return self.staging.serve(endpoint, token, self.ranks)
 
+    @cached_property
+    def broadcasts(self) -> dict[str, Broadcast]:
+        """This rank's part in the broadcasts to each pool of generators."""
+        return {}
+
+    @collective
+    def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+        """Has all ranks join a communicator (`Broadcast.join`)."""
+        from lrl.weights.broadcast import Broadcast  # here: NCCL alone needs it
+
+        broadcast = self.broadcasts.setdefault(pool, Broadcast())
+        shard_again(self)
+        return broadcast.join(
+            lambda: checkpoint_pieces(self.network, self.ranks), order, self.ranks
+        )
+
+    @collective
+    def send_broadcast(self, pool: str) -> Future[None]:
+        """Has all ranks broadcast their parts (`Broadcast.send`)."""
+        shard_again(self)
+        return self.broadcasts[pool].send(
+            lambda: checkpoint_pieces(self.network, self.ranks), self.ranks
+        )
+
+    @collective
+    def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
+        """Has all ranks end it (`Broadcast.end`)."""
+        self.broadcasts[pool].end(abort, deadline_s)
+
+    def free_sent(self) -> None:
+        """Frees what syncs hold on this rank; idempotent."""
+        self.staging.close()
+        for broadcast in self.broadcasts.values():
+            broadcast.close()
+
     @collective
     def export(self, folder: Path) -> None:
         """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM.
@@ -393,12 +431,20 @@ class PolicyModel(L.LightningModule):
 
 
 class SentWeights:
-    """The weights of a policy as its syncs know them (`lrl.weights.wire.Weights`)."""
+    """The weights of a policy as its syncs know them (`lrl.weights.transport.Weights`)."""
 
     def __init__(self, policy: PolicyModel) -> None:
         self._policy = policy
         self.stage = policy.stage_weights
         self.serve = policy.serve_weights
+        self.join = policy.join_broadcast
+        self.send = policy.send_broadcast
+        self.end = policy.end_broadcast
+
+    @property
+    def ranks(self) -> Ranks:
+        """Those that train."""
+        return self._policy.ranks
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
         """See `PolicyModel.whole_weights`."""

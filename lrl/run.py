@@ -267,7 +267,7 @@ class Run:
         with ExitStack() as ends:  # the last one first, and each one also after another's error
             ends.callback(self._release_folder)
             ends.callback(self.data.end_workers)
-            ends.callback(self.policy.staging.close)
+            ends.callback(self.policy.free_sent)
             if members is not None:
                 ends.callback(members.close)
             if fleet is not None:

@@ -47,7 +47,7 @@ class ScriptedRun(lrl.AsyncSingleDevice):
             policy_folder=str(self.folder),
             dtype_name="float32",
             sent_weights=lambda: iter(()),
-            staging=SimpleNamespace(close=lambda: None),
+            free_sent=lambda: None,
         )
         trainer: Any = SimpleNamespace(
             strategy=self,

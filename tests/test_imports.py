@@ -126,7 +126,7 @@ def test_planning_is_imported_by_its_command_alone() -> None:
 
 
 def test_vllm_is_imported_in_one_room_and_at_the_trainers_ends_of_transports() -> None:
-    ends = {f"lrl.weights.{name}" for name in ("communicator", "ipc", "nccl", "wire")}
+    ends = {f"lrl.weights.{name}" for name in ("communicator", "ipc", "wire")}
     known = modules(ROOT)
     found = {
         name

@@ -9,6 +9,7 @@ transformers keeps in another layout (the experts of a mixture) by one rank, eac
 
 from collections.abc import Iterator
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -40,7 +41,10 @@ class Piece(NamedTuple):
 def checkpoint_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
     """Yields this rank's rows of all weights; a collective of all ranks, which yield the same names
     in the same order."""
-    layers = groupby(unique_tensors(network), key=lambda item: layer_of(item[0]))
+    # Sorted, since transformers sorts the weights of a model that it has opened from its files, and
+    # not those of one that has got them from rank 0.
+    tensors = sorted(unique_tensors(network), key=itemgetter(0))
+    layers = groupby(tensors, key=lambda item: layer_of(item[0]))
     for number, (_, layer) in enumerate(layers):
         held = dict(layer)
         shapes = {

@@ -1,122 +1,91 @@
-"""The generator's end of the NCCL transports; runs inside vLLM's worker, registered by
+"""The generator's end of the NCCL transport; runs inside vLLM's worker, registered by
 `lrl.vllm_plugin.plugin`.
 
-It is vLLM's own engine, which the trainer can end (`lrl.vllm_plugin.abort_route`). NCCL's kernels
-wait for a lost member for ever, and so would the worker; once its communicator is aborted they
-return, and leave garbage in their buffers.
-
-A transfer that was ended is no error here, because of vLLM's executor for several workers: it
-raises the first error that it reads and leaves the answers of the other workers unread, so that
-every later call would get the answer of the one before. The trainer knows that it has ended the
-transfer. It closes the update, which gives half-loaded layers back to vLLM, before it starts the
-next one.
+vLLM's own engine takes all weights from one rank; this one takes from each trainer rank the rows
+that it holds. NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer
+then kills its server.
 """
 
-import copy
-import threading
-import time
+import base64
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import wait
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-from vllm.logger import init_logger
 
-from lrl.system.event_loop import start_daemon_call
-from lrl.vllm_plugin.abort_route import abort_mark
-from lrl.weights.communicator import abort, transfer_name
+from lrl.weights.buckets import buckets_of, damaged, exchange
+from lrl.weights.communicator import join
+from lrl.weights.wire import TensorSpec
 
-log = init_logger(__name__)  # vLLM's, because other loggers do not reach the server's log
 
-LOOK_S = 0.1
-"""Seconds between two looks for the trainer's mark."""
-NCCL_ERROR = "NCCL error"
-"""Prefix of vLLM's errors about NCCL."""
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """A communicator to join."""
+
+    unique_id: str
+    """Base64."""
+    rank_offset: int
+    """Rank of this generator's first worker."""
+    world_size: int
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """The weights that travel, in their order, and the rows that each trainer rank sends of them
+    (`lrl.weights.buckets`)."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    rows: list[list[tuple[int, int]]]
+    bucket_bytes: int
 
 
 class NcclEngine(NCCLWeightTransferEngine):
-    """Receives a packed broadcast until the trainer ends it."""
+    """Puts the weights together from what all ranks broadcast, and loads them."""
 
-    _mark: Path
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
 
-    def init_transfer_engine(self, init_info: Any) -> None:
-        """Joins a new communicator and leaves the one before; joins none if the trainer gives it
-        up.
-
-        Raises:
-            RuntimeError: vLLM does not use NCCL in this process.
-        """
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Joins a new communicator and leaves the one before."""
         self.shutdown()
-        self._mark = abort_mark(transfer_name(init_info.nccl_unique_id_b64))
-        # On a copy: NCCL gives no handle by which to end this call, so a thread may be left behind
-        # in it.
-        joining = copy.copy(self)
-        joined = start_daemon_call(partial(joining._join, init_info), "lrl-nccl-join")
-        while not wait([joined], LOOK_S).done:
-            if self._mark.exists():
-                log.warning(
-                    "The trainer has given this communicator up before all members had joined it."
-                )
-                joined.add_done_callback(lambda late: joining.shutdown())
-                return
-        joined.result()
-        self.__dict__.update(vars(joining))
+        self.model_update_group = join(
+            base64.b64decode(init_info.unique_id),
+            rank=init_info.rank_offset + self.parallel_config.rank,
+            world_size=init_info.world_size,
+            device=self.device,
+        )
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receives and loads one update; returns early if the trainer ends it.
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Receives and loads an update.
 
         Raises:
             RuntimeError: There is no communicator.
+            ValueError: Something has arrived damaged.
         """
         group = self.model_update_group
         if group is None:
             raise RuntimeError(
                 "This generator is in no communicator: /init_weight_transfer_engine comes first."
             )
-        try:
-            with _aborted_at(self._mark, group):
-                super().update_weights(update_info)
-        except RuntimeError as error:
-            if not str(error).startswith(NCCL_ERROR):
-                raise
-            log.warning("%s. The trainer will end this transfer.", error)
-            # At its deadline at the latest; without a trainer no generator lives.
-            while not self._mark.exists():
-                time.sleep(LOOK_S)
-        if self._mark.exists():
-            log.warning(
-                "The trainer has ended this transfer; the weights are incomplete until the next "
-                "one."
-            )
+        faults: list[Tensor] = []
+        weights = self._received(group, update_info, faults)
+        self.model.load_weights(weights)
+        deque(weights, maxlen=0)  # a model may stop before the end, and the others send it all
+        if torch.stack(faults).any():
+            raise ValueError("weights have arrived damaged: a checksum does not fit")
 
-    def _join(self, init_info: Any) -> None:
-        if self.device.type != "cpu":
-            torch.accelerator.set_device_index(self.device)  # a thread begins with the first device
-        super().init_transfer_engine(init_info)
-        if self.model_update_group.disabled:
-            raise RuntimeError(
-                "vLLM has turned NCCL off in this generator: is VLLM_DISABLE_PYNCCL set?"
-            )
-
-
-@contextmanager
-def _aborted_at(mark: Path, communicator: Any) -> Iterator[None]:
-    """Aborts `communicator` from another thread if `mark` appears before the end of the block."""
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(LOOK_S):
-            if mark.exists():
-                abort(communicator)
-                return
-
-    looking = start_daemon_call(look, "lrl-nccl-abort")
-    try:
-        yield
-    finally:
-        ended.set()
-        looking.result()
+    def _received(
+        self, group: Any, update: UpdateInfo, faults: list[Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        dtypes = (getattr(torch, name) for name in update.dtypes)
+        tensors = list(map(TensorSpec, update.names, dtypes, map(tuple, update.shapes)))
+        for bucket in buckets_of(tensors, update.rows, update.bucket_bytes):
+            packed = exchange(group, bucket, group.rank, own=None, device=self.device)
+            faults.append(damaged(packed))
+            yield from bucket.unpack(packed)

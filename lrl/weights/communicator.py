@@ -5,7 +5,6 @@ of a communicator poll the flag that it sets. It can be called while they wait, 
 the communicator afterwards.
 """
 
-import hashlib
 from concurrent.futures import wait
 from typing import Any
 
@@ -14,9 +13,6 @@ import torch
 from lrl.errors import ConfigError
 from lrl.system.event_loop import start_daemon_call
 
-ABORT_ROUTE = "/lrl/abort_transfer/"
-"""The route of a generator that ends its part of a transfer (`lrl.vllm_plugin.abort_route`), before
-a `transfer_name`."""
 ABORT_S = 10.0
 """Seconds for an abort, which takes milliseconds when the driver is well."""
 
@@ -30,12 +26,6 @@ def new_unique_id() -> bytes:
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
     return bytes(NCCLLibrary().ncclGetUniqueId().internal)
-
-
-def transfer_name(unique_id: str) -> str:
-    """Returns the name of the communicator with this unique id: 16 hexadecimal digits that do not
-    give the id away."""
-    return hashlib.sha256(unique_id.encode()).hexdigest()[:16]
 
 
 def join(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Any:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.staging import Weights
-from lrl.weights.transport import Machine, Transport
+from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.transport import Machine, Transport, Weights
 from lrl.weights.wire import Wire
 
 BUFFER_BYTES = 2**28
@@ -24,18 +23,22 @@ class PickledHandles:
     servers have; they listen on loopback.
     """
 
-    def __init__(self, calls: GeneratorGroupCalls) -> None:
+    def __init__(self, calls: PoolCalls) -> None:
         self._calls = calls
-        self.init_weight_transfer_engine = calls.init_weight_transfer_engine
-        self.start_weight_update = calls.start_weight_update
-        self.finish_weight_update = calls.finish_weight_update
+        self.init_weight_transfer_engine = calls.init
+
+    def start_weight_update(self) -> None:
+        """The sync has opened it."""
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """The sync closes it."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Sends one chunk of handles."""
         info = dict(update_info)
         handles = info.pop("ipc_handles")
         info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
-        self._calls.update_weights(info)
+        self._calls.update(lambda one: info)
 
 
 class Ipc(Transport):
@@ -78,7 +81,7 @@ class Ipc(Transport):
     def __init__(self) -> None:
         self._engine: Any = None
 
-    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
         """See `Transport.connect`. Packed: one bounded buffer instead of a second copy of the
         policy."""
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
@@ -90,7 +93,7 @@ class Ipc(Transport):
         client, source = PickledHandles(calls), wire.source()
         self._engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
-    def send(self, calls: GeneratorGroupCalls) -> None:
+    def send(self, calls: PoolCalls) -> None:
         self._engine.send_weights()
 
     def close(self) -> None:

@@ -22,9 +22,9 @@ from lrl.generators.generator import Generator
 from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_towards
 from lrl.weights.delta import MAX_DELTA_SHARE
 from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport
-from lrl.weights.group_calls import Failures, GeneratorGroupCalls
-from lrl.weights.staging import Served, Staged, StageOrder, Weights
-from lrl.weights.transport import Machine, Transport
+from lrl.weights.pool_calls import Failures, PoolCalls
+from lrl.weights.staging import Served, Staged, StageOrder
+from lrl.weights.transport import Machine, Transport, Weights
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Pull(Transport):
         self._staged: Staged | None = None
         self._fetched: dict[Generator, str] = {}  # the path of the staged version on its machine
 
-    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
         """Has the ranks serve their parts at the first call; see `Transport.connect`."""
         if not self._served:
             own = calls.participants[0].server  # token and settings are those of all
@@ -85,7 +85,7 @@ class Pull(Transport):
             dtype = own.settings.dtype
             self._dtype = None if dtype == "auto" else getattr(torch, dtype)
             self._served = weights.serve(self._endpoint, own.token)
-        calls.init_weight_transfer_engine({})
+        calls.init({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Has every rank write its part as the generators compute with it."""
@@ -96,7 +96,7 @@ class Pull(Transport):
             self._staged = staged
             self._fetched = {}
 
-    def distribute(self, calls: GeneratorGroupCalls) -> Failures:
+    def distribute(self, calls: PoolCalls) -> Failures:
         machines: dict[str, list[Generator]] = {}
         for generator in calls.participants:
             machines.setdefault(machine_of(generator), []).append(generator)
@@ -118,14 +118,10 @@ class Pull(Transport):
 
         return calls.try_each(FETCH, fetch)
 
-    def send(self, calls: GeneratorGroupCalls) -> None:
+    def send(self, calls: PoolCalls) -> None:
         assert self._staged is not None, "staged before"
         checksum = self._staged.header.checksum
-        calls.start_weight_update()
-        calls.update_weights_of(
-            lambda generator: {"file": self._fetched[generator], "checksum": checksum}
-        )
-        calls.finish_weight_update()
+        calls.update(lambda one: {"file": self._fetched[one], "checksum": checksum})
 
     async def _have_fetched(
         self, generator: Generator, peers: Sequence[Generator], beside: str, deadline_s: float

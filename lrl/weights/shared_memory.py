@@ -12,9 +12,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.staging import StageOrder, Weights
-from lrl.weights.transport import Transport
+from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.staging import StageOrder
+from lrl.weights.transport import Transport, Weights
 from lrl.weights.version_file import SHARED_MEMORY, open_new
 
 
@@ -46,9 +46,9 @@ class SharedMemory(Transport):
         self._file: Path | None = None
         self._checksum = 0
 
-    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
         self._name = name
-        calls.init_weight_transfer_engine({})
+        calls.init({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Has the ranks write the weights next to the older file, then removes that one."""
@@ -67,10 +67,8 @@ class SharedMemory(Transport):
         self._file = file
         self._checksum = staged.header.checksum
 
-    def send(self, calls: GeneratorGroupCalls) -> None:
-        calls.start_weight_update()
-        calls.update_weights({"file": str(self._file), "checksum": self._checksum})
-        calls.finish_weight_update()
+    def send(self, calls: PoolCalls) -> None:
+        calls.update(lambda one: {"file": str(self._file), "checksum": self._checksum})
 
     def close(self) -> None:
         """Removes the file."""

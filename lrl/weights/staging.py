@@ -4,21 +4,20 @@
     rank 0: the checksums of all -> the header of the file, which says what the version is
 
 On one machine the ranks write into one file, which the generators map; to it, ranks of other
-machines send their parts. Else each keeps its part in
-its own memory, under no name, and serves it with its difference to the version before
-(`lrl.weights.part_server`).
+machines send their parts. Else each keeps its part in its own memory, under no name, and serves it
+with its difference to the version before (`lrl.weights.part_server`).
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import torch
@@ -29,13 +28,12 @@ from lrl.distributed.ranks import Ranks
 from lrl.system.byte_counts import in_gib
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
 from lrl.weights.version_file import Block, Header, Rows, require_room
-from lrl.weights.wire import TensorSpec, transfer_dtype, unaligned
+from lrl.weights.wire import Pieces, spec_of, unaligned
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
     from lrl.weights.part_server import Part, PartServer
 
-Pieces = Callable[[], Iterator["Piece"]]
 Served = Location | int
 """Where a rank serves its parts; a port of rank 0's machine, whose address differs with the
 generator."""
@@ -80,19 +78,6 @@ class Written(NamedTuple):
     """The checksum of each block."""
     content: list[bytes]
     """The blocks, from a rank of another machine for a file on rank 0's."""
-
-
-class Weights(Protocol):
-    """The policy's weights, on rank 0. Every call is a collective of all ranks."""
-
-    def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields them as they are now: Hugging Face names, full tensors."""
-
-    def stage(self, order: StageOrder) -> Staged:
-        """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""
-
-    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
-        """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
 
 
 class Staging:
@@ -186,7 +171,7 @@ class Staging:
 
 def make_layout(pieces: Pieces, order: StageOrder, ranks: Ranks) -> Layout:
     """Returns the layout of a pool's versions; all ranks call it."""
-    own = [Rows(_spec(piece, order.narrow), piece.start, len(piece.rows)) for piece in pieces()]
+    own = [Rows(spec_of(piece, order.narrow), piece.start, len(piece.rows)) for piece in pieces()]
     found = ranks.gather(own)
     tensors = [rows.tensor for rows in own]
     odd = unaligned(tensors)
@@ -205,11 +190,6 @@ def make_layout(pieces: Pieces, order: StageOrder, ranks: Ranks) -> Layout:
         places[rows.tensor.name] = (len(header.text) + begin, position)
         position += rows.nbytes
     return Layout(header, places)
-
-
-def _spec(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
-    dtype = transfer_dtype(piece.rows.dtype, piece.shape, narrow)
-    return TensorSpec(piece.name, dtype, piece.shape)
 
 
 def _open(order: StageOrder, layout: Layout, rank: int) -> int:
@@ -256,7 +236,7 @@ def _write(rows: Iterator[Piece], layout: Layout, order: StageOrder, descriptor:
     left = set(layout.places)
     for piece in rows:
         left.remove(piece.name)
-        dtype = _spec(piece, order.narrow).dtype
+        dtype = spec_of(piece, order.narrow).dtype
         in_file, in_part = layout.places[piece.name]
         place = in_file if order.file else in_part
         write_at(descriptor, _bytes(piece.rows.detach().to(dtype)), place)

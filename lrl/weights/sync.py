@@ -28,9 +28,8 @@ from lrl.errors import CollectiveBroken
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues, State
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
-from lrl.weights.group_calls import MARGIN_S, Failures, GeneratorGroupCalls
-from lrl.weights.staging import Weights
-from lrl.weights.transport import Transport
+from lrl.weights.pool_calls import MARGIN_S, Failures, PoolCalls
+from lrl.weights.transport import Transport, Weights
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class PoolSync:
         self.transport = make_transport()
         """The trainer's end; a collective one is made anew when the pool changes."""
         self._loop = loop
-        self._calls = GeneratorGroupCalls(
+        self._calls = PoolCalls(
             loop,
             deadline_s,
             silence_s,
@@ -356,7 +355,9 @@ class PoolSync:
         """Replaces the weights of the paused generators."""
         self._calls.close_update()
         try:
+            self._calls.start_update()
             self.transport.send(self._calls)
+            self._calls.finish_update()
         except CollectiveBroken as error:
             self._connected.clear()
             self._calls.fail_all(str(error))

@@ -16,10 +16,9 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool
 from lrl.system.stopwatch import Stopwatch
-from lrl.weights.group_calls import Failures
-from lrl.weights.staging import Weights
+from lrl.weights.pool_calls import Failures
 from lrl.weights.sync import MakeProof, PoolSync
-from lrl.weights.transport import Transport
+from lrl.weights.transport import Transport, Weights
 
 LOOK_S = 0.2
 """Seconds between the looks of a trainer without any generator."""

@@ -8,15 +8,21 @@ check of the outcome are the same for all (`lrl.weights.sync`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lrl.system.endpoint import LOOPBACK
+from lrl.system.endpoint import LOOPBACK, Endpoint
 
 if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
+    from concurrent.futures import Future
+
+    from torch import Tensor
+
+    from lrl.distributed.ranks import Ranks
     from lrl.generators.settings import ServerSettings
-    from lrl.weights.group_calls import Failures, GeneratorGroupCalls
-    from lrl.weights.staging import Weights
+    from lrl.weights.broadcast import JoinOrder
+    from lrl.weights.pool_calls import Failures, PoolCalls
+    from lrl.weights.staging import Served, Staged, StageOrder
 
 
 class Machine(NamedTuple):
@@ -34,6 +40,32 @@ class Machine(NamedTuple):
     """Machines that they are on."""
     adapters: bool = False
     """Adapters travel, and not the weights (`model.lora`)."""
+
+
+class Weights(Protocol):
+    """The policy's weights, on rank 0. Every call is a collective of all ranks."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """Those that train."""
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields them as they are now: Hugging Face names, full tensors."""
+
+    def stage(self, order: StageOrder) -> Staged:
+        """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""
+
+    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
+        """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
+
+    def join(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+        """Has every rank join a pool's communicator (`lrl.weights.broadcast.Broadcast.join`)."""
+
+    def send(self, pool: str) -> Future[None]:
+        """Has every rank broadcast its part (`lrl.weights.broadcast.Broadcast.send`)."""
+
+    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
+        """Has every rank end that (`lrl.weights.broadcast.Broadcast.end`)."""
 
 
 class Transport(ABC):
@@ -100,21 +132,21 @@ class Transport(ABC):
         return 0
 
     @abstractmethod
-    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
         """Joins the engines of the participants, before the first sync of each; `name` is unique on
         this machine."""
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:  # noqa: B027 - most have nothing to do ahead
         """Prepares the transfer while the generators still write; raises OSError without room."""
 
-    def distribute(self, calls: GeneratorGroupCalls) -> Failures:
+    def distribute(self, calls: PoolCalls) -> Failures:
         """Brings the staged copy to the participants while they still write; returns the generators
         that it did not reach."""
         return {}
 
     @abstractmethod
-    def send(self, calls: GeneratorGroupCalls) -> None:
-        """Moves the weights into paused generators: start, update, finish."""
+    def send(self, calls: PoolCalls) -> None:
+        """Moves the weights into paused generators, in which an update is open."""
 
     def close(self) -> None:  # noqa: B027
         """Releases the resources of `connect`; idempotent."""

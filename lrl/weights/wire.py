@@ -6,14 +6,21 @@ of them first; then every offset fits, wherever a buffer begins. All others keep
 in which a sharded policy gathers each of them once.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from lrl.training.pieces import Piece
+
+Pieces = Callable[[], Iterator["Piece"]]
+"""Yields the rows of the weights that this rank sends, afresh at every call."""
 WholeWeights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""
 
@@ -53,6 +60,12 @@ def transfer_dtype(
     if narrow is None or len(shape) < 2 or not dtype.is_floating_point:
         return dtype
     return narrow if narrow.itemsize < dtype.itemsize else dtype
+
+
+def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
+    """Returns the whole tensor of a piece, as it travels."""
+    dtype = transfer_dtype(piece.rows.dtype, piece.shape, narrow)
+    return TensorSpec(piece.name, dtype, piece.shape)
 
 
 def tensor_specs(weights: WholeWeights, narrow: torch.dtype | None) -> list[TensorSpec]:

@@ -36,7 +36,7 @@ class ModelRun(Run):
             prompt_logprobs=lambda tokens, *formats: [-1.0, -1.0],
             compute_dtype="float32",
             reference=None,
-            staging=SimpleNamespace(close=lambda: None),
+            free_sent=lambda: None,
         )
         self.settings = WeightSync(deadline_s=60.0, **settings)
         trainer: Any = SimpleNamespace(

@@ -1,10 +1,12 @@
 """One rank of several that stage the weights of policies, divided in one way, without a trainer.
 
-Rank 0 writes the weights as it gathers them, and each rank's bytes of the staged version.
+Rank 0 writes the weights as it gathers them, each rank's bytes of the staged version, and what a
+worker receives when all ranks broadcast.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ import lrl
 from lrl.distributed.collective import follow
 from lrl.distributed.ranks import Ranks
 from lrl.training.sharding import Sharding
+from lrl.weights import communicator
+from lrl.weights.broadcast import JoinOrder
 from lrl.weights.staging import StageOrder
 from tests.strategies.forked_ranks import meet
 from tests.strategies.sharded_step import LORA, UNDIVIDED, fill_new_weights
+from tests.weights.nccl_over_gloo import Communicator, receive
 
 
 class Divided(lrl.PolicyModule):
@@ -37,9 +42,25 @@ class Divided(lrl.PolicyModule):
         fill_new_weights(self)
 
 
+def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
+    """Returns what one worker receives of all ranks; gloo stands for NCCL."""
+    unique_id, size = str(place).encode(), policy.ranks.size + 1
+    place.unlink(missing_ok=True)
+    with ThreadPoolExecutor(1) as thread:
+        worker = thread.submit(Communicator, unique_id, size - 1, size, "cpu")
+        order = JoinOrder(unique_id, size, torch.bfloat16, bucket_bytes=1000)
+        layout, _ = policy.sent_weights.join("pool", order)
+        group = worker.result(60)
+        found = thread.submit(receive, group, layout)
+        policy.sent_weights.send("pool")
+        policy.sent_weights.end("pool", False, 60.0)
+        return found.result(60)
+
+
 def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
     """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh."""
     them = meet(folder)
+    communicator.join = Communicator
     for model in sorted(models.iterdir()):
         if "tensor" in sizes and model.name in UNDIVIDED:
             continue
@@ -53,6 +74,8 @@ def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
             with file.open("r+b") as head:
                 head.write(staged.header.text)
             policy.sent_weights.stage(StageOrder("parts", "parts", torch.bfloat16))
+            if policy.lora is None:
+                torch.save(broadcast(policy, folder / "met"), folder / f"{model.name}-worker.pt")
         follow(policy)
         part = policy.staging.parts["parts"]
         blocks = [part.read(block.index) for block in part.blocks]

@@ -67,6 +67,21 @@ def test_the_staged_file_has_the_weights_that_rank_0_gathers(staged: tuple[Path,
         assert all(torch.equal(tensors[name], weight) for name, weight in weights.items())
 
 
+def test_a_worker_receives_the_weights_of_all_ranks_in_its_format(
+    staged: tuple[Path, int],
+) -> None:
+    folder, _ = staged
+    found = sorted(folder.glob("*-worker.pt"))
+    assert len(found) >= 3
+    for file in found:
+        received = torch.load(file)
+        weights = torch.load(folder / f"{file.stem.removesuffix('-worker')}.pt")
+        assert received.keys() == weights.keys()
+        for name, weight in weights.items():
+            dtype = transfer_dtype(weight.dtype, tuple(weight.shape), torch.bfloat16)
+            assert torch.equal(received[name], weight.to(dtype)), name
+
+
 def test_the_parts_in_the_ranks_memory_make_a_file_in_the_generators_format(
     staged: tuple[Path, int], tmp_path: Path
 ) -> None:

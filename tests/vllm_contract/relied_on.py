@@ -169,28 +169,15 @@ MEMBERS = (
         "vllm_plugin/nccl_engine.py",
         f"{TRANSFER}.nccl_engine",
         "NCCLWeightTransferEngine",
-        ("model_update_group init_transfer_engine() update_weights() shutdown()",),
-    ),
-    Members(
-        "weights/nccl.py",
-        f"{TRANSFER}.nccl_common",
-        "NCCLWeightTransferInitInfo",
-        (
-            "nccl_unique_id_b64 rank_offset world_size packed packed_buffer_size_bytes "
-            "packed_num_buffers",
-        ),
-    ),
-    Members(
-        "weights/nccl.py",
-        f"{TRANSFER}.nccl_engine",
-        "NCCLWeightTransferUpdateInfo",
-        ("names dtype_names shapes",),
+        ("model_update_group init_transfer_engine() receive_weights() shutdown()",),
     ),
     Members(
         "weights/communicator.py",
         "vllm.distributed.device_communicators.pynccl",
         "PyNcclCommunicator",
-        ("disabled available device nccl comm broadcast() destroy()",),
+        (
+            "disabled available device nccl comm rank broadcast() group_start() group_end() destroy()",
+        ),
     ),
     Members(
         "weights/communicator.py",

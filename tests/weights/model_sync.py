@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ import torch
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.weights import Transport
-from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.staging import Weights
+from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.transport import Weights
 
 INIT, PAUSE, UPDATE = (
     "/init_weight_transfer_engine",
@@ -54,7 +55,10 @@ class Client:
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
         self.posted.append(route)
         await asyncio.sleep(0)
+        end = time.monotonic() + deadline_s
         while route == self.stuck:
+            if time.monotonic() > end:
+                raise GeneratorTimeout(f"{route} did not answer within {deadline_s} s.")
             await asyncio.sleep(0.001)
         if self.failing.get(route, 0) > 0:
             self.failing[route] -= 1
@@ -115,8 +119,8 @@ class Direct(Transport):
         self.closed = 0
         self.value = 0
 
-    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
-        calls.init_weight_transfer_engine({})
+    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
+        calls.init({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         self.staged.append(use_fallback)
@@ -125,10 +129,8 @@ class Direct(Transport):
         ((_, tensor),) = weights()
         self.value = zlib.crc32(tensor.numpy())
 
-    def send(self, calls: GeneratorGroupCalls) -> None:
-        calls.start_weight_update()
-        calls.update_weights({"value": self.value})
-        calls.finish_weight_update()
+    def send(self, calls: PoolCalls) -> None:
+        calls.update(lambda one: {"value": self.value})
 
     def close(self) -> None:
         self.closed += 1

@@ -2,7 +2,7 @@
 
 `install` does it in the trainer's process. `GlooServer` is a server whose processes do it, by a
 vLLM plugin that only their environment names. All else is what runs on GPUs: lrl's transport and
-engine, vLLM's packing and loading, HTTP.
+engine, vLLM's loading, HTTP.
 
 The stand-in is as NCCL where NCCL is hard to live with. Nobody is told of a lost member, or of one
 that has aborted: the others wait until they are aborted themselves, and then return, without an
@@ -16,7 +16,6 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +25,14 @@ import torch
 import torch.distributed as dist
 
 from lrl.generators.server import Server
-from lrl.weights import find_transport
+from lrl.weights.buckets import buckets_of, damaged, exchange
+from lrl.weights.wire import TensorSpec
 
-KILL = "NCCL_OVER_GLOO_KILL"
-"""Names a file; the rank that is written in it dies, with the file, in the middle of its next
-transfer."""
-DIES_AT = 3
-"""The broadcast of that transfer which it does not survive."""
+FAULT = "NCCL_OVER_GLOO_FAULT"
+"""Names a file with `kill RANK` or `damage RANK`: that rank dies, or gets a wrong bit, in the middle
+of its next transfer; the file goes with it."""
+FAULT_AT = 3
+"""The broadcast of that transfer in which it happens."""
 GIVES_UP = timedelta(minutes=30)
 """Gloo has a deadline, and NCCL has none: it is longer than any test."""
 ID_BYTES = 128
@@ -90,7 +90,9 @@ class Communicator:
         """Returns when the tensor is there, or after an abort."""
         if self.disabled:
             return
-        self._die_if_told()
+        fault = self._fault()
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         how = dist.BroadcastOptions()
         how.rootRank = src
         how.rootTensor = 0
@@ -106,6 +108,14 @@ class Communicator:
         threading.Thread(target=move, daemon=True).start()
         while not (ended.wait(0.05) or self.aborted.is_set()):
             pass
+        if fault == "damage":
+            tensor[0] ^= 1
+
+    def group_start(self) -> None:
+        """Each broadcast is by itself."""
+
+    def group_end(self) -> None:
+        """Each was by itself."""
 
     def destroy(self) -> None:
         """As vLLM's."""
@@ -113,57 +123,35 @@ class Communicator:
             self.nccl.ncclCommAbort(self)
             self.disabled = True
 
-    def _die_if_told(self) -> None:
-        told = Path(os.environ.get(KILL, ""))
-        self._told += told.is_file() and told.read_text() == str(self.rank)
-        if self._told == DIES_AT:
-            told.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+    def _fault(self) -> str:
+        """Returns what happens in this broadcast; empty for nothing."""
+        told = Path(os.environ.get(FAULT, ""))
+        fault, _, rank = told.read_text().partition(" ") if told.is_file() else ("", "", "")
+        if rank != str(self.rank):
+            return ""
+        self._told += 1
+        if self._told < FAULT_AT:
+            return ""
+        told.unlink()
+        return fault
 
 
-class Stream:
-    """A CUDA stream on which everything has happened."""
-
-    cuda_stream = 0
-
-    def synchronize(self) -> None:
-        """Nothing is under way."""
-
-    def wait_event(self, event: Any) -> None:
-        """It has happened."""
-
-
-class Event:
-    """A CUDA event that has happened."""
-
-    def record(self, stream: Stream) -> None:
-        """Happens at once."""
+def receive(group: Communicator, layout: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the weights of one update, as `lrl.vllm_plugin.nccl_engine` receives them."""
+    dtypes = (getattr(torch, name) for name in layout["dtypes"])
+    tensors = list(map(TensorSpec, layout["names"], dtypes, map(tuple, layout["shapes"])))
+    found: dict[str, torch.Tensor] = {}
+    for bucket in buckets_of(tensors, layout["rows"], layout["bucket_bytes"]):
+        packed = exchange(group, bucket, group.rank, own=None, device=group.device)
+        assert not damaged(packed)
+        found |= bucket.unpack(packed)
+    return found
 
 
 class TorchOnCpu:
-    """The module torch, with one device without streams; vLLM 0.33 asks for more of it than
-    0.32."""
+    """The module torch without an accelerator that is waited for."""
 
-    Event = Event
-    accelerator = SimpleNamespace(
-        current_device_index=lambda: 0,
-        current_stream=Stream,
-        is_available=lambda: False,
-        synchronize=lambda *_: None,
-    )
-    cuda = SimpleNamespace(
-        Stream=lambda *_, **__: Stream(),
-        current_stream=Stream,
-        is_available=lambda: False,
-        stream=nullcontext,
-    )
-
-    @staticmethod
-    def empty(*size: Any, **how: Any) -> torch.Tensor:
-        """Returns a buffer that takes `record_stream`, as a GPU's does."""
-        buffer = torch.empty(*size, **how)
-        buffer.record_stream = lambda stream: None  # type: ignore[method-assign, assignment]
-        return buffer
+    accelerator = SimpleNamespace(synchronize=lambda: None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -178,7 +166,7 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
         replace: Sets an attribute; a monkeypatch's `setattr` takes it back.
     """
     from vllm.distributed.device_communicators import pynccl_wrapper
-    from vllm.distributed.weight_transfer import base, nccl_common, packed_tensor
+    from vllm.distributed.weight_transfer import base, nccl_common
 
     from lrl.vllm_plugin.nccl_engine import NcclEngine
 
@@ -186,8 +174,7 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
         replace(Library, "folder", folder)
     replace(pynccl_wrapper, "NCCLLibrary", Library)
     replace(nccl_common, "uid_init_process_group", Communicator)
-    for module in (base, nccl_common, packed_tensor):
-        replace(module, "torch", TorchOnCpu())
+    replace(base, "torch", TorchOnCpu())
     finish = NcclEngine.finish_weight_update
 
     def finish_and_pack(self: Any) -> None:
@@ -206,11 +193,11 @@ class GlooServer(Server):
     """A server on the CPU whose workers take part in transfers by `nccl`.
 
     Args:
-        told: The file of `KILL`; need not exist.
+        told: The file of `FAULT`; need not exist.
     """
 
     def __init__(self, *arguments: Any, told: Path = Path(), **settings: Any) -> None:
-        super().__init__(*arguments, middleware=find_transport("nccl").middleware, **settings)
+        super().__init__(*arguments, **settings)
         self.told = told
 
     def environment(self) -> dict[str, str]:
@@ -225,7 +212,7 @@ class GlooServer(Server):
             *([before] if before else []),
         ]
         return super().environment() | {
-            KILL: str(self.told),
+            FAULT: str(self.told),
             "PYTHONPATH": os.pathsep.join(folders),
             "VLLM_PLUGINS": "lrl,nccl_over_gloo",
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,17 +34,15 @@ class Generator:
         self.buffer = torch.empty(0)
         self.weights: dict[str, torch.Tensor] = {}
 
-    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+    def init(self, info: dict[str, Any]) -> None:
         self.calls.append("init")
         assert info == {"packed": True}
 
-    def start_weight_update(self) -> None:
-        self.calls.append("start")
-
-    def update_weights(self, info: dict[str, Any]) -> None:
+    def update(self, body: Callable[[Any], dict[str, Any]]) -> None:
         from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
 
         self.calls.append("update")
+        info = body(self)
         assert "ipc_handles" not in info  # no JSON can hold them
         assert set(pickle.loads(base64.b64decode(info["ipc_handles_pickled"]))) == {DEVICE}
         sizes = info["tensor_sizes"]
@@ -52,9 +51,6 @@ class Generator:
             self.buffer[: sum(sizes)], info["names"], info["shapes"], dtypes, sizes
         )
         self.weights |= {name: tensor.clone() for name, tensor in found}
-
-    def finish_weight_update(self) -> None:
-        self.calls.append("finish")
 
 
 @pytest.fixture
@@ -111,8 +107,7 @@ def test_vllms_own_engine_delivers_every_tensor_of_every_version(
         for name, value in expected.items():
             torch.testing.assert_close(generator.weights[name], value, rtol=0, atol=0)
     transport.close()
-    assert generator.calls[:2] == ["init", "start"]
-    assert generator.calls[-1] == "finish"
+    assert generator.calls[0] == "init"
     assert generator.calls.count("update") > 4, "one bounded buffer, many times"
 
 

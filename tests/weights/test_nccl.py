@@ -1,7 +1,7 @@
 """The NCCL transport as far as it goes without vLLM: who may use it, and how a transfer that cannot
 end is ended.
 
-Covers lrl/weights/both_ends.py, communicator.py.
+Covers lrl/weights/nccl.py, communicator.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,15 +23,13 @@ from lrl.errors import CollectiveBroken, ConfigError, RankLostError
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import communicator, find_transport
-from lrl.weights.both_ends import wait_for_both_ends
-from lrl.weights.communicator import ABORT_ROUTE as ROUTE
-from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.nccl import Nccl
-from lrl.weights.wire import Wire
+from lrl.weights.pool_calls import PoolCalls
 from tests.weights.model_sync import INIT, make_generators
+from tests.weights.whole_weights import WholeWeights
 
 ROOT = Path(__file__).parents[2]
-UPDATE, ABORTED = "/update_weights", f"{ROUTE}0123456789abcdef"
+UPDATE = "/update_weights"
 
 
 @pytest.fixture
@@ -42,83 +40,61 @@ def loop() -> Iterator[LoopThread]:
 
 
 class Ends:
-    """Both ends of one collective: the calls to two generators, and the trainer's own part."""
+    """Both ends of one collective: the calls to two generators, of which none is answered, and the
+    trainer's own part."""
 
-    def __init__(
-        self, loop: LoopThread, deadline_s: float = 300.0, silence_s: float = 300.0
-    ) -> None:
+    def __init__(self, loop: LoopThread, deadline_s: float = 300.0) -> None:
         self.generators = make_generators()
         self.own: Future[str] = Future()
-        self.calls = GeneratorGroupCalls(loop, deadline_s, silence_s, collective=True)
-        self.aborts = 0
+        self.calls = PoolCalls(loop, deadline_s, deadline_s, collective=True)
+        self.aborted: list[bool] = []
         for generator in self.generators:
             client: Any = generator.client
-            client.stuck = UPDATE  # waits until the trainer aborts it
+            client.stuck = UPDATE
             client.updating = True
-            client.post = self._released_by_abort(client, client.post)
         self.calls.begin(self.generators, 3)
 
-    def join(self) -> str:
-        phase = self.calls.start_update({"value": 7})
-        name = ABORTED.removeprefix(ROUTE)
-        return wait_for_both_ends(self.calls, phase, self.own, name=name, abort=self._abort)
+    def meet(self) -> None:
+        transport = Nccl()
+        transport._name = "pool"
+        transport._weights = self  # type: ignore[assignment]
+        transport._meet(self.calls, UPDATE, lambda one: {"update_info": {"value": 7}}, self.own)
+
+    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
+        self.aborted.append(abort)
 
     def posted(self, number: int) -> list[str]:
         return self.generators[number].client.posted  # type: ignore[attr-defined,no-any-return]
 
-    def _abort(self) -> None:
-        self.aborts += 1
 
-    @staticmethod
-    def _released_by_abort(client: Any, post: Callable[..., Any]) -> Callable[..., Any]:
-        async def posting(route: str, body: Any = None, *, deadline_s: float) -> None:
-            if route == ABORTED:
-                client.stuck = ""
-            await post(route, body, deadline_s=deadline_s)
-
-        return posting
-
-
-def test_a_generator_that_fails_ends_the_collective_for_all_and_is_the_only_one_to_blame(
-    loop: LoopThread,
-) -> None:
+def test_a_generator_that_fails_ends_the_collective_for_all_that_wait(loop: LoopThread) -> None:
     ends = Ends(loop)
     ends.generators[1].client.stuck = ""  # type: ignore[attr-defined]
     ends.generators[1].client.failing = {UPDATE: 1}  # type: ignore[attr-defined]
     with pytest.raises(
         CollectiveBroken, match="/update_weights for weight version 3 broke off.*generator 1 failed"
     ):
-        ends.join()
-    assert ends.aborts == 1 and ABORTED in ends.posted(0) and ABORTED not in ends.posted(1)
-    assert (
-        ends.calls.participants == ends.generators[:1]
-        and list(ends.calls.failed) == ends.generators[1:]
-    )
+        ends.meet()
+    assert ends.aborted == [True] and ends.calls.participants == []
+    assert "answered 500" in ends.calls.failed[ends.generators[1]]
+    assert "nothing ends it" in ends.calls.failed[ends.generators[0]]
 
 
-def test_a_generator_that_is_evicted_meanwhile_ends_the_collective_for_all(
-    loop: LoopThread,
-) -> None:
+def test_a_generator_that_is_evicted_meanwhile_ends_the_collective(loop: LoopThread) -> None:
     ends = Ends(loop)
     timer = threading.Timer(0.3, ends.generators[1].evict, ["its process has ended"])
     timer.start()
     with pytest.raises(CollectiveBroken, match="generator 1"):
-        ends.join()
-    assert ends.calls.failed == {ends.generators[1]: "its process has ended"}
+        ends.meet()
+    assert ends.calls.failed[ends.generators[1]] == "its process has ended"
 
 
-def test_at_the_deadline_who_does_not_answer_the_abort_is_to_blame(loop: LoopThread) -> None:
-    ends = Ends(loop, deadline_s=0.2, silence_s=0.2)
-    frozen: Any = ends.generators[1].client
-    frozen.silent = {ABORTED}
-
-    async def never(route: str, body: Any = None, *, deadline_s: float) -> None:
-        await type(frozen).post(frozen, route, body, deadline_s=deadline_s)
-
-    frozen.post = never
-    with pytest.raises(CollectiveBroken, match="did not end within 0.2 s"):
-        ends.join()
-    assert ends.aborts == 1 and ends.calls.participants == ends.generators[:1]
+def test_at_the_deadline_who_has_answered_is_not_to_blame(loop: LoopThread) -> None:
+    ends = Ends(loop, deadline_s=0.5)
+    ends.generators[0].client.stuck = ""  # type: ignore[attr-defined]
+    with pytest.raises(CollectiveBroken, match="broke off.*generator 1 failed"):
+        ends.meet()
+    assert ends.aborted == [True] and ends.calls.participants == ends.generators[:1]
 
 
 @pytest.mark.parametrize(
@@ -136,20 +112,19 @@ def test_an_error_of_nccl_in_the_trainer_breaks_the_collective_and_any_other_is_
     ends = Ends(loop)
     ends.own.set_exception(error)
     with pytest.raises(raised, match=str(error)):
-        ends.join()
-    assert ends.aborts == 1 and ABORTED in ends.posted(0) and ABORTED in ends.posted(1)
-    assert ends.calls.participants == ends.generators and ends.calls.failed == {}
+        ends.meet()
+    assert ends.aborted == [True]
 
 
-def test_a_signal_ends_the_trainers_part_and_waits_for_nobody(loop: LoopThread) -> None:
+def test_a_signal_ends_the_trainers_part(loop: LoopThread) -> None:
     def told() -> None:
         raise SystemExit(143)
 
     ends = Ends(loop)
     ends.calls.interrupted = told
     with pytest.raises(SystemExit):
-        ends.join()
-    assert ends.aborts == 1 and ABORTED not in ends.posted(0)
+        ends.meet()
+    assert ends.aborted == [True]
 
 
 def test_both_ends_are_waited_for(loop: LoopThread) -> None:
@@ -157,7 +132,8 @@ def test_both_ends_are_waited_for(loop: LoopThread) -> None:
     for generator in ends.generators:
         generator.client.stuck = ""  # type: ignore[attr-defined]
     threading.Timer(0.3, ends.own.set_result, ["sent"]).start()
-    assert ends.join() == "sent" and ends.aborts == 0
+    ends.meet()
+    assert ends.aborted == [False] and ends.own.done()
     assert [generator.client.holds for generator in ends.generators] == [7, 7]  # type: ignore[attr-defined]
 
 
@@ -165,18 +141,18 @@ def test_nobody_enters_a_collective_without_one_that_is_lost(loop: LoopThread) -
     ends = Ends(loop)
     ends.generators[1].evict("its process has ended")
     with pytest.raises(CollectiveBroken):
-        ends.join()
+        ends.meet()
     assert ends.posted(0) == []
 
 
 def test_every_worker_answers_before_a_communicator_is_made(loop: LoopThread) -> None:
     release = "/shutdown_weight_transfer_engine"
     generators = make_generators()
-    calls = GeneratorGroupCalls(loop, 5.0, 5.0, collective=True)
+    calls = PoolCalls(loop, 5.0, 5.0, collective=True)
     calls.begin(generators, 3)
     generators[1].client.failing = {release: 1}  # type: ignore[attr-defined]
     with pytest.raises(CollectiveBroken, match=release):
-        find_transport("nccl")().connect(calls, lambda: iter(()), "run-0")
+        find_transport("nccl")().connect(calls, WholeWeights(lambda: iter(())), "run-0")
     assert all(INIT not in generator.client.posted for generator in generators)  # type: ignore[attr-defined]
 
 
@@ -193,53 +169,12 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
     generators = make_generators()
     for generator in generators:
         generator.server.settings.tensor_parallel_size = 2  # type: ignore[misc]
-    calls = GeneratorGroupCalls(loop, 5.0, 5.0, collective=True)
+    calls = PoolCalls(loop, 5.0, 5.0, collective=True)
     calls.begin(generators, 3)
-    find_transport("nccl")().connect(calls, lambda: iter(()), "run-0")
+    find_transport("nccl")().connect(calls, WholeWeights(lambda: iter(())), "run-0")
     infos = [generator.client.init_info for generator in generators]  # type: ignore[attr-defined]
     assert [info["rank_offset"] for info in infos] == [1, 3] and sizes == [5]
     assert {info["world_size"] for info in infos} == {5}
-
-
-def sending(read: list[int]) -> Nccl:
-    """A transport that is about to send four tensors; `read` gets the number of each that is
-    read."""
-
-    def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        for number in range(4):
-            read.append(number)
-            yield f"w{number}", torch.ones(1)
-
-    transport = Nccl()
-    transport._wire = Wire(weights, torch.float32)
-    transport._communicator = SimpleNamespace(disabled=False)
-    read.clear()
-    return transport
-
-
-def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent() -> None:
-    read: list[int] = []
-    transport = sending(read)
-    tensors = transport._tensors(None)
-    assert next(tensors)[0] == "w0"
-    transport._communicator.disabled = True
-    assert list(tensors) == [] and read == [0, 1, 2, 3]
-
-
-def test_after_an_error_in_the_broadcast_the_rest_is_read_by_all_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(iterator: Iterator[Any], **settings: Any) -> None:
-        next(iterator)
-        raise RuntimeError("NCCL error: remote process exited")
-
-    packed = SimpleNamespace(packed_nccl_broadcast_producer=broken)
-    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.packed_tensor", packed)  # type: ignore[arg-type]
-    read: list[int] = []
-    broadcast = sending(read)._broadcast_from(torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="remote process exited"):
-        broadcast()
-    assert read == [0, 1, 2, 3]
 
 
 class Hanging:
@@ -264,16 +199,18 @@ STUCK = """
 import atexit
 import threading
 atexit.register(threading.Event().wait)  # as a library that waits for the GPU when it is unloaded
-from concurrent.futures import Future
-from contextlib import nullcontext
+from lrl.errors import StuckTransfer
 from lrl.system.event_loop import start_daemon_call
-from lrl.weights import communicator, nccl
+from lrl.weights import communicator
+from lrl.weights.broadcast import Broadcast
 from tests.weights.test_nccl import Hanging
 communicator.ABORT_S = 0.1
-sending = start_daemon_call(threading.Event().wait, "a broadcast that never ends")
+broadcast = Broadcast()
+broadcast._joined.set_result(Hanging())
+broadcast._sent = start_daemon_call(threading.Event().wait, "a broadcast that never ends")
 try:
-    nccl.abort_broadcast(Hanging(), sending, 0.1)
-except nccl.StuckTransfer as error:
+    broadcast.end(True, 0.1)
+except StuckTransfer as error:
     print("saved;", error)
     raise
 """

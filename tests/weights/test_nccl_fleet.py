@@ -1,4 +1,4 @@
-"""Syncs by `nccl` with real vLLM servers, of which two are lost; gloo stands for the
+"""Syncs by `nccl` from two ranks to real vLLM servers, of which some are lost; gloo stands for the
 communicator.
 
 Covers lrl/vllm_plugin/nccl_engine.py.
@@ -25,12 +25,14 @@ from lrl.weights.sync import PoolSync
 from tests.leftovers import wait_for
 from tests.weights.nccl_over_gloo import GlooServer, install
 from tests.weights.policy_in_memory import PolicyInMemory
+from tests.weights.threaded_ranks import threaded_ranks
+from tests.weights.whole_weights import WeightsOfRanks
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 STEP = 1e-2
 """Moves a log-prob by far more than a proof allows."""
-BUFFER = 2**16
-"""Bytes: the policy is packed into half a dozen of them, which end within layers."""
+BUCKET = 2**16
+"""Bytes: the policy has half a dozen of them, which end within layers."""
 WORKERS = {"one": 1, "two": 2, "three": 1}
 """Workers of each server."""
 
@@ -43,6 +45,9 @@ class Scene:
         self.policy = PolicyInMemory(folder)
         self.loop = LoopThread()
         self.version = 0
+        # Sorted, as a policy's are.
+        parameters = sorted(self.policy.network.named_parameters())
+        self.weights = WeightsOfRanks(lambda: iter(parameters), threaded_ranks(2))
         self.pool = GeneratorPool([])
         self.joined: list[Generator] = []
         self.syncs = PoolSync(
@@ -71,8 +76,7 @@ class Scene:
         """Syncs a new version; returns the generators that did not get it."""
         self.policy.step(STEP)
         self.version += 1
-        weights = self.policy.network.named_parameters
-        failed = self.syncs.sync_now(weights, self.version, self._make_proof)
+        failed = self.syncs.sync_now(self.weights, self.version, self._make_proof)
         self.syncs.finish_sync(failed)
         unproved = self.syncs.wait()
         assert unproved == {}, unproved
@@ -146,7 +150,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Scene]:
     install(tmp_path_factory.mktemp("nccl"), monkeypatch.setattr)
-    monkeypatch.setattr(nccl, "BUFFER_BYTES", BUFFER)
+    monkeypatch.setattr(nccl, "BUCKET_BYTES", BUCKET)
     found = Scene(policy_folder)
     yield found
     found.close()
@@ -164,6 +168,16 @@ def test_generators_join_and_leave_and_each_worker_gets_its_part(
     assert scene.sync() == [] and holds(two, 4)
 
 
+def test_a_worker_that_gets_a_wrong_bit_says_so_and_is_evicted(
+    scene: Scene, servers: dict[str, GlooServer]
+) -> None:
+    (three,) = scene.join(servers["three"])
+    assert scene.sync() == [] and holds(three, 1)
+    # ranks: the trainer's two, the worker.
+    servers["three"].told.write_text("damage 2")
+    assert scene.sync() == [three] and "a checksum does not fit" in str(three.eviction)
+
+
 def test_a_server_that_is_killed_before_the_broadcast_costs_only_itself(
     scene: Scene, servers: dict[str, GlooServer]
 ) -> None:
@@ -175,14 +189,14 @@ def test_a_server_that_is_killed_before_the_broadcast_costs_only_itself(
     assert scene.sync() == [] and holds(one, 3) and scene.pool.generators == [one]
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_broadcast_costs_only_its_generator(
+def test_a_worker_that_is_killed_in_the_middle_of_a_broadcast_costs_those_that_wait_for_it(
     scene: Scene, servers: dict[str, GlooServer]
 ) -> None:
     one, two = scene.join(servers["one"], servers["two"])
     assert scene.sync() == [] and holds(one, 1) and holds(two, 1)
-    # ranks: the trainer, the worker of `one`, both workers of `two`.
-    servers["two"].told.write_text("3")
-    assert scene.sync() == [two] and holds(one, 2) and two.eviction is not None
+    # ranks: the trainer's two, the worker of `one`, both workers of `two`.
+    servers["two"].told.write_text("kill 4")
+    assert set(scene.sync()) == {one, two} and one.eviction and two.eviction
     assert not servers["two"].told.exists(), "it died in the broadcast"
-    wait_for(lambda: not broadcasts(), 60.0, "the end of the thread that sent")
-    assert scene.sync() == [] and holds(one, 3) and scene.pool.generators == [one]
+    wait_for(lambda: not broadcasts(), 60.0, "the end of the threads that sent")
+    assert scene.pool.generators == []

@@ -21,7 +21,7 @@ from lrl.system.event_loop import LoopThread
 from lrl.vllm_plugin import block_client, fetched_files
 from lrl.weights import pull
 from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder
-from lrl.weights.group_calls import Failures, GeneratorGroupCalls
+from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.pull import Pull
 from lrl.weights.sync import PoolSync
 from tests.certificates import self_signed
@@ -397,7 +397,7 @@ def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
     serving: list[bool] = []
     distribute = scene.transport.distribute
 
-    def watched(calls: GeneratorGroupCalls) -> Failures:
+    def watched(calls: PoolCalls) -> Failures:
         serving.append(all(generator.serving for generator in scene.generators))
         return distribute(calls)  # type: ignore[no-any-return]
 

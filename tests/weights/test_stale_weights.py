@@ -18,8 +18,8 @@ from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.weights.proof import Proof
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
+from lrl.weights.transport import Weights
 from tests.lent_server import LentServer, start_server
 from tests.weights.policy_in_memory import PolicyInMemory
 from tests.weights.whole_weights import WholeWeights

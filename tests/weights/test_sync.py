@@ -14,7 +14,7 @@ from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
-from lrl.weights.group_calls import GeneratorGroupCalls
+from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.sync import PoolSync
 from tests.weights.model_sync import INIT, UPDATE, Collective, Direct, make_generators, weights
 
@@ -246,8 +246,8 @@ def test_only_tokens_in_flight_count_as_recomputed(
 
 
 def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> None:
-    assert GeneratorGroupCalls(loop, 10.0, 60.0).silence_s == 10.0
-    assert GeneratorGroupCalls(loop, 300.0, 60.0).silence_s == 60.0
+    assert PoolCalls(loop, 10.0, 60.0).silence_s == 10.0
+    assert PoolCalls(loop, 300.0, 60.0).silence_s == 60.0
 
 
 @pytest.mark.parametrize("times", [1, 2])

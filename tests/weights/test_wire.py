@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lrl.weights.staging import Weights
+from lrl.weights.transport import Weights
 from lrl.weights.wire import Wire
 
 HALF, FULL = torch.bfloat16, torch.float32

@@ -37,8 +37,12 @@ class ThreadedRanks(Ranks):
         return [part, *(up.get(timeout=300) for _, up in self._pipes[1:])]
 
 
+def threaded_ranks(size: int) -> list[Ranks]:
+    pipes = [(queue.Queue[Any](), queue.Queue[Any]()) for _ in range(size)]
+    return [ThreadedRanks(rank, pipes) for rank in range(size)]
+
+
 def on_ranks(size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Runs `work` on as many ranks at once; returns the result of each."""
-    pipes = [(queue.Queue[Any](), queue.Queue[Any]()) for _ in range(size)]
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: work(ThreadedRanks(rank, pipes)), range(size)))
+        return list(pool.map(work, threaded_ranks(size)))

@@ -1,32 +1,79 @@
-"""Weights of one process, as the transports ask for them."""
+"""Weights in memory, as the transports ask for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
 from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint
 from lrl.training.pieces import Piece, piece_of
+from lrl.weights.broadcast import Broadcast, JoinOrder
 from lrl.weights.staging import Served, Staged, StageOrder, Staging
 
 
 class WholeWeights:
-    """What `weights` yields, as one part."""
+    """What `weights` yields, of which a rank sends its rows; by default of one rank."""
 
-    def __init__(self, weights: Callable[[], Iterator[tuple[str, Tensor]]]) -> None:
+    def __init__(
+        self, weights: Callable[[], Iterator[tuple[str, Tensor]]], ranks: Ranks | None = None
+    ) -> None:
         self.weights = weights
+        self.ranks = ranks or Ranks()
         self.staging = Staging()
+        self.broadcast = Broadcast()
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
         return self.weights()
 
-    def stage(self, order: StageOrder) -> Staged:
-        def pieces() -> Iterator[Piece]:
-            return (piece_of(name, one, Ranks()) for name, one in self.weights())
+    def pieces(self) -> Iterator[Piece]:
+        return (piece_of(name, one, self.ranks) for name, one in self.weights())
 
-        return self.staging.stage(pieces, order, Ranks())
+    def stage(self, order: StageOrder) -> Staged:
+        return self.staging.stage(self.pieces, order, self.ranks)
 
     def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
-        return self.staging.serve(endpoint, token, Ranks())
+        return self.staging.serve(endpoint, token, self.ranks)
+
+    def join(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+        return self.broadcast.join(self.pieces, order, self.ranks)
+
+    def send(self, pool: str) -> Future[None]:
+        return self.broadcast.send(self.pieces, self.ranks)
+
+    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
+        self.broadcast.end(abort, deadline_s)
+
+
+class WeightsOfRanks(WholeWeights):
+    """The same of several ranks, each a thread that rank 0 leads."""
+
+    def __init__(
+        self, weights: Callable[[], Iterator[tuple[str, Tensor]]], ranks: list[Ranks]
+    ) -> None:
+        super().__init__(weights, ranks[0])
+        self.others = [WholeWeights(weights, one) for one in ranks[1:]]
+        self.threads = ThreadPoolExecutor(len(ranks))
+
+    def join(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+        with self._led(lambda one: one.join(pool, order)):
+            return super().join(pool, order)
+
+    def send(self, pool: str) -> Future[None]:
+        with self._led(lambda one: one.send(pool)):
+            return super().send(pool)
+
+    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
+        with self._led(lambda one: one.end(pool, abort, deadline_s)):
+            super().end(pool, abort, deadline_s)
+
+    @contextmanager
+    def _led(self, call: Callable[[WholeWeights], Any]) -> Iterator[None]:
+        called = [self.threads.submit(call, one) for one in self.others]
+        yield
+        for one in called:
+            one.result(60)

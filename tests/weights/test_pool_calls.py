@@ -11,8 +11,8 @@ import pytest
 
 from lrl.errors import CollectiveBroken, GeneratorError
 from lrl.system.event_loop import LoopThread
-from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.ipc import PickledHandles
+from lrl.weights.pool_calls import PoolCalls
 
 
 class Recorder:
@@ -46,8 +46,8 @@ def make_generator(workers: int) -> Any:
 
 def calls_of(
     generators: list[Any], loop: LoopThread, version: int = 0, **settings: Any
-) -> GeneratorGroupCalls:
-    calls = GeneratorGroupCalls(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
+) -> PoolCalls:
+    calls = PoolCalls(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
     calls.begin(generators, version)
     return calls
 
@@ -62,7 +62,7 @@ def loop() -> Iterator[LoopThread]:
 
 def test_every_generator_gets_the_same_call(loop: LoopThread) -> None:
     generators = [make_generator(1), make_generator(1)]
-    calls_of(generators, loop).init_weight_transfer_engine({})
+    calls_of(generators, loop).init({})
     assert [generator.client.posted for generator in generators] == [
         [("/init_weight_transfer_engine", {"init_info": {}})]
     ] * 2
@@ -71,9 +71,9 @@ def test_every_generator_gets_the_same_call(loop: LoopThread) -> None:
 def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
     generator = make_generator(1)
     calls = calls_of([generator], loop, 12)
-    calls.start_weight_update()
-    calls.update_weights({"file": "w"})
-    calls.finish_weight_update()
+    calls.start_update()
+    calls.update(lambda one: {"file": "w"})
+    calls.finish_update()
     assert generator.client.posted == [
         ("/start_weight_update", None),
         ("/update_weights", {"update_info": {"file": "w"}}),
@@ -99,8 +99,8 @@ def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_c
         "generator 1: /start_weight_update answered 500: no"
     )
     calls = calls_of(generators, loop, 3)
-    calls.start_weight_update()
-    calls.update_weights({})
+    calls.start_update()
+    calls.update(lambda one: {})
     assert [route for route, _ in generators[0].client.posted] == [
         "/start_weight_update",
         "/update_weights",
@@ -115,14 +115,14 @@ def test_a_collective_transfer_ends_with_its_first_failure(loop: LoopThread) -> 
     generators = [make_generator(1), make_generator(1)]
     generators[1].client.error = GeneratorError("generator 1: no")
     with pytest.raises(CollectiveBroken, match="/start_weight_update"):
-        calls_of(generators, loop, collective=True).start_weight_update()
+        calls_of(generators, loop, collective=True).start_update()
 
 
 def test_an_error_that_is_no_generators_failure_is_raised(loop: LoopThread) -> None:
     generator = make_generator(1)
     generator.client.error = KeyError("a fault of the program")  # type: ignore[assignment]
     with pytest.raises(KeyError):
-        calls_of([generator], loop).start_weight_update()
+        calls_of([generator], loop).start_update()
 
 
 def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
@@ -131,7 +131,7 @@ def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -
     # The loop adds 5 s to what the client is given.
     calls = calls_of([generator], loop, 3, deadline_s=-4.9)
     with pytest.raises(TimeoutError, match="/update_weights for weight version 3"):
-        calls.update_weights({})
+        calls.update(lambda one: {})
 
 
 def test_a_signal_ends_the_wait_for_a_phase(loop: LoopThread) -> None:
@@ -142,4 +142,4 @@ def test_a_signal_ends_the_wait_for_a_phase(loop: LoopThread) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calls_of([generator], loop, interrupted=told).update_weights({})
+        calls_of([generator], loop, interrupted=told).update(lambda one: {})

@@ -1,9 +1,8 @@
-"""vLLM's routes, called on all generators of a pool at once, and the failures of each."""
+"""The calls of a sync to all generators of a pool at once, and the failures of each."""
 
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from lrl.errors import CollectiveBroken, GeneratorError, GeneratorTimeout
@@ -31,50 +30,9 @@ MARGIN_S = 5.0
 """Seconds beyond the deadline of its calls, after which a phase is given up."""
 
 
-class Phase:
-    """A phase under way in several generators.
-
-    Args:
-        name: Of the phase, in errors.
-        calls: The call to each generator.
-        loop: The event loop that carries the calls.
-    """
-
-    def __init__(
-        self, name: str, calls: dict[Generator, Coroutine[Any, Any, Any]], loop: LoopThread
-    ) -> None:
-        self.name = name
-        self.generators = list(calls)
-        self.errors: dict[Generator, GeneratorError] = {}
-        """The failures so far."""
-        self.answered: set[Generator] = set()
-        """Generators that have ended the phase, failed or not."""
-        self._started = time.monotonic()
-        self.ended: Future[Any] = loop.submit(gather([self._note(*each) for each in calls.items()]))
-
-    def why(self, generator: Generator) -> str:
-        """Returns the failure of `generator` in words."""
-        seconds = time.monotonic() - self._started
-        return f"{self.name} failed after {seconds:.1f} s: {self.errors[generator]}"
-
-    async def _note(self, generator: Generator, call: Coroutine[Any, Any, Any]) -> None:
-        try:
-            await call
-        except GeneratorError as error:
-            self.errors[generator] = error
-            raise
-        finally:
-            self.answered.add(generator)
-
-
-class GeneratorGroupCalls:
+class PoolCalls:
     """Sends each phase of a sync to all participants at once, and excludes failed ones from the
     next.
-
-    It has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it.
-    They keep a reference to it and pass no version: `begin` sets the version before each sync. The
-    four calls of that client raise CollectiveBroken if one generator fails and the transfer needs
-    them all.
 
     Args:
         loop: The event loop that carries the calls.
@@ -82,7 +40,8 @@ class GeneratorGroupCalls:
         silence_s: Seconds for a call that takes milliseconds when nothing is wrong; at most
             `deadline_s`.
         interrupted: Called while waiting; it raises to end the wait.
-        collective: Whether the transfer needs every generator, so that one failure fails all.
+        collective: Whether the transfer needs every generator: the calls that make and use a
+            transfer then raise CollectiveBroken if one has failed.
     """
 
     def __init__(
@@ -103,15 +62,15 @@ class GeneratorGroupCalls:
         """Generators that have not failed so far, in their order."""
         self.failed: Failures = {}
         """Generators that have failed since `begin`."""
-        self.update_open: set[Generator] = set()
-        """Generators in which an update may be open: it was started, and no finish was
-        confirmed."""
         self.silent: set[Generator] = set()
         """Failed generators that let the deadline of a short call pass: their event loop stands
         still."""
-        self.not_at_fault: set[Generator] = set()
+        self.blameless: set[Generator] = set()
         """Failed generators that are not at fault: another one broke the collective, or the trainer
         had no room."""
+        self.update_open: set[Generator] = set()
+        """Generators in which an update may be open: it was started, and no finish was
+        confirmed."""
         self.resumed_s = 0.0
         """Time of the last resume, on `time.monotonic`."""
 
@@ -123,7 +82,7 @@ class GeneratorGroupCalls:
         self.participants = list(generators)
         self.failed = {}
         self.silent = set()
-        self.not_at_fault = set()
+        self.blameless = set()
 
     def include(self, generators: Sequence[Generator]) -> None:
         """Directs the next calls to the `generators` that have not failed since `begin`."""
@@ -134,16 +93,21 @@ class GeneratorGroupCalls:
         self.failed = {**failed, **self.failed}  # the first failure says most
         self.include(self.participants)
 
+    def exclude_evicted(self) -> None:
+        """Excludes the generators that were evicted."""
+        evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
+        self.exclude(evicted)
+
     def fail_all(self, why: str) -> None:
         """Excludes all participants as failed, without a fault of theirs."""
-        self.not_at_fault |= set(self.participants)
+        self.blameless |= set(self.participants)
         self.exclude(dict.fromkeys(self.participants, why))
 
     @property
     def hopeless(self) -> Failures:
         """Failed generators that another attempt cannot help: those that broke a collective, and
         else the silent ones."""
-        found = self.failed.keys() - self.not_at_fault if self.collective else self.silent
+        found = self.failed.keys() - self.blameless if self.collective else self.silent
         return {one: why for one, why in self.failed.items() if one in found}
 
     def log_failures(self, attempt: int, failed: Failures) -> None:
@@ -153,6 +117,97 @@ class GeneratorGroupCalls:
             log.warning("Sync to version %d, attempt %d: %s", self.version, attempt, reasons)
 
     # ---- phases
+
+    def each(self, phase: str, call: Call, short: bool = False) -> None:
+        """Runs one phase in all participants; the calls of a `short` one have `silence_s`."""
+        silent = set[Generator]()
+        self.exclude(self._run(phase, call, silent))
+        if short:
+            self.silent |= silent
+
+    def try_each(self, phase: str, call: Call) -> Failures:
+        """Calls like `each`, but keeps failed generators in the next phase; returns their
+        failures."""
+        failed = self._run(phase, call, set())
+        self.exclude({one: why for one, why in failed.items() if one.eviction is not None})
+        return {one: why for one, why in failed.items() if one not in self.failed}
+
+    def meet(self, route: str, body: Body, look: Callable[[], None]) -> None:
+        """Posts to all participants, whose answers wait for each other and for the trainer.
+
+        At the first failure none of them can be answered any more: all that have not been are at
+        fault.
+
+        Args:
+            route: The route.
+            body: What is posted to each.
+            look: Called repeatedly; raises if the trainer's part has failed.
+
+        Raises:
+            CollectiveBroken: A generator has failed, or was evicted.
+        """
+        self.exclude_evicted()
+        self._need_all(route)
+        answered = set[Generator]()
+        failed = Failures()
+        name = self._name(route)
+
+        async def post(generator: Generator) -> None:
+            await self._post_to(route, self.deadline_s, body)(generator)
+            answered.add(generator)
+
+        def watch() -> None:
+            lost = [
+                one.name for one in self.participants if one in failed or one.eviction is not None
+            ]
+            if lost:
+                raise CollectiveBroken(f"{name} broke off, because {' and '.join(lost)} failed.")
+            look()
+            self.interrupted()
+
+        work = gather([self._noted(one, name, post(one), failed) for one in self.participants])
+        try:
+            self.loop.wait(work, self.deadline_s + MARGIN_S, name, watch)
+            watch()
+        except Exception:
+            self.exclude_evicted()
+            self.exclude(dict(failed))
+            why = f"{name} broke off, and nothing ends it in a generator."
+            self.exclude({one: why for one in self.participants if one not in answered})
+            raise
+
+    def _run(self, phase: str, call: Call, silent: set[Generator]) -> Failures:
+        """Runs one phase in all participants; returns the failures, and adds to `silent` whose call
+        had no answer in time."""
+        self.exclude_evicted()
+        failed, name = Failures(), self._name(phase)
+
+        async def noted(generator: Generator) -> None:
+            try:
+                await self._noted(generator, name, call(generator), failed)
+            except GeneratorTimeout:
+                silent.add(generator)
+
+        work = gather([noted(one) for one in self.participants])
+        self.loop.wait(work, self.deadline_s + MARGIN_S, name, self.interrupted)
+        return failed
+
+    @staticmethod
+    async def _noted(
+        generator: Generator, name: str, call: Coroutine[Any, Any, Any], failed: Failures
+    ) -> None:
+        started = time.monotonic()
+        try:
+            await call
+        except GeneratorError as error:
+            seconds = time.monotonic() - started
+            failed[generator] = f"{name} failed after {seconds:.1f} s: {error}"
+            raise
+
+    def _name(self, phase: str) -> str:
+        return f"{phase} for weight version {self.version}"
+
+    # ---- pause and resume
 
     def pause(self, keys_and_values: KeysAndValues) -> int:
         """Pauses all participants, and reads back that they are paused.
@@ -206,84 +261,25 @@ class GeneratorGroupCalls:
 
         self.each(route, confirm, short=True)
 
-    def each(self, phase: str, call: Call, short: bool = False) -> None:
-        """Runs one phase in all participants at once; the calls of a `short` one have
-        `silence_s`."""
-        self.exclude_failed(self._run(phase, call), short)
-
-    def try_each(self, phase: str, call: Call) -> Failures:
-        """Calls like `each`, but keeps failed generators in the next phase; returns their
-        failures."""
-        ended = self._run(phase, call)
-        failed = {one: ended.why(one) for one in ended.errors}
-        self.exclude({one: why for one, why in failed.items() if one.eviction is not None})
-        return {one: why for one, why in failed.items() if one not in self.failed}
-
-    def _run(self, phase: str, call: Call) -> Phase:
-        found = self._start(phase, call)
-        self.loop.wait_for(found.ended, self.deadline_s + MARGIN_S, found.name, self.interrupted)
-        return found
-
-    def _start(self, phase: str, call: Call) -> Phase:
-        """Starts one phase in all participants, and does not wait for it."""
-        self.exclude_evicted()
-        calls = {generator: call(generator) for generator in self.participants}
-        return Phase(f"{phase} for weight version {self.version}", calls, self.loop)
-
-    def exclude_evicted(self) -> None:
-        """Excludes the generators that were evicted."""
-        evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
-        self.exclude(evicted)
-
-    def exclude_failed(self, phase: Phase, short: bool = False) -> None:
-        """Excludes the generators that have failed so far in `phase`."""
-        errors = dict(phase.errors)  # another thread adds to it
-        if short:
-            silent = {one for one, error in errors.items() if isinstance(error, GeneratorTimeout)}
-            self.silent |= silent
-        self.exclude({one: phase.why(one) for one in errors})
-
     # ---- vLLM's routes
 
-    def init_weight_transfer_engine(self, init_info: Any) -> None:
+    def init(self, info: Any) -> None:
         """Prepares the engines."""
-        self._post(INIT, lambda generator: {"init_info": init_info})
+        self._post(INIT, lambda generator: {"init_info": info})
 
-    def start_init(self, init_infos: Mapping[Generator, Any]) -> Phase:
-        """Prepares each engine by an `init_info` of its own, without waiting: the trainer has to
-        take part.
-
-        Raises:
-            CollectiveBroken: One of them has failed before.
-        """
-        return self._start_slow(INIT, lambda generator: {"init_info": init_infos[generator]})
-
-    def start_weight_update(self) -> None:
+    def start_update(self) -> None:
         """Opens the update."""
         self._need_all(START)
         self.update_open |= set(self.participants)
         self._post(START)
 
-    def update_weights(self, update_info: Any) -> None:
-        """Makes the workers load the weights that `update_info` describes."""
-        self.update_weights_of(lambda generator: update_info)
+    def update(self, info: Body) -> None:
+        """Makes the workers of each generator load the weights that `info` describes for it."""
+        self._post(UPDATE, lambda generator: {"update_info": info(generator)})
 
-    def update_weights_of(self, update_info: Body) -> None:
-        """Makes the workers of each generator load the weights that `update_info` describes for
-        it."""
-        self._post(UPDATE, lambda generator: {"update_info": update_info(generator)})
-
-    def start_update(self, update_info: Any) -> Phase:
-        """Like `update_weights`, without waiting: the trainer has to take part.
-
-        Raises:
-            CollectiveBroken: A generator has failed before.
-        """
-        return self._start_slow(UPDATE, lambda generator: {"update_info": update_info})
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
+    def finish_update(self) -> None:
         """Closes the update: from then on tokens carry the new version."""
-        body = {"weight_version": weight_version or str(self.version)}
+        body = {"weight_version": str(self.version)}
         self._post(FINISH, lambda generator: body)
         self.update_open -= set(self.participants)
 
@@ -298,7 +294,7 @@ class GeneratorGroupCalls:
         still_open = [one for one in self.participants if one in self.update_open]
         if not still_open:
             return
-        post = self.post_to(FINISH, self.silence_s, lambda one: {"weight_version": "abandoned"})
+        post = self._post_to(FINISH, self.silence_s, lambda one: {"weight_version": "abandoned"})
         self.loop.wait(
             gather([post(generator) for generator in still_open]),
             self.silence_s + MARGIN_S,
@@ -314,23 +310,15 @@ class GeneratorGroupCalls:
             CollectiveBroken: One does not.
         """
         self.close_update()  # vLLM refuses while one is open
-        self.each(RELEASE, self.post_to(RELEASE, self.silence_s), short=True)
+        self.each(RELEASE, self._post_to(RELEASE, self.silence_s), short=True)
         self._need_all(RELEASE)
 
     def _post(self, route: str, body: Body = lambda generator: None) -> None:
-        self.each(route, self.post_to(route, self.deadline_s, body))
+        self.each(route, self._post_to(route, self.deadline_s, body))
         self._need_all(route)
-
-    def _start_slow(self, route: str, body: Body) -> Phase:
-        self.exclude_evicted()
-        self._need_all(route)
-        # Longer than the wait for both ends, so that a healthy generator can answer an abort.
-        deadline_s = 2 * self.deadline_s + self.silence_s
-        return self._start(route, self.post_to(route, deadline_s, body))
 
     @staticmethod
-    def post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
-        """Returns the call that posts to a route."""
+    def _post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
         return lambda one: one.client.post(route, body(one), deadline_s=deadline_s)
 
     def _need_all(self, route: str) -> None:

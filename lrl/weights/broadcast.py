@@ -1,0 +1,163 @@
+"""A trainer rank's part in the transfer by NCCL: it broadcasts the rows that it holds.
+
+NCCL waits for a lost member for ever, so whatever waits for other members runs on a daemon thread,
+and the rank's own thread waits for rank 0's word.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lrl.distributed.ranks import Ranks
+from lrl.errors import StuckTransfer
+from lrl.system.event_loop import start_daemon_call
+from lrl.weights import communicator
+from lrl.weights.buckets import Bucket, buckets_of, exchange
+from lrl.weights.wire import Pieces, spec_of
+
+if TYPE_CHECKING:
+    from lrl.training.pieces import Piece
+
+JOIN_S = 60.0
+"""Longest wait of a rank until it has joined, when all workers have."""
+
+
+@dataclass(frozen=True)
+class JoinOrder:
+    """Rank 0's order to join a communicator."""
+
+    unique_id: bytes
+    size: int
+    """Members: the ranks, then the workers of all generators."""
+    narrow: torch.dtype
+    """The generators' number format (`lrl.weights.wire.transfer_dtype`)."""
+    bucket_bytes: int
+
+
+class Broadcast:
+    """One rank's part."""
+
+    def __init__(self) -> None:
+        self._joined: Future[Any] = Future()
+        self._sent: Future[None] | None = None
+        self._buckets: list[Bucket] = []
+
+    def join(
+        self, pieces: Pieces, order: JoinOrder, ranks: Ranks
+    ) -> tuple[dict[str, Any], Future[Any]]:
+        """Begins to join a communicator, and leaves the one before; all ranks call it.
+
+        Returns:
+            What a worker must know of the weights, for JSON (`lrl.vllm_plugin.nccl_engine`), and
+            the communicator.
+        """
+        self.close()
+        tensors, own = [], []
+        for piece in pieces():
+            tensors.append(spec_of(piece, order.narrow))
+            own.append((piece.start, len(piece.rows)))
+        rows = ranks.share(ranks.gather(own))
+        self._buckets = buckets_of(tensors, rows, order.bucket_bytes)
+        join = partial(
+            communicator.join,
+            order.unique_id,
+            rank=ranks.rank,
+            world_size=order.size,
+            device=this_device(),
+        )
+        self._joined = start_daemon_call(join, "lrl-nccl-join")
+        layout = {
+            "names": [one.name for one in tensors],
+            "dtypes": [str(one.dtype).removeprefix("torch.") for one in tensors],
+            "shapes": [one.shape for one in tensors],
+            "rows": rows,
+            "bucket_bytes": order.bucket_bytes,
+        }
+        return layout, self._joined
+
+    def send(self, pieces: Pieces, ranks: Ranks) -> Future[None]:
+        """Begins to broadcast the weights as they are now; all ranks call it."""
+        group, device = self._joined.result(JOIN_S), this_device()
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # the optimizer may still write
+        send = partial(self._send, pieces(), group, rank=ranks.rank, device=device)
+        self._sent = start_daemon_call(send, "lrl-nccl-broadcast")
+        return self._sent
+
+    def end(self, abort: bool, deadline_s: float) -> None:
+        """Waits for the end of `send`; all ranks call it.
+
+        An abort sets a flag that ends the kernels and threads that wait in the communicator, and
+        the run continues. If they do not end, the driver or the GPU is broken, and nothing on it
+        may ever return: the run ends by an error, with its last checkpoint if that can be read.
+
+        Raises:
+            StuckTransfer: It has not ended within `deadline_s`.
+        """
+        if abort:
+            self.close()
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return
+        if not wait([sent], deadline_s).done:
+            # CUDA's libraries would wait for the GPU as they are unloaded.
+            atexit.register(_leave)
+            raise StuckTransfer(
+                f"The broadcast of the weights has not ended within {deadline_s:g} s: the GPU or its "
+                "driver hangs. The run ends; resume it from its newest checkpoint, on a machine that "
+                "is well."
+            )
+        if not abort:
+            sent.result()
+
+    def close(self) -> None:
+        """Leaves the communicator, at once or as soon as it has joined; idempotent."""
+        joined, self._joined = self._joined, Future()
+        joined.add_done_callback(_abort)
+
+    def _send(self, pieces: Iterator[Piece], group: Any, rank: int, device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread begins with the first device
+        rows = (piece.rows for piece in pieces)
+        try:
+            with torch.no_grad():
+                for bucket in self._buckets:
+                    own = bucket.pack(rank, islice(rows, len(bucket.tensors)), device)
+                    exchange(group, bucket, rank, own=own, device=device)
+                    if device.type == "cuda":
+                        torch.cuda.current_stream(device).synchronize()
+        finally:
+            deque(rows, maxlen=0)  # all ranks take part in reading, to the end
+
+
+def this_device() -> torch.device:
+    """Returns the device of this thread."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _abort(joined: Future[Any]) -> None:
+    if joined.exception() is None:
+        communicator.abort(joined.result())
+
+
+def _leave() -> None:
+    """Ends the process with status 1 before any library is unloaded: `atexit` runs what was
+    registered last first."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,124 @@
+"""The weights in buckets, which a broadcast takes one after the other.
+
+A bucket is a few whole tensors. Each trainer rank packs the rows that it sends of them, in whatever
+number formats they are, and a checksum behind; a worker puts the tensors together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrl.weights.wire import TensorSpec
+
+WORD_BYTES = 8
+CHUNK_WORDS = 2**22
+"""Words of which a checksum is made at once, so that it needs little memory."""
+ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
+"""Odd numbers of 64 bits, whose multiples lose no bit (those of splitmix64 and xxhash)."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A few tensors, and the rows that each rank sends of them."""
+
+    tensors: Sequence[TensorSpec]
+    rows: Sequence[Sequence[tuple[int, int]]]
+    """By rank, of each tensor: the first row, and how many."""
+
+    def words(self, rank: int) -> int:
+        """Words of 8 bytes that a rank sends: its rows, and a checksum."""
+        pairs = zip(self.tensors, self.rows[rank], strict=True)
+        nbytes = sum(tensor.row_bytes * count for tensor, (_, count) in pairs)
+        return -(-nbytes // WORD_BYTES) + 1
+
+    def pack(self, rank: int, rows: Iterable[Tensor], device: torch.device) -> Tensor:
+        """Returns what a rank sends: int64 [words], from its rows of each tensor."""
+        packed = torch.zeros(self.words(rank), dtype=torch.int64, device=device)
+        place, content = 0, _bytes(packed)
+        for tensor, own in zip(self.tensors, rows, strict=True):
+            sent = _bytes(own.detach().to(device, tensor.dtype))
+            content[place : place + len(sent)].copy_(sent)
+            place += len(sent)
+        packed[-1] = checksum(packed[:-1])
+        return packed
+
+    def unpack(self, packed: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yields the tensors, from what each rank has sent."""
+        places = [0] * len(packed)
+        for number, spec in enumerate(self.tensors):
+            tensor = torch.empty(spec.shape, dtype=spec.dtype, device=packed[0].device)
+            content = _bytes(tensor)
+            for rank, sent in enumerate(packed):
+                first, count = self.rows[rank][number]
+                start, nbytes = first * spec.row_bytes, count * spec.row_bytes
+                part = _bytes(sent)[places[rank] : places[rank] + nbytes]
+                content[start : start + nbytes].copy_(part)
+                places[rank] += nbytes
+            yield spec.name, tensor
+
+
+def buckets_of(
+    tensors: Sequence[TensorSpec], rows: Sequence[Sequence[tuple[int, int]]], nbytes: int
+) -> list[Bucket]:
+    """Returns the buckets of the tensors, in their order, each of `nbytes` and a tensor at most;
+    `rows` are by rank and tensor."""
+    found, first, size = list[Bucket](), 0, 0
+    for end, tensor in enumerate(tensors, start=1):
+        size += tensor.nbytes
+        if size >= nbytes or end == len(tensors):
+            found.append(Bucket(tensors[first:end], [of_rank[first:end] for of_rank in rows]))
+            first, size = end, 0
+    return found
+
+
+def exchange(
+    group: Any, bucket: Bucket, rank: int, own: Tensor | None, device: Any
+) -> list[Tensor]:
+    """Broadcasts a bucket; returns what each trainer rank has sent, when the stream has come so far.
+
+    Args:
+        group: vLLM's `PyNcclCommunicator`, in which the trainer's ranks are the first.
+        bucket: The bucket.
+        rank: Of this process in the group.
+        own: What a trainer rank sends (`Bucket.pack`); None in a worker.
+        device: Where to.
+    """
+    packed = [
+        own
+        if own is not None and root == rank
+        else torch.empty(bucket.words(root), dtype=torch.int64, device=device)
+        for root in range(len(bucket.rows))
+    ]
+    stream = torch.cuda.current_stream(device) if packed[0].is_cuda else None
+    group.group_start()
+    for root, sent in enumerate(packed):
+        group.broadcast(sent, src=root, stream=stream)
+    group.group_end()
+    return packed
+
+
+def damaged(packed: Iterable[Tensor]) -> Tensor:
+    """Returns whether anything of what ranks have sent has another checksum: bool []."""
+    return torch.stack([checksum(sent[:-1]) != sent[-1] for sent in packed]).any()
+
+
+def checksum(words: Tensor) -> Tensor:
+    """Returns a checksum of words and their places, int64 []; the same on every device, since
+    integers add up alike in any order."""
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), CHUNK_WORDS):
+        chunk = words[start : start + CHUNK_WORDS]
+        places = torch.arange(start + 1, start + 1 + len(chunk), device=words.device)
+        mixed = (chunk ^ (places * ODD[0])) * ODD[1]
+        mixed ^= mixed >> 29
+        total += (mixed * ODD[2]).sum()
+    return total
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

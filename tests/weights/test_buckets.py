@@ -1,0 +1,190 @@
+"""Weights that travel in buckets from several ranks.
+
+Covers lrl/weights/buckets.py, broadcast.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.distributed.ranks import Ranks
+from lrl.training.pieces import Piece, piece_of
+from lrl.weights import communicator
+from lrl.weights.broadcast import Broadcast, JoinOrder
+from lrl.weights.buckets import Bucket, buckets_of, checksum, damaged
+from lrl.weights.wire import spec_of
+from tests.weights.nccl_over_gloo import Communicator, install, receive
+from tests.weights.test_staging import models, pieces, weights_of
+from tests.weights.threaded_ranks import threaded_ranks
+from tests.weights.whole_weights import WeightsOfRanks
+
+CPU = torch.device("cpu")
+
+
+def divided(
+    weights: dict[str, torch.Tensor], ranks: int, nbytes: int
+) -> list[tuple[Bucket, list[torch.Tensor]]]:
+    """The buckets, each with what every rank sends of it."""
+    own = [list(pieces(weights, each)) for each in threaded_ranks(ranks)]
+    tensors = [spec_of(piece, torch.bfloat16) for piece in own[0]]
+    rows = [[(piece.start, len(piece.rows)) for piece in of_rank] for of_rank in own]
+    left = [(piece.rows for piece in of_rank) for of_rank in own]
+    return [
+        (
+            bucket,
+            [
+                bucket.pack(rank, islice(of_rank, len(bucket.tensors)), CPU)
+                for rank, of_rank in enumerate(left)
+            ],
+        )
+        for bucket in buckets_of(tensors, rows, nbytes)
+    ]
+
+
+@given(model=models, ranks=st.integers(1, 5), nbytes=st.integers(1, 4000))
+def test_what_all_ranks_pack_is_every_tensor_bit_for_bit(
+    model: list[tuple[list[int], torch.dtype]], ranks: int, nbytes: int
+) -> None:
+    weights = weights_of(model)
+    found: dict[str, torch.Tensor] = {}
+    for bucket, packed in divided(weights, ranks, nbytes):
+        assert [len(sent) for sent in packed] == [bucket.words(rank) for rank in range(ranks)]
+        assert not damaged(packed)
+        found |= bucket.unpack(packed)
+    assert found.keys() == weights.keys()
+    for name, one in weights.items():
+        sent = one.to(spec_of(piece_of(name, one, Ranks()), torch.bfloat16).dtype)
+        assert found[name].dtype == sent.dtype and found[name].shape == one.shape
+        assert torch.equal(found[name].view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8))
+
+
+@given(seed=st.integers(0, 2**31), fault=st.sampled_from(["bit", "swap", "zeros", "shift"]))
+def test_words_that_change_or_move_have_another_checksum(seed: int, fault: str) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    words = torch.randint(-(2**62), 2**62, (300,), generator=draw)
+    place, other = sorted(torch.randperm(300, generator=draw)[:2].tolist())
+    changed = words.clone()
+    if fault == "bit":
+        changed[place] ^= 1 << (seed % 63)
+    if fault == "swap":
+        words[other] = words[place] ^ -(2**63)  # they differ in a sign alone
+        changed = words.clone()
+        changed[place], changed[other] = words[other], words[place]
+    if fault == "zeros":
+        changed[place : other + 1] = 0
+    if fault == "shift":
+        changed = words.roll(1)
+    assert checksum(words) != checksum(changed)
+
+
+def test_a_checksum_does_not_depend_on_how_much_is_added_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = torch.arange(1000) ** 3
+    before = checksum(words)
+    monkeypatch.setattr("lrl.weights.buckets.CHUNK_WORDS", 7)
+    assert checksum(words) == before
+
+
+def test_a_damaged_part_of_any_rank_is_seen() -> None:
+    weights = weights_of([([9, 4], torch.float32), ([5], torch.bfloat16)])
+    ((_, packed),) = divided(weights, 3, 10**6)
+    assert not damaged(packed)
+    for sent in packed:
+        sent[0] ^= 1
+        assert damaged(packed)
+        sent[0] ^= 1
+
+
+@pytest.fixture
+def gloo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path_factory.mktemp("gloo"), monkeypatch.setattr)
+
+
+@pytest.mark.usefixtures("gloo")
+def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
+    weights = weights_of([([9, 4], torch.float32), ([5, 40], torch.float32), ([3], torch.float32)])
+    sent = WeightsOfRanks(lambda: iter(weights.items()), threaded_ranks(3))
+    unique_id = communicator.new_unique_id()
+    with ThreadPoolExecutor() as worker:
+        joined = worker.submit(Communicator, unique_id, 3, 4, CPU)
+        layout, _ = sent.join("pool", JoinOrder(unique_id, 4, torch.float32, bucket_bytes=64))
+        group = joined.result(60)
+        for _ in range(2):
+            weights["tensor.0"] += 1
+            found = worker.submit(receive, group, layout)
+            sent.send("pool")
+            sent.end("pool", False, 60.0)
+            assert all(torch.equal(one, weights[name]) for name, one in found.result(60).items())
+    group.destroy()
+
+
+class Recording:
+    """A communicator that notes what is broadcast until it is aborted."""
+
+    device = CPU
+    comm = None
+    nccl = SimpleNamespace(ncclCommAbort=lambda comm: None)
+    group_start = group_end = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        self.disabled = False
+        self.broadcasts = 0
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any) -> None:
+        if not self.disabled:
+            self.broadcasts += 1
+            self.disabled = True  # another thread aborts it
+
+
+def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = weights_of([([2, 2], torch.float32)] * 4)
+    read: list[str] = []
+    group = Recording()
+
+    def each() -> Iterator[Piece]:
+        for piece in pieces(weights, Ranks()):
+            read.append(piece.name)
+            yield piece
+
+    monkeypatch.setattr(communicator, "join", lambda *_, **__: group)
+    broadcast = Broadcast()
+    broadcast.join(each, JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks())
+    read.clear()
+    broadcast.send(each, Ranks()).result(60)
+    assert group.broadcasts == 1 and read == list(weights)
+
+
+def test_a_communicator_that_is_joined_after_it_was_given_up_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group, go = Recording(), tmp_path / "go"
+
+    def join(*_: Any, **__: Any) -> Recording:
+        while not go.exists():
+            pass
+        return group
+
+    monkeypatch.setattr(communicator, "join", join)
+    broadcast = Broadcast()
+    _, joined = broadcast.join(
+        lambda: iter(()), JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks()
+    )
+    broadcast.end(True, 60.0)
+    assert not group.disabled
+    go.touch()
+    joined.result(60)
+    while not group.disabled:
+        pass

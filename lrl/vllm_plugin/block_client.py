@@ -6,11 +6,14 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
 from lrl.system.auth import bearer
 from lrl.system.endpoint import Location, connect
 from lrl.weights.fetch_order import PARTS, FetchOrder
+
+T = TypeVar("T")
 
 ATTEMPTS = 5
 """At one answer of the trainer."""
@@ -38,7 +41,7 @@ class BlockClient:
         self._authorization = {"Authorization": bearer(token)}
         self._connections = threading.local()
 
-    def of_rank(self, rank: int, ask: Callable[[Location], bytes | None]) -> bytes:
+    def of_rank(self, rank: int, ask: Callable[[Location], T | None]) -> T:
         """Returns what `ask` gets from a rank of the trainer; raises FetchFailed after several
         attempts."""
         at, failures = self._order.ranks[rank], list[str]()

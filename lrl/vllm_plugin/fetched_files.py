@@ -25,6 +25,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
@@ -228,12 +229,13 @@ class Fetch:
                 own.clear()
                 others.clear()
 
-    def _fetched(self, block: Block, older: int) -> bytes | None:
+    def _fetched(self, block: Block, older: int) -> bytes | bytearray | None:
         """Returns a block; None if the machine that takes it from the trainer has it not yet."""
         peers, number = self._order.peers, self._order.number
         owner = block.number % max(1, len(peers))
         if owner == number or owner in self._lost:
-            return self._sources.of_rank(block.part, lambda at: self._checked(at, block, older))
+            ask = partial(self._checked, block=block, older=older)
+            return self._sources.of_rank(block.part, ask)
         try:
             content = self._checked(peers[owner], block, older)
         except FAILURES as error:
@@ -249,7 +251,7 @@ class Fetch:
         log.warning("%s is passed over: %s", self._order.peers[owner].url, why)
         self._lost.add(owner)
 
-    def _checked(self, at: Location, block: Block, older: int) -> bytes | None:
+    def _checked(self, at: Location, block: Block, older: int) -> bytes | bytearray | None:
         """Returns a block from a rank or another machine, None if that has it not yet; raises
         BadTransfer for a damaged one."""
         small = bool(self._bases[block.part])
@@ -258,7 +260,9 @@ class Fetch:
             return None
         with self._lock:
             self.received["trainer" if at in self._order.ranks else "peers"] += len(content)
-        whole = with_delta(block.read(older), content) if small else content
+        whole: bytes | bytearray = content
+        if small:
+            with_delta(whole := bytearray(block.read(older)), content)
         if xxh3_64_intdigest(whole) != self.header.sums[block.part][block.index]:
             self._bases[block.part] = ""  # the version before may be what is damaged
             raise BadTransfer(f"block {block.index} of rank {block.part}'s part is damaged")

@@ -10,7 +10,8 @@ where little repeats.
 import os
 import zlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,45 +26,69 @@ ROW = 2**16
 MAX_DELTA_SHARE = 0.5
 """Largest share of a part that its delta is worth: above it, making it takes longer than a gigabit
 link saves."""
-BLOCKS_BEFORE_GIVING_UP = 4
+BLOCKS_THAT_DECIDE = 4
 """Blocks after which a delta that is above `MAX_DELTA_SHARE` is given up."""
 
 
-def delta_of(
-    pairs: Iterable[Callable[[], tuple[bytes, bytes]]], ended: Callable[[], bool] = lambda: False
-) -> list[bytes] | None:
-    """Returns the difference of each block; None if they are not worth it.
+class Delta:
+    """The differences of all blocks of a part, made one after the other by threads of its own.
 
     Args:
-        pairs: Read a block of the older version and of the newer one; equally long.
-        ended: Whether nobody needs it any more; asked at each block.
+        blocks: How many there are.
     """
-    threads = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
-    found: list[bytes] = []
-    whole = small = 0
 
-    def difference(read: Callable[[], tuple[bytes, bytes]]) -> tuple[int, bytes]:
-        before, after = (np.frombuffer(one, np.uint8) for one in read())
-        return len(after), compressed(before, after)
+    def __init__(self, blocks: int) -> None:
+        self.worth: Future[bool] = Future()
+        """Whether they are worth fetching, known after the first few."""
+        self.blocks = [Future[bytes]() for _ in range(blocks)]
+        """The difference of each block, once it is made."""
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
+    def make(
+        self, pairs: Iterable[Callable[[], tuple[bytes, bytes]]], ended: Callable[[], bool]
+    ) -> None:
+        """Makes them, unless they are not worth it.
+
+        Args:
+            pairs: Read a block of the older version and of the newer one; equally long.
+            ended: Whether nobody needs them any more; asked at each block.
+        """
+        threads = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
+        first = min(BLOCKS_THAT_DECIDE, len(self.blocks))
+        whole = small = 0
+
+        def difference(read: Callable[[], tuple[bytes, bytes]]) -> tuple[int, bytes]:
+            before, after = (np.frombuffer(one, np.uint8) for one in read())
+            return len(after), compressed(before, after)
+
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
+        try:
+            made = pool.map(difference, pairs)
+            for number, (block, (size, content)) in enumerate(zip(self.blocks, made, strict=True)):
+                block.set_result(content)
+                whole += size
+                small += len(content)
+                if number + 1 == first:
+                    self.worth.set_result(small <= MAX_DELTA_SHARE * whole)
+                if ended() or (self.worth.done() and not self.worth.result()):
+                    break
+        except Exception as error:  # whoever asks for one raises it
+            self._fail(error)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            self._fail(ValueError("the difference was not made"))
+
+    def _fail(self, error: Exception) -> None:
+        futures: list[Future[Any]] = [self.worth, *self.blocks]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+def with_delta(before: bytearray, small: bytes) -> None:
+    """Makes an older block the newer one by their difference; raises DamagedDelta, and leaves it
+    as nobody's then."""
     try:
-        for size, block in pool.map(difference, pairs):
-            found.append(block)
-            whole += size
-            small += len(block)
-            too_large = len(found) >= BLOCKS_BEFORE_GIVING_UP and small > MAX_DELTA_SHARE * whole
-            if too_large or ended():
-                return None
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return found if small <= MAX_DELTA_SHARE * whole else None
-
-
-def with_delta(before: bytes, small: bytes) -> bytes:
-    """Returns the newer block from the older one and their difference; raises DamagedDelta."""
-    try:
-        return restored(np.frombuffer(before, np.uint8), small).tobytes()
+        restore(np.frombuffer(before, np.uint8), small)
     except (zlib.error, ValueError, IndexError) as error:
         raise DamagedDelta(f"a difference is damaged: {error}.") from error
 
@@ -88,23 +113,24 @@ def compressed(before: Bytes, after: Bytes) -> bytes:
     )
 
 
-def restored(before: Bytes, small: bytes) -> Bytes:
-    """Returns the bytes whose difference from `before` is `small`, the result of `compressed`.
+def restore(before: Bytes, small: bytes) -> None:
+    """Makes of `before` the bytes whose difference from it is `small`, the result of `compressed`.
 
     Raises:
         zlib.error, ValueError, IndexError: It was not made for this length, or is damaged.
     """
-    old = _words(before)
+    odd = len(before) % 2
+    words = _words(before)
     data = np.frombuffer(zlib.decompress(small), np.uint8)
-    rows = np.arange(0, len(old), ROW)
+    rows = np.arange(0, len(words), ROW)
     counts = data[: 4 * len(rows)].view("<u4")
     planes = data[4 * len(rows) :].reshape(4, -1)
     if counts.sum() != planes.shape[1]:
         raise ValueError(f"it names {planes.shape[1]} words, and counts {counts.sum()}")
     steps, differences = (low | high.astype("<u2") << 8 for low, high in (planes[:2], planes[2:]))
-    made = old.copy()
-    made[np.repeat(rows, counts) + np.cumsum(steps, dtype="<u2")] ^= differences
-    return made.view(np.uint8)[: len(before)]
+    words[np.repeat(rows, counts) + np.cumsum(steps, dtype="<u2")] ^= differences
+    if odd:  # the words are those of a copy
+        before[:] = words.view(np.uint8)[:-1]
 
 
 def _planes(words: Words) -> Bytes:

@@ -13,15 +13,18 @@ import http
 import os
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import start_daemon_call
 from lrl.system.token_server import TokenServer
-from lrl.weights.delta import delta_of
+from lrl.weights.delta import Delta
 from lrl.weights.fetch_order import PARTS
-from lrl.weights.version_file import Block, Header
+from lrl.weights.version_file import Header
+
+T = TypeVar("T")
 
 
 class Part:
@@ -35,28 +38,20 @@ class Part:
 
     def __init__(self, header: Header, rank: int, descriptor: int) -> None:
         self.header = header
+        self.blocks = header.parts[rank]
         self.base = ""
         """The version that the differences need."""
-        self.delta: Future[list[bytes] | None] = Future()
-        """The difference of each block; None without."""
-        self._rank = rank
+        self.delta = Delta(len(self.blocks))
+        """To the part of that version; made only if there is one."""
         self._file = os.fdopen(descriptor, "rb")
         self._size = self.blocks[0].nbytes if self.blocks else 0
-
-    @property
-    def blocks(self) -> list[Block]:
-        """Its blocks."""
-        return self.header.parts[self._rank]
 
     def read(self, index: int) -> bytes:
         """Returns the bytes of a block; raises ValueError when it is closed."""
         return os.pread(self._file.fileno(), self.blocks[index].nbytes, index * self._size)
 
-    def compare(self, older: "Part | None", base: str = "") -> None:
+    def compare(self, older: "Part", base: str) -> None:
         """Begins to make the difference to the part of version `base`, which is closed then."""
-        if older is None:
-            self.delta.set_result(None)
-            return
         self.base = base
 
         def both(index: int) -> tuple[bytes, bytes]:
@@ -64,12 +59,8 @@ class Part:
 
         def make() -> None:
             reads = [partial(both, index) for index in range(len(self.blocks))]
-            try:
-                self.delta.set_result(delta_of(reads, lambda: self._file.closed))
-            except Exception as error:  # whoever asks for it raises it
-                self.delta.set_exception(error)
-            finally:
-                older.close()
+            self.delta.make(reads, ended=lambda: self._file.closed)
+            older.close()
 
         start_daemon_call(make, "lrl-delta")
 
@@ -100,10 +91,13 @@ class PartServer(TokenServer):
             )
         if what == "header":
             return web.Response(body=part.header.text)
-        if what == "delta" or what.startswith("d"):
-            delta = await asyncio.shield(asyncio.wrap_future(part.delta))
-            if what == "delta":
-                return web.json_response({"base": "" if delta is None else part.base})
-            assert delta is not None, "nobody asks for the blocks of none"
-            return web.Response(body=delta[int(what[1:])])
+        if what == "delta":
+            worth = bool(part.base) and await _result_of(part.delta.worth)
+            return web.json_response({"base": part.base if worth else ""})
+        if what.startswith("d"):
+            return web.Response(body=await _result_of(part.delta.blocks[int(what[1:])]))
         return web.Response(body=await asyncio.to_thread(part.read, int(what)))
+
+
+async def _result_of(future: Future[T]) -> T:
+    return await asyncio.shield(asyncio.wrap_future(future))

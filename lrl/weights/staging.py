@@ -133,9 +133,7 @@ class Staging:
             _close(descriptor)
             return before
         part = self.parts[order.version] = Part(header, rank, descriptor)
-        if before is None:
-            part.compare(None)
-        else:
+        if before is not None:
             part.compare(self.parts.pop(before.name), before.name)
         self._staged[order.pool] = staged = Staged(order.version, header)
         return staged

@@ -80,7 +80,7 @@ class Block:
         found = [os.pread(descriptor, end - start, start) for start, end in self.ranges]
         return found[0] if len(found) == 1 else b"".join(found)
 
-    def write(self, descriptor: int, content: bytes | memoryview) -> None:
+    def write(self, descriptor: int, content: bytes | bytearray | memoryview) -> None:
         """Writes its bytes into the file of a version."""
         view, done = memoryview(content), 0
         for start, end in self.ranges:

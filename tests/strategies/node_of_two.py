@@ -29,7 +29,7 @@ from tests.leftovers import wait_for
 from tests.network_namespace import Machine
 from tests.strategies.forked_ranks import CONTEXT, be_program
 from tests.strategies.run_of_ranks import whole
-from tests.strategies.sharded_fit import NoSync, ReadWeights, StepsOfRank, make_policy
+from tests.strategies.sharded_fit import NoSync, StageWeights, StepsOfRank, make_policy
 
 PORT = 29500
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
@@ -229,7 +229,7 @@ def fit(
         strategy=getattr(lrl, strategy)(generator_devices=0, **settings),
         callbacks=[
             NoSync(),
-            ReadWeights(),
+            StageWeights(),
             Telling(waits),
             ModelCheckpoint("saved", every_n_train_steps=2, save_top_k=-1),
         ],

@@ -24,6 +24,7 @@ from lrl.callbacks import OnRankZero, WeightSync
 from lrl.training.collate import blank
 from lrl.training.model import whole_tensors
 from lrl.training.sharding import on_cpu
+from lrl.weights.staging import StageOrder
 from tests.policies import FakeStep
 from tests.run_without_generators import micro_batches
 
@@ -31,7 +32,7 @@ STEPS_PER_EPOCH = 3
 PLACES: dict[str, tuple[str, str]] = {
     "load": ("lrl.training.sharding", "Sharding.fill"),
     "step": ("lrl.policy", "PolicyModule.compute_loss"),
-    "sync": ("lrl.training.model", "whole_on"),
+    "sync": ("lrl.weights.staging", "_write_part"),
     "save": ("lrl.checkpoints.checkpoint_folder", "save_parts"),
 }
 """A function that every rank of a sharded run calls in each phase: its module and its name in
@@ -97,12 +98,11 @@ class NoSync(WeightSync):
         """Does nothing."""
 
 
-class ReadWeights(OnRankZero):
-    """Reads the weights after each step, as a sync does."""
+class StageWeights(OnRankZero):
+    """Stages the weights after each step, as a sync does."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        for _ in pl_module.sent_weights():
-            pass
+        pl_module.sent_weights.stage(StageOrder("pool", f"version-{trainer.global_step}", None))
 
 
 def make_policy(folder: str, adapters: bool) -> Any:
@@ -160,7 +160,7 @@ def main(
         strategy=lrl.AsyncFSDP(generator_devices=0, **settings),
         callbacks=[
             NoSync(),
-            ReadWeights(),
+            StageWeights(),
             FullDisk(full_disk_at),
             ModelCheckpoint(results, filename="{step}", every_n_train_steps=1, save_top_k=-1),
         ],

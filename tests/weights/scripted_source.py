@@ -55,12 +55,10 @@ class ScriptedSource:
         if what == "header":
             return part.header.text
         if what == "delta":
-            delta = part.delta.result()
-            return json.dumps({"base": "" if delta is None else part.base}).encode()
+            worth = part.base and part.delta.worth.result()
+            return json.dumps({"base": part.base if worth else ""}).encode()
         if what.startswith("d"):
-            delta = part.delta.result()
-            assert delta is not None
-            return delta[int(what[1:])]
+            return part.delta.blocks[int(what[1:])].result()
         return part.read(int(what))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lrl.errors import DamagedDelta
-from lrl.weights.delta import compressed, delta_of, restored, with_delta
+from lrl.weights.delta import Delta, compressed, restore, with_delta
 
 SIZE = 5000
 
@@ -36,7 +36,8 @@ def test_a_difference_makes_of_the_older_block_exactly_the_newer_one(
     old = os.urandom(size)
     new = changed(old, places)
     small = difference(old, new)
-    assert with_delta(old, small) == new and len(small) < SIZE / 2
+    with_delta(made := bytearray(old), small)
+    assert made == new and len(small) < SIZE / 2
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,11 @@ def test_words_that_differ_are_found_again_in_every_row(words: list[int]) -> Non
     after = before.copy()
     after[words] ^= np.random.default_rng(1).integers(1, 2**16, len(words), np.uint16)
     small = compressed(before.view(np.uint8), after.view(np.uint8))
-    assert (restored(before.view(np.uint8), small) == after.view(np.uint8)).all()
+    made = before.copy()
+    restore(made.view(np.uint8), small)
+    assert (made == after).all()
     with pytest.raises((ValueError, IndexError)):
-        restored(before[:100_000].view(np.uint8), small)
+        restore(before[:100_000].view(np.uint8), small)
 
 
 def test_one_small_step_in_bfloat16_is_a_few_hundredths_of_the_weights() -> None:
@@ -79,21 +82,38 @@ def reads(*pairs: tuple[bytes, bytes]) -> list[Callable[[], tuple[bytes, bytes]]
 
 def test_differences_that_are_no_smaller_are_not_made() -> None:
     old = os.urandom(SIZE)
-    assert delta_of(reads(*[(old, changed(old, [7]))] * 9)) is not None
-    assert delta_of(reads(*[(old, os.urandom(SIZE))] * 9)) is None
-    asked: list[int] = []
-
-    def unlike(number: int) -> tuple[bytes, bytes]:
-        asked.append(number)
-        return old, os.urandom(SIZE)
-
-    many = [lambda number=number: unlike(number) for number in range(1000)]  # type: ignore[misc]
-    assert delta_of(many) is None
+    delta = Delta(9)
+    delta.make(reads(*[(old, changed(old, [7]))] * 9), ended=lambda: False)
+    assert delta.worth.result() and all(block.result() for block in delta.blocks)
+    delta = Delta(9)
+    delta.make(reads(*[(old, os.urandom(SIZE))] * 9), ended=lambda: False)
+    assert not delta.worth.result() and delta.blocks[-1].exception()
 
 
-def test_making_them_ends_when_nobody_needs_them() -> None:
+def test_a_difference_can_be_had_before_the_next_one_is_made() -> None:
     old = os.urandom(SIZE)
-    assert delta_of(reads(*[(old, old)] * 9), ended=lambda: True) is None
+    delta = Delta(9)
+
+    def last() -> tuple[bytes, bytes]:
+        assert delta.worth.result(60) and delta.blocks[0].result(60)
+        return old, old
+
+    delta.make([*reads(*[(old, old)] * 8), last], ended=lambda: False)
+    assert delta.blocks[-1].result()
+
+
+def test_making_them_ends_when_nobody_needs_them_or_one_cannot_be_read() -> None:
+    old = os.urandom(SIZE)
+    delta = Delta(9)
+    delta.make(reads(*[(old, old)] * 9), ended=lambda: True)
+    assert delta.blocks[0].result() and delta.blocks[1].exception()
+
+    def unread() -> tuple[bytes, bytes]:
+        raise OSError("gone")
+
+    delta = Delta(9)
+    delta.make([*reads(*[(old, old)] * 2), *[unread] * 7], ended=lambda: False)
+    assert str(delta.worth.exception()) == "gone" == str(delta.blocks[-1].exception())
 
 
 def test_a_difference_that_is_damaged_or_of_another_length_is_refused() -> None:
@@ -103,4 +123,4 @@ def test_a_difference_that_is_damaged_or_of_another_length_is_refused() -> None:
     damaged[4] ^= 255
     for content in (whole[:-1], whole[: len(whole) // 2], damaged.tobytes(), b""):
         with pytest.raises(DamagedDelta):
-            with_delta(old, content)
+            with_delta(bytearray(old), content)

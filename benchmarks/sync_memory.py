@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
-from benchmarks.gpu.machine import Cpu
+from benchmarks.gpu.machine import Machine
 from lrl.distributed.collective import follow
 from lrl.weights import communicator, nccl
 from lrl.weights.broadcast import JoinOrder
@@ -81,7 +81,7 @@ def be_rank(folder: Path, row: Row) -> None:
     policy = Divided(str(folder / "model"), ranks, {"shards": ranks.size} if ranks.size > 1 else {})
     if ranks.rank == 0:
         sync = WAYS[row["transport"]](policy, folder, int(row["bucket_mb"] * MB))
-        machine = Cpu()
+        machine = Machine()
         gc.collect()
         machine.begin()
         before = machine.peak

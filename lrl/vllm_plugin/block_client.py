@@ -6,14 +6,13 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
 from lrl.system.auth import bearer
 from lrl.system.endpoint import Location, connect
 from lrl.weights.fetch_order import PARTS, FetchOrder
 
-T = TypeVar("T")
+Content = bytes | bytearray
 
 ATTEMPTS = 5
 """At one answer of the trainer."""
@@ -41,7 +40,7 @@ class BlockClient:
         self._authorization = {"Authorization": bearer(token)}
         self._connections = threading.local()
 
-    def of_rank(self, rank: int, ask: Callable[[Location], T | None]) -> T:
+    def of_rank(self, rank: int, ask: Callable[[Location], Content | None]) -> Content:
         """Returns what `ask` gets from a rank of the trainer; raises FetchFailed after several
         attempts."""
         at, failures = self._order.ranks[rank], list[str]()

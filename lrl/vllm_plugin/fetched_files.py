@@ -25,14 +25,13 @@ import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
 from lrl.errors import BadTransfer, FetchFailed
 from lrl.system.endpoint import Location
-from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient
+from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient, Content
 from lrl.weights.delta import with_delta
 from lrl.weights.fetch_order import FetchOrder, FetchReport
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
@@ -153,7 +152,7 @@ class Fetch:
         self._lock = threading.Lock()
         self._lost = set[int]()  # machines that are not asked any more
         self._heard_at = [time.monotonic()] * len(order.peers)
-        self.header = Header(sources.of_rank(0, lambda at: sources.get(at, "0/header")))
+        self.header = Header(bytes(sources.of_rank(0, lambda at: sources.get(at, "0/header"))))
         if self.header.checksum != order.checksum:
             raise FetchFailed(f"{order.version} has another header than the trainer has staged.")
         self._bases = [self._base_of(rank) for rank in range(len(order.ranks))]
@@ -229,13 +228,12 @@ class Fetch:
                 own.clear()
                 others.clear()
 
-    def _fetched(self, block: Block, older: int) -> bytes | bytearray | None:
+    def _fetched(self, block: Block, older: int) -> Content | None:
         """Returns a block; None if the machine that takes it from the trainer has it not yet."""
         peers, number = self._order.peers, self._order.number
         owner = block.number % max(1, len(peers))
         if owner == number or owner in self._lost:
-            ask = partial(self._checked, block=block, older=older)
-            return self._sources.of_rank(block.part, ask)
+            return self._sources.of_rank(block.part, lambda at: self._checked(at, block, older))
         try:
             content = self._checked(peers[owner], block, older)
         except FAILURES as error:
@@ -251,7 +249,7 @@ class Fetch:
         log.warning("%s is passed over: %s", self._order.peers[owner].url, why)
         self._lost.add(owner)
 
-    def _checked(self, at: Location, block: Block, older: int) -> bytes | bytearray | None:
+    def _checked(self, at: Location, block: Block, older: int) -> Content | None:
         """Returns a block from a rank or another machine, None if that has it not yet; raises
         BadTransfer for a damaged one."""
         small = bool(self._bases[block.part])
@@ -260,7 +258,7 @@ class Fetch:
             return None
         with self._lock:
             self.received["trainer" if at in self._order.ranks else "peers"] += len(content)
-        whole: bytes | bytearray = content
+        whole: Content = content
         if small:
             with_delta(whole := bytearray(block.read(older)), content)
         if xxh3_64_intdigest(whole) != self.header.sums[block.part][block.index]:

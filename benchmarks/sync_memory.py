@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,11 +29,12 @@ from benchmarks.gpu.machine import Machine
 from lrl.distributed.collective import follow
 from lrl.weights import communicator, nccl
 from lrl.weights.broadcast import JoinOrder
-from lrl.weights.buckets import exchange
+from lrl.weights.buckets import Plan
 from lrl.weights.staging import StageOrder
+from tests.leftovers import wait_for
 from tests.strategies.forked_ranks import meet, run_ranks
 from tests.strategies.staged_parts import Divided
-from tests.weights.nccl_over_gloo import Communicator
+from tests.weights.nccl_over_gloo import Communicator, receive
 
 MB = 1e6
 SETTINGS: dict[str, Any] = {
@@ -71,7 +72,10 @@ def measure(args: argparse.Namespace, wanted: list[Row]) -> Iterator[Row]:
                 num_key_value_heads=16,
             )
             LlamaForCausalLM(config).save_pretrained(folder / "model")
-            run_ranks(be_rank, row["ranks"], folder, folder, row)
+            with ThreadPoolExecutor(1) as thread:
+                if row["transport"] == nccl.Nccl.backend:
+                    thread.submit(be_worker, folder, row["ranks"])
+                run_ranks(be_rank, row["ranks"], folder, folder, row)
             yield row | torch.load(folder / "found.pt")
 
 
@@ -119,26 +123,29 @@ def in_parts(policy: Divided, _: Path, __: int) -> Callable[[], float]:
 
 
 def by_broadcast(policy: Divided, folder: Path, nbytes: int) -> Callable[[], float]:
-    unique_id, size = str(folder / secrets.token_hex(4)).encode(), policy.ranks.size + 1
-    thread = ThreadPoolExecutor(1)
-    worker = thread.submit(Communicator, unique_id, size - 1, size, "cpu")
-    order = JoinOrder(unique_id, size, torch.bfloat16, nbytes)
-    policy.sent_weights.join("pool", order)
-    group = worker.result(60)
-    buckets = policy.broadcasts["pool"]._buckets
-
-    def receive() -> None:
-        for bucket in buckets:
-            exchange(group, bucket, group.rank, own=None, device="cpu")
+    size = policy.ranks.size + 1
+    order = JoinOrder(unique_id(folder), size, torch.bfloat16, nbytes)
+    plan, joined = policy.sent_weights.join("pool", order)
+    joined.result(60)
+    torch.save(asdict(plan), folder / "plan.draft")
+    (folder / "plan.draft").rename(folder / "plan")
 
     def sync() -> float:
-        received = thread.submit(receive)
         policy.sent_weights.send("pool")
         policy.sent_weights.end("pool", False, 60.0)
-        received.result(60)
-        return 8.0 * sum(bucket.words(0) for bucket in buckets)
+        return 8.0 * sum(bucket.words(0) for bucket in policy.broadcasts["pool"]._buckets)
 
     return sync
+
+
+def be_worker(folder: Path, ranks: int) -> None:
+    group = Communicator(unique_id(folder), ranks, ranks + 1, "cpu")
+    wait_for((folder / "plan").exists)
+    receive(group, Plan(**torch.load(folder / "plan")))
+
+
+def unique_id(folder: Path) -> bytes:
+    return str(folder / "met").encode()
 
 
 WAYS: dict[str, Callable[[Divided, Path, int], Callable[[], float]]] = {

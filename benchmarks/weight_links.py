@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +36,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.endpoint import Endpoint, Location
 from lrl.training.pieces import Piece, piece_of
 from lrl.vllm_plugin.fetched_files import FROM_TRAINER, THREADS
-from lrl.weights.fetch_order import FetchOrder
+from lrl.weights.fetch_order import FetchOrder, FetchReport
 from lrl.weights.staging import StageOrder, Staging
 from tests.network_namespace import Machine
 from tests.weights.fetching_generators import TOKEN, FetchingGenerator
@@ -130,52 +131,56 @@ class Trainer:
         on_ranks(len(self.machines), stage)
         return order
 
+    def fetches(
+        self, version: str, generators: Sequence[FetchingGenerator], machines: Sequence[Machine]
+    ) -> list[Callable[[], FetchReport]]:
+        """Returns what has each generator fetch a version, on its machine."""
+        checksum = self.stagings[0].parts[version].header.checksum
+        peers = [one.server.location for one in generators]
+
+        def fetch(number: int) -> FetchReport:
+            order = FetchOrder(
+                version, checksum, self.ranks, peers, number=number, deadline_s=300.0
+            )
+            files = generators[number].routes.files
+            found: FetchReport = on_machine(machines[number], lambda: files.fetch(order))
+            return found
+
+        return [partial(fetch, number) for number in range(len(generators))]
+
+
+def generators_on(machines: Sequence[Machine], folder: Path) -> list[FetchingGenerator]:
+    """Starts one on each machine."""
+    found: list[FetchingGenerator] = []
+    for number, machine in enumerate(machines):
+        settings = ServerSettings(dtype="bfloat16", insecure=True, host=machine.address)
+        make = partial(FetchingGenerator, folder, number, settings)
+        found.append(on_machine(machine, make))
+    while not all(one.http.started for one in found):
+        time.sleep(0.01)
+    return found
+
 
 def measure(sources: int, receivers: int, megabytes: float, mbit: int) -> list[dict[str, Any]]:
     """Returns seconds and bytes of the first version, and of the next one by differences."""
     found = []
-    settings = ServerSettings(dtype="bfloat16", insecure=True)
     with slow_links(sources + receivers, mbit) as machines, TemporaryDirectory() as folder:
         trainer = Trainer(machines[:sources], megabytes)
-        generators: list[FetchingGenerator] = []
-        for number, machine in enumerate(machines[sources:]):
-            settings.host = machine.address
-            generators.append(
-                on_machine(
-                    machine, lambda number=number: FetchingGenerator(Path(folder), number, settings)
-                )
-            )
-        while not all(one.http.started for one in generators):
-            time.sleep(0.01)
+        generators = generators_on(machines[sources:], Path(folder))
         for way in ("whole", "differences"):
             name = trainer.stage().version
-            parts = [staging.parts[name] for staging in trainer.stagings]
             started = time.monotonic()
-            orders = [
-                FetchOrder(
-                    name,
-                    parts[0].header.checksum,
-                    trainer.ranks,
-                    [one.server.location for one in generators],
-                    number,
-                    300.0,
-                )
-                for number in range(receivers)
-            ]
-
-            def fetch(number: int, orders: list[FetchOrder] = orders) -> Any:
-                files = generators[number].routes.files
-                return on_machine(machines[sources + number], lambda: files.fetch(orders[number]))
-
             with ThreadPoolExecutor(receivers) as pool:
-                reports = list(pool.map(fetch, range(receivers)))
+                fetches = trainer.fetches(name, generators, machines[sources:])
+                reports = list(pool.map(lambda fetch: fetch(), fetches))
             seconds = time.monotonic() - started
+            size = trainer.stagings[0].parts[name].header.size
             copies = sum(one.from_trainer + one.from_peers for one in reports)
             found.append(
                 {"sources": sources, "receivers": receivers, "way": way, "seconds": seconds}
                 | {"mbit": mbit, "fetched_mb": copies / MB}
                 | {"sent_mb": sum(one.from_trainer for one in reports) / MB}
-                | {"links": seconds / (parts[0].header.size * 8 / (mbit * MB))}
+                | {"links": seconds / (size * 8 / (mbit * MB))}
             )
         for generator in generators:
             generator.die()

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from lrl.training.beside.teacher import Teacher
     from lrl.weights.broadcast import Broadcast, JoinOrder
+    from lrl.weights.buckets import Plan
 
 Output = Literal["logprobs", "values", "both"]
 
@@ -375,7 +376,7 @@ class PolicyModel(L.LightningModule):
         return {}
 
     @collective
-    def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+    def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
         """Has all ranks join a communicator (`Broadcast.join`)."""
         from lrl.weights.broadcast import Broadcast  # here: NCCL alone needs it
 

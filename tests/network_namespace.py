@@ -66,6 +66,10 @@ class Machine:
         """Cuts the cable."""
         _ip("-n", self.name, "link", "set", self.cable, "down")
 
+    def mend(self) -> None:
+        """Mends it."""
+        _ip("-n", self.name, "link", "set", self.cable, "up")
+
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:

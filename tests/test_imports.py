@@ -125,8 +125,8 @@ def test_planning_is_imported_by_its_command_alone() -> None:
     assert {name for name in importers if not name.startswith("lrl.planning.")} == {"lrl.cli.plan"}
 
 
-def test_vllm_is_imported_in_one_room_and_at_the_trainers_ends_of_transports() -> None:
-    ends = {f"lrl.weights.{name}" for name in ("communicator", "ipc", "wire")}
+def test_vllm_is_imported_in_one_room_and_for_nccls_communicator() -> None:
+    ends = {"lrl.weights.communicator"}
     known = modules(ROOT)
     found = {
         name

@@ -63,8 +63,7 @@ def test_every_file_that_relies_on_vllm_is_there() -> None:
 
 
 ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
-SOURCE = "vllm.distributed.weight_transfer.base.WeightSource"
-PRODUCER = "vllm.distributed.weight_transfer.packed_tensor.packed_nccl_broadcast_producer"
+BROADCAST = "vllm.distributed.device_communicators.pynccl.PyNcclCommunicator.broadcast"
 
 
 def lose_an_import(found: Snapshot) -> None:
@@ -79,12 +78,8 @@ def make_a_method_a_property(found: Snapshot) -> None:
     found["members"][ENGINE]["generate"] = "property"
 
 
-def leave_a_half_of_each_alternative(found: Snapshot) -> None:
-    found["members"][SOURCE] = {"metadata": "property", "__iter__": "method"}
-
-
 def rename_an_argument(found: Snapshot) -> None:
-    for names in found["signatures"][PRODUCER].values():
+    for names in found["signatures"][BROADCAST].values():
         if isinstance(names, list) and "src" in names:
             names[names.index("src")] = "source"
 
@@ -119,8 +114,7 @@ def lose_a_flag(found: Snapshot) -> None:
         (lose_an_import, "no vllm.logprobs:FlatLogprobs"),
         (lose_a_method, "AsyncLLM has no get_weight_version"),
         (make_a_method_a_property, "AsyncLLM has generate as a property, and lrl calls it"),
-        (leave_a_half_of_each_alternative, "WeightSource has"),
-        (rename_an_argument, "packed_nccl_broadcast_producer does not take src"),
+        (rename_an_argument, "PyNcclCommunicator.broadcast does not take src"),
         (ask_for_one_more, "AsyncLLM.generate also needs tenant"),
         (take_one_less, "AsyncLLM.generate takes 2 positional arguments, and lrl gives 3"),
         (lose_a_function, "no function vllm.inputs.engine.tokens_input"),

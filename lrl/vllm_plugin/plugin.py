@@ -18,8 +18,9 @@ ENGINES = {
         ("shared_memory", "pull"), ("lrl.vllm_plugin.shared_memory_engine", "SharedMemoryEngine")
     ),
     "nccl": ("lrl.vllm_plugin.nccl_engine", "NcclEngine"),
+    "ipc": ("lrl.vllm_plugin.ipc_engine", "IpcEngine"),
 }
-"""Module and class by name; `nccl` takes the place of vLLM's own, from which it derives."""
+"""Module and class by name; `nccl` and `ipc` take the places of vLLM's own."""
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 

@@ -24,7 +24,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import StuckTransfer
 from lrl.system.event_loop import start_daemon_call
 from lrl.weights import communicator
-from lrl.weights.buckets import Bucket, buckets_of, exchange
+from lrl.weights.buckets import Bucket, Plan, exchange
 from lrl.weights.wire import Pieces, spec_of
 
 if TYPE_CHECKING:
@@ -54,14 +54,11 @@ class Broadcast:
         self._sent: Future[None] | None = None
         self._buckets: list[Bucket] = []
 
-    def join(
-        self, pieces: Pieces, order: JoinOrder, ranks: Ranks
-    ) -> tuple[dict[str, Any], Future[Any]]:
+    def join(self, pieces: Pieces, order: JoinOrder, ranks: Ranks) -> tuple[Plan, Future[Any]]:
         """Begins to join a communicator, and leaves the one before; all ranks call it.
 
         Returns:
-            What a worker must know of the weights, for JSON (`lrl.vllm_plugin.nccl_engine`), and
-            the communicator.
+            What travels, and the communicator.
         """
         self.close()
         tensors, own = [], []
@@ -69,7 +66,8 @@ class Broadcast:
             tensors.append(spec_of(piece, order.narrow))
             own.append((piece.start, len(piece.rows)))
         rows = ranks.share(ranks.gather(own))
-        self._buckets = buckets_of(tensors, rows, order.bucket_bytes)
+        plan = Plan.of(tensors, rows, order.bucket_bytes)
+        self._buckets = plan.buckets()
         join = partial(
             communicator.join,
             order.unique_id,
@@ -78,14 +76,7 @@ class Broadcast:
             device=this_device(),
         )
         self._joined = start_daemon_call(join, "lrl-nccl-join")
-        layout = {
-            "names": [one.name for one in tensors],
-            "dtypes": [str(one.dtype).removeprefix("torch.") for one in tensors],
-            "shapes": [one.shape for one in tensors],
-            "rows": rows,
-            "bucket_bytes": order.bucket_bytes,
-        }
-        return layout, self._joined
+        return plan, self._joined
 
     def send(self, pieces: Pieces, ranks: Ranks) -> Future[None]:
         """Begins to broadcast the weights as they are now; all ranks call it."""
@@ -134,7 +125,8 @@ class Broadcast:
         try:
             with torch.no_grad():
                 for bucket in self._buckets:
-                    own = bucket.pack(rank, islice(rows, len(bucket.tensors)), device)
+                    own = torch.empty(bucket.words(rank), dtype=torch.int64, device=device)
+                    bucket.pack(islice(rows, len(bucket.tensors)), own)
                     exchange(group, bucket, rank, own=own, device=device)
                     if device.type == "cuda":
                         torch.cuda.current_stream(device).synchronize()

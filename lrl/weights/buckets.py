@@ -16,7 +16,7 @@ from torch import Tensor
 from lrl.weights.wire import TensorSpec
 
 WORD_BYTES = 8
-CHUNK_WORDS = 2**22
+CHUNK_WORDS = 2**20
 """Words of which a checksum is made at once, so that it needs little memory."""
 ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Odd numbers of 64 bits, whose multiples lose no bit (those of splitmix64 and xxhash)."""
@@ -36,16 +36,15 @@ class Bucket:
         nbytes = sum(tensor.row_bytes * count for tensor, (_, count) in pairs)
         return -(-nbytes // WORD_BYTES) + 1
 
-    def pack(self, rank: int, rows: Iterable[Tensor], device: torch.device) -> Tensor:
-        """Returns what a rank sends: int64 [words], from its rows of each tensor."""
-        packed = torch.zeros(self.words(rank), dtype=torch.int64, device=device)
+    def pack(self, rows: Iterable[Tensor], packed: Tensor) -> None:
+        """Packs what a rank sends, int64 [words], from its rows of each tensor."""
+        packed[-2:] = 0  # the last word of the rows may not be full
         place, content = 0, _bytes(packed)
         for tensor, own in zip(self.tensors, rows, strict=True):
-            sent = _bytes(own.detach().to(device, tensor.dtype))
+            sent = _bytes(own.detach().to(packed.device, tensor.dtype))
             content[place : place + len(sent)].copy_(sent)
             place += len(sent)
         packed[-1] = checksum(packed[:-1])
-        return packed
 
     def unpack(self, packed: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yields the tensors, from what each rank has sent."""
@@ -62,18 +61,46 @@ class Bucket:
             yield spec.name, tensor
 
 
-def buckets_of(
-    tensors: Sequence[TensorSpec], rows: Sequence[Sequence[tuple[int, int]]], nbytes: int
-) -> list[Bucket]:
-    """Returns the buckets of the tensors, in their order, each of `nbytes` and a tensor at most;
-    `rows` are by rank and tensor."""
-    found, first, size = list[Bucket](), 0, 0
-    for end, tensor in enumerate(tensors, start=1):
-        size += tensor.nbytes
-        if size >= nbytes or end == len(tensors):
-            found.append(Bucket(tensors[first:end], [of_rank[first:end] for of_rank in rows]))
-            first, size = end, 0
-    return found
+@dataclass(frozen=True)
+class Plan:
+    """The division of all weights into buckets, which both ends know; travels as JSON."""
+
+    names: Sequence[str]
+    dtypes: Sequence[str]
+    shapes: Sequence[Sequence[int]]
+    rows: Sequence[Sequence[tuple[int, int]]]
+    """By rank, of each tensor: the first row that it sends, and how many."""
+    bucket_bytes: int
+    """Of a bucket, before the tensor that fills it."""
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[TensorSpec],
+        rows: Sequence[Sequence[tuple[int, int]]],
+        bucket_bytes: int,
+    ) -> Plan:
+        """Returns the plan of these tensors, in their order."""
+        return cls(
+            [one.name for one in tensors],
+            [str(one.dtype).removeprefix("torch.") for one in tensors],
+            shapes=[one.shape for one in tensors],
+            rows=rows,
+            bucket_bytes=bucket_bytes,
+        )
+
+    def buckets(self) -> list[Bucket]:
+        """Returns the buckets."""
+        dtypes = (getattr(torch, name) for name in self.dtypes)
+        tensors = list(map(TensorSpec, self.names, dtypes, map(tuple, self.shapes)))
+        found, first, size = list[Bucket](), 0, 0
+        for end, tensor in enumerate(tensors, start=1):
+            size += tensor.nbytes
+            if size >= self.bucket_bytes or end == len(tensors):
+                rows = [of_rank[first:end] for of_rank in self.rows]
+                found.append(Bucket(tensors[first:end], rows))
+                first, size = end, 0
+        return found
 
 
 def exchange(
@@ -105,6 +132,12 @@ def exchange(
 def damaged(packed: Iterable[Tensor]) -> Tensor:
     """Returns whether anything of what ranks have sent has another checksum: bool []."""
     return torch.stack([checksum(sent[:-1]) != sent[-1] for sent in packed]).any()
+
+
+def raise_if_damaged(found: Tensor) -> None:
+    """Raises ValueError if anything is `damaged`; waits for the device."""
+    if found.any():
+        raise ValueError("weights have arrived damaged: a checksum does not fit")
 
 
 def checksum(words: Tensor) -> Tensor:

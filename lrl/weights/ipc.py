@@ -1,55 +1,39 @@
-"""Weights by CUDA IPC: the generator opens the trainer's tensors in place, on the GPU that both
-share."""
+"""Weights by CUDA IPC: the generator opens the trainer's buffer in place, on the GPU that both share.
+
+The buffer takes one bucket of weights after the other (`lrl.weights.buckets`). The generator's end is
+`lrl.vllm_plugin.ipc_engine`.
+"""
+
+from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 
+from lrl.weights.broadcast import this_device
+from lrl.weights.buckets import Bucket, Plan
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Machine, Transport, Weights
-from lrl.weights.wire import Wire
+from lrl.weights.wire import TensorSpec, transfer_dtype
 
-BUFFER_BYTES = 2**28
-"""Bytes of the buffer, if the largest tensor has no more."""
-
-
-class PickledHandles:
-    """The control plane with CUDA handles pickled for JSON, as vLLM's route expects them.
-
-    vLLM unpickles them only with VLLM_ALLOW_INSECURE_SERIALIZATION=1, which only this transport's
-    servers have; they listen on loopback.
-    """
-
-    def __init__(self, calls: PoolCalls) -> None:
-        self._calls = calls
-        self.init_weight_transfer_engine = calls.init
-
-    def start_weight_update(self) -> None:
-        """The sync has opened it."""
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """The sync closes it."""
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Sends one chunk of handles."""
-        info = dict(update_info)
-        handles = info.pop("ipc_handles")
-        info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
-        self._calls.update(lambda one: info)
+BUCKET_BYTES = 2**28
+"""Bytes of weights in the buffer; one tensor more may come on top."""
 
 
 class Ipc(Transport):
-    """The transport to a generator that shares the trainer's GPU; vLLM's engine drives the control
-    plane by itself."""
+    """The transport to a generator that shares the trainer's GPU."""
 
     backend = "ipc"
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """A CUDA handle opens on its own device, and vLLM waits for the handles of every rank."""
+        """A CUDA handle opens on its own device."""
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
         if machine.adapters:
@@ -69,35 +53,43 @@ class Ipc(Transport):
         )
 
     @classmethod
-    def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """vLLM unpickles the handles (`PickledHandles`)."""
-        return {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-
-    @classmethod
     def buffer_bytes(cls, largest: int) -> int:
-        """The buffer, and the generator's copy of its content."""
-        return 2 * max(BUFFER_BYTES, largest)
+        """The buffer, and the tensors that the generator makes of it."""
+        return 2 * (BUCKET_BYTES + largest)
 
     def __init__(self) -> None:
-        self._engine: Any = None
+        self._buckets: list[Bucket] = []
+        self._buffer: Tensor | None = None
+        self._info: dict[str, Any] = {}
 
     def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
-        """See `Transport.connect`. Packed: one bounded buffer instead of a second copy of the
-        policy."""
-        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-        wire = Wire(weights, getattr(torch, calls.participants[0].server.settings.dtype))
-        size = max(BUFFER_BYTES, wire.largest)  # vLLM does not divide a tensor
-        info = IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=0)
-        client, source = PickledHandles(calls), wire.source()
-        self._engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+        """See `Transport.connect`."""
+        self._weights = weights
+        if self._buffer is None:
+            dtype = getattr(torch, calls.participants[0].server.settings.dtype)
+            shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in weights()}
+            tensors = [
+                TensorSpec(name, transfer_dtype(own, shape, dtype), shape)
+                for name, (own, shape) in shapes.items()
+            ]
+            rows = [(0, one.shape[0] if one.shape else 1) for one in tensors]
+            plan = Plan.of(tensors, [rows], BUCKET_BYTES)
+            self._buckets = plan.buckets()
+            words = max(bucket.words(0) for bucket in self._buckets)
+            self._buffer = torch.empty(words, dtype=torch.int64, device=this_device())
+            # Once: every export has a count of readers of its own, which torch adds to the buffer.
+            handle = base64.b64encode(pickle.dumps(reduce_tensor(self._buffer)[1])).decode()
+            self._info = {"plan": asdict(plan), "handle": handle}
+        calls.init(self._info)
 
     def send(self, calls: PoolCalls) -> None:
-        self._engine.send_weights()
+        assert self._buffer is not None, "connected before"
+        weights = (tensor for _, tensor in self._weights())
+        for number, bucket in enumerate(self._buckets):
+            bucket.pack(islice(weights, len(bucket.tensors)), self._buffer[: bucket.words(0)])
+            torch.cuda.current_stream().synchronize()
+            calls.update(lambda one, number=number: {"bucket": number})  # type: ignore[misc]
 
     def close(self) -> None:
-        """Tears down the engine."""
-        if self._engine is not None:
-            self._engine.shutdown()
-            self._engine = None
+        """Frees the buffer."""
+        self._buffer = None

@@ -16,6 +16,7 @@ import base64
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,7 +61,6 @@ class Nccl(Transport):
 
     backend = "nccl"
     collective = True
-    attempts = 3
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
@@ -127,14 +127,15 @@ class Nccl(Transport):
         dtype = getattr(torch, calls.participants[0].server.settings.dtype)
         unique_id = communicator.new_unique_id()
         size = weights.ranks.size
-        info: dict[Generator, Any] = {}
+        offsets: dict[Generator, dict[str, int]] = {}
         for generator in calls.participants:
-            info[generator] = {"rank_offset": size}
+            offsets[generator] = {"rank_offset": size}
             size += generator.server.settings.tensor_parallel_size
-        common = {"unique_id": base64.b64encode(unique_id).decode(), "world_size": size}
         order = JoinOrder(unique_id, size, dtype, BUCKET_BYTES)
-        self._layout, joined = weights.join(name, order)
-        self._meet(calls, INIT, lambda one: {"init_info": info[one] | common}, joined)
+        plan, joined = weights.join(name, order)
+        encoded = base64.b64encode(unique_id).decode()
+        common = {"plan": asdict(plan), "unique_id": encoded, "world_size": size}
+        self._meet(calls, INIT, lambda one: {"init_info": common | offsets[one]}, joined)
 
     def send(self, calls: PoolCalls) -> None:
         """See `Transport.send`.
@@ -143,8 +144,7 @@ class Nccl(Transport):
             CollectiveBroken: A generator failed.
             StuckTransfer: The abort did not end the broadcast.
         """
-        sent = self._weights.send(self._name)
-        self._meet(calls, UPDATE, lambda one: {"update_info": self._layout}, sent)
+        self._meet(calls, UPDATE, lambda one: {"update_info": {}}, self._weights.send(self._name))
 
     def _meet(self, calls: PoolCalls, route: str, body: Body, own: Future[Any]) -> None:
         """Waits for both ends of a collective: the generators, which a call to `route` starts, and

@@ -87,7 +87,7 @@ class Pull(Transport):
             self._served = weights.serve(self._endpoint, own.token)
         calls.init({})
 
-    def stage(self, weights: Weights, use_fallback: bool) -> None:
+    def stage(self, weights: Weights) -> None:
         """Has every rank write its part as the generators compute with it."""
         self._number += 1
         name = f"{self._name}-{self._number}"

@@ -4,10 +4,11 @@ Every rank of the trainer writes its part of one safetensors file while the gene
 responses (those of other machines send theirs to rank 0); in the pause they only map and load it.
 Checksums make a worker refuse a damaged file. Each version has a folder of its own, under a name
 that nobody can guess and closed to other users, who could otherwise put a link or a file of theirs
-in its place. The fallback is the temporary folder. The name of the folder begins with the run's id,
-by which the supervisor finds those of a killed run.
+in its place. The name of the folder begins with the run's id, by which the supervisor finds those of
+a killed run.
 """
 
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,13 +18,14 @@ from lrl.weights.staging import StageOrder
 from lrl.weights.transport import Transport, Weights
 from lrl.weights.version_file import SHARED_MEMORY, open_new
 
+log = logging.getLogger(__name__)
+
 
 class SharedMemory(Transport):
     """The trainer's end of `lrl.vllm_plugin.shared_memory_engine`."""
 
     backend = "shared_memory"
     copies = True
-    attempts = 3
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:
@@ -50,9 +52,20 @@ class SharedMemory(Transport):
         self._name = name
         calls.init({})
 
-    def stage(self, weights: Weights, use_fallback: bool) -> None:
-        """Has the ranks write the weights next to the older file, then removes that one."""
-        place = tempfile.gettempdir() if use_fallback else SHARED_MEMORY
+    def stage(self, weights: Weights) -> None:
+        """Has the ranks write the weights next to the older file, then removes that one. Without
+        room the temporary folder is taken."""
+        try:
+            file, checksum = self._staged_in(SHARED_MEMORY, weights)
+        except OSError as error:
+            place = Path(tempfile.gettempdir())
+            log.warning("The weights are written into %s: %s", place, error)
+            file, checksum = self._staged_in(place, weights)
+        self.close()
+        self._file = file
+        self._checksum = checksum
+
+    def _staged_in(self, place: Path, weights: Weights) -> tuple[Path, int]:
         folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self._name}-", dir=place))
         file = folder / "weights.safetensors"
         try:
@@ -63,9 +76,7 @@ class SharedMemory(Transport):
         except BaseException:
             shutil.rmtree(folder)
             raise
-        self.close()
-        self._file = file
-        self._checksum = staged.header.checksum
+        return file, staged.header.checksum
 
     def send(self, calls: PoolCalls) -> None:
         calls.update(lambda one: {"file": str(self._file), "checksum": self._checksum})

@@ -12,10 +12,10 @@ may begin under its older version once they hold the new one.
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
 a version are also read back, because an answered call is no proof of its effect, and weights must
 not change under a generator that writes. Before the resume a failure does no harm: the generator is
-paused, and the sync is attempted again, at last by the transport's fallback. A generator that fails
-all attempts is evicted; so is one that lets the deadline of a pause or resume pass, since its event
-loop stands still. A collective transfer fails for all when it fails for one: that one is evicted at
-once, and the next attempt connects the others without it.
+paused, and the sync is attempted again. A generator that fails all attempts is evicted; so is one
+that lets the deadline of a pause or resume pass, since its event loop stands still. A collective
+transfer fails for all when it fails for one: that one is evicted at once, with those that wait for
+it, and the next attempt connects the others.
 """
 
 import logging
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 MakeProof = Callable[[list[Generator]], Prove]
 """Makes the proof of generators from the policy as it is at the call."""
 
-BACKGROUND_ATTEMPTS = 2
-"""Attempts at a sync in the background: the policy has changed, so there is no other copy."""
+ATTEMPTS = 2
+"""At one sync."""
 MAX_PHASES = 20
 """More than the phases of a sync that wait, each with its own deadline."""
 ENDS_S = 10.0
@@ -134,15 +134,11 @@ class PoolSync:
             return {}
         self._begin(stale, make_proof)
 
-        def prepare(todo: list[Generator], number: int) -> Failures:
+        def stage(todo: list[Generator], number: int) -> None:
             self.entered("stage")
-            use_fallback = number == self.transport.attempts
-            self._stage(weights, todo, version, use_fallback)
-            unreached = self._distribute()
-            self.entered("transfer")
-            return unreached
+            self._stage(weights, todo, version)
 
-        to_evict, late = self._attempt_all(stale, prepare, self.transport.attempts)
+        to_evict, late = self._attempts(stale, stage)
         return to_evict | late
 
     def sync_in_background(
@@ -169,7 +165,7 @@ class PoolSync:
         if not (stale := self._admit_pending(version)):
             return False
         self._begin(stale, make_proof)
-        self._stage(weights, stale, version, use_fallback=False)
+        self._stage(weights, stale, version)
         self._calls.log_failures(1, self._calls.failed)
         if self._calls.failed:
             return False
@@ -226,19 +222,14 @@ class PoolSync:
 
     # ---- a sync
 
-    def _attempt_all(
-        self,
-        generators: Sequence[Generator],
-        prepare: Callable[[list[Generator], int], Failures],
-        attempts: int,
+    def _attempts(
+        self, generators: Sequence[Generator], prepare: Callable[[list[Generator], int], None]
     ) -> tuple[Failures, Failures]:
         """Attempts a sync until all of `generators` have succeeded or must be evicted.
 
         Args:
             generators: The receivers; a collective transport needs the whole pool.
-            prepare: Does before each attempt, given its receivers and its number, what can be done
-                while they write; returns those that it did not reach.
-            attempts: How many there are.
+            prepare: Called before each attempt, with its receivers and its number, while they write.
 
         Returns:
             Those that failed for good, and those that failed all attempts and stay paused.
@@ -246,8 +237,12 @@ class PoolSync:
         to_evict = Failures()
         first = Failures()
         todo = list(generators)
-        for number in range(1, attempts + 1):
-            hopeless, late = self._attempt(prepare(todo, number), number)
+        for number in range(1, ATTEMPTS + 1):
+            prepare(todo, number)
+            unreached = self.transport.distribute(self._calls) if self._calls.participants else {}
+            if not self._in_background:
+                self.entered("transfer")
+            hopeless, late = self._attempt(unreached, number)
             to_evict |= hopeless
             todo = [generator for generator in generators if generator in late]
             first = late | first  # the first failure says most: later ones may follow from it
@@ -258,15 +253,14 @@ class PoolSync:
     def _run_in_background(
         self, generators: Sequence[Generator], on_synced: Callable[[], Any]
     ) -> Failures:
-        """Does the rest of a sync from the staged copy, without the policy; returns the generators
-        that stay paused."""
+        """Does the rest of a sync from the staged copy, without the policy, which has changed;
+        returns the generators that stay paused."""
 
-        def prepare(todo: list[Generator], number: int) -> Failures:
+        def direct(todo: list[Generator], number: int) -> None:
             if number > 1:
                 self._calls.begin(todo, self._calls.version)
-            return self._distribute()
 
-        to_evict, late = self._attempt_all(generators, prepare, BACKGROUND_ATTEMPTS)
+        to_evict, late = self._attempts(generators, direct)
         self.finish_sync(to_evict)
         on_synced()
         return late
@@ -288,17 +282,12 @@ class PoolSync:
         ]
         self._prove = make_proof(self._due) if self._due else None
 
-    def _stage(
-        self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool
-    ) -> None:
+    def _stage(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
         """Prepares the transfer while the generators still write."""
         self._connect(weights, generators, version)
         self._calls.include(generators)
         if self._calls.participants:
-            try:
-                self.transport.stage(weights, use_fallback)
-            except OSError as error:
-                self._calls.fail_all(f"staging the weights failed: {error}")
+            self.transport.stage(weights)
 
     def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
         """Connects new generators; all of them if the transport is collective and the pool has
@@ -317,11 +306,6 @@ class PoolSync:
             self._calls.fail_all(str(error))
         known = self._connected | set(self._calls.participants)
         self._connected = {generator for generator in known if generator.eviction is None}
-
-    def _distribute(self) -> Failures:
-        """Brings the staged weights to the generators while they still write; returns the
-        generators that it did not reach."""
-        return self.transport.distribute(self._calls) if self._calls.participants else {}
 
     def _attempt(self, unreached: Failures, number: int) -> tuple[Failures, Failures]:
         """Moves the staged weights into the generators and resumes them; returns the generators to

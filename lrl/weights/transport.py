@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from lrl.distributed.ranks import Ranks
     from lrl.generators.settings import ServerSettings
     from lrl.weights.broadcast import JoinOrder
+    from lrl.weights.buckets import Plan
     from lrl.weights.pool_calls import Failures, PoolCalls
     from lrl.weights.staging import Served, Staged, StageOrder
 
@@ -58,7 +59,7 @@ class Weights(Protocol):
     def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
         """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
 
-    def join(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+    def join(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
         """Has every rank join a pool's communicator (`lrl.weights.broadcast.Broadcast.join`)."""
 
     def send(self, pool: str) -> Future[None]:
@@ -80,8 +81,6 @@ class Transport(ABC):
     """`stage` copies the weights, so that the policy may change while they are sent."""
     fetches = False
     """The generators fetch what `stage` copied, in `distribute`."""
-    attempts = 2
-    """Attempts at a sync; `stage` has the fallback at the last."""
     narrows = False
     """The weights travel in the generators' number format, where that is the smaller one."""
     middleware: tuple[str, ...] = ()
@@ -136,7 +135,7 @@ class Transport(ABC):
         """Joins the engines of the participants, before the first sync of each; `name` is unique on
         this machine."""
 
-    def stage(self, weights: Weights, use_fallback: bool) -> None:  # noqa: B027 - most have nothing to do ahead
+    def stage(self, weights: Weights) -> None:  # noqa: B027 - most have nothing to do ahead
         """Prepares the transfer while the generators still write; raises OSError without room."""
 
     def distribute(self, calls: PoolCalls) -> Failures:

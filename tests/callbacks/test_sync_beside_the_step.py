@@ -167,14 +167,6 @@ def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_t
     wait_for(lambda: serving(model_run.pool.generators) == [1, 1, 1])
 
 
-def test_without_room_for_the_copy_the_temporary_folder_is_used(model_run: ModelRun) -> None:
-    transport: Any = model_run.syncs.pools[model_run.pool].transport
-    transport.full = True
-    model_run.step(1)
-    assert transport.staged[-1] is True and model_run.versions == [0, 1]
-    wait_for(lambda: serving(model_run.pool.generators) == [1, 1])
-
-
 @pytest.mark.parametrize("trainer", ["trains", "waits for it"])
 def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on(
     model_run: ModelRun, trainer: str

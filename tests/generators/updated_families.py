@@ -134,7 +134,7 @@ def update(engine: Any, version: Version, name: str) -> None:
     try:
         weights = WholeWeights(lambda: iter(version.weights.items()))
         transport.connect(calls, weights, name)  # type: ignore[arg-type]
-        transport.stage(weights, False)
+        transport.stage(weights)
         transport.send(calls)  # type: ignore[arg-type]
     finally:
         transport.close()
@@ -146,8 +146,16 @@ class Calls:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def __getattr__(self, call: str) -> Callable[..., Any]:
-        return lambda *arguments: self._engine.collective_rpc(call, args=arguments)
+    def init(self, info: Any) -> None:
+        self._engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+
+    def update(self, info: Callable[[Any], Any]) -> None:
+        for call, *arguments in (
+            ["start_weight_update"],
+            ["update_weights", info(None)],
+            ["finish_weight_update"],
+        ):
+            self._engine.collective_rpc(call, args=tuple(arguments))
 
 
 def off(one: list[float], other: list[float]) -> float:

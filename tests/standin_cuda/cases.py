@@ -1,7 +1,8 @@
 """What is trained on the stand-in device: a tiny policy with every objective, kind of critic and
 reference, and way of opening it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from benchmarks.random_policy import llama, made_up_rows, make_policy
 from benchmarks.ready_responses import ReadyResponses
 from lrl import objectives
 from lrl.training.model import open_tokenizer
-from lrl.weights.wire import Wire
+from lrl.training.pieces import checkpoint_pieces
+from lrl.weights.buckets import Plan, damaged, raise_if_damaged
+from lrl.weights.wire import spec_of
 
 STEPS, GROUPS, RESPONSES, TOKENS, MICRO_BATCH_TOKENS = 2, 2, 4, 24, 128
 SHAPE = llama("tiny")
@@ -164,6 +167,19 @@ def train(
     return trainer, module
 
 
+def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the weights as NCCL's workers get them of one rank, through the policy's device."""
+    pieces = list(checkpoint_pieces(policy.network, policy.ranks))
+    rows = [[(0, len(piece.rows)) for piece in pieces]]
+    plan = Plan.of([spec_of(piece, torch.bfloat16) for piece in pieces], rows, 2**16)
+    left = (piece.rows for piece in pieces)
+    for bucket in plan.buckets():
+        packed = torch.empty(bucket.words(0), dtype=torch.int64, device=policy.device)
+        bucket.pack(islice(left, len(bucket.tensors)), packed)
+        raise_if_damaged(damaged([packed]))
+        yield from bucket.unpack([packed])
+
+
 def numbers(trainer: L.Trainer, policy: lrl.PolicyModule, work: Path) -> dict[str, float]:
     """Returns the metrics of the last step, and what is read of the trained policy: probes, and sums
     over the weights of a sync, an export and a checkpoint."""
@@ -171,7 +187,7 @@ def numbers(trainer: L.Trainer, policy: lrl.PolicyModule, work: Path) -> dict[st
     export = work / "export"
     policy.export(export)
     weights = {
-        "sent": [tensor for _, tensor in Wire(policy.sent_weights, torch.bfloat16)],
+        "sent": [tensor for _, tensor in sent_in_buckets(policy)],
         "exported": load_file(export / "model.safetensors").values(),
         "checkpoint": policy.state_dict().values(),
     }

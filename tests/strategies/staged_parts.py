@@ -49,9 +49,9 @@ def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
     with ThreadPoolExecutor(1) as thread:
         worker = thread.submit(Communicator, unique_id, size - 1, size, "cpu")
         order = JoinOrder(unique_id, size, torch.bfloat16, bucket_bytes=1000)
-        layout, _ = policy.sent_weights.join("pool", order)
+        plan, _ = policy.sent_weights.join("pool", order)
         group = worker.result(60)
-        found = thread.submit(receive, group, layout)
+        found = thread.submit(receive, group, plan)
         policy.sent_weights.send("pool")
         policy.sent_weights.end("pool", False, 60.0)
         return found.result(60)

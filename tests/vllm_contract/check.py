@@ -61,26 +61,18 @@ def _lost_imports(snapshot: Snapshot) -> Iterator[str]:
             yield f"{file}: no {import_name(module, name)}"
 
 
-def _lost_members(snapshot: Snapshot, wanted: Members) -> list[str]:
-    """Returns what is missing of the alternative that is nearest to complete."""
+def _lost_members(snapshot: Snapshot, wanted: Members) -> Iterator[str]:
     where = f"{wanted.module}.{wanted.name}"
     kinds = snapshot["members"].get(where, {})
-    each = [_lost_of(alternative, kinds) for alternative in wanted.alternatives]
-    return [f"{wanted.by}: {where} {lost}" for lost in min(each, key=len)]
-
-
-def _lost_of(alternative: str, kinds: dict[str, str]) -> list[str]:
-    lost = []
-    for written in alternative.split():
+    for written in wanted.members.split():
         name = written.removesuffix("()")
         kind = kinds.get(name)
         if kind is None:
-            lost.append(f"has no {name}")
+            yield f"{wanted.by}: {where} has no {name}"
         elif written != name and kind != "method":
-            lost.append(f"has {name} as a {kind}, and lrl calls it")
+            yield f"{wanted.by}: {where} has {name} as a {kind}, and lrl calls it"
         elif written == name and kind == "method":
-            lost.append(f"has {name} as a method, and lrl reads it")
-    return lost
+            yield f"{wanted.by}: {where} has {name} as a method, and lrl reads it"
 
 
 def _misfits(snapshot: Snapshot, call: Call) -> Iterator[str]:

@@ -12,15 +12,14 @@ TRANSFER = "vllm.distributed.weight_transfer"
 
 
 class Members(NamedTuple):
-    """The required members of a class; `alternatives` are for releases that differ, one of them is
-    enough."""
+    """The required members of a class."""
 
     by: str
     """The file of lrl that relies on it, in `lrl/`."""
     module: str
     name: str
-    alternatives: tuple[str, ...]
-    """Each a list of members, divided by spaces."""
+    members: str
+    """Divided by spaces."""
 
 
 class Call(NamedTuple):
@@ -41,7 +40,7 @@ MEMBERS = (
         "vllm_plugin/output_batching.py",
         "vllm.v1.engine.core",
         "EngineCoreProc",
-        ("process_output_sockets() output_queue",),
+        "process_output_sockets() output_queue",
     ),
     Members(
         "vllm_plugin/output_batching.py",
@@ -51,14 +50,14 @@ MEMBERS = (
             "request_id new_token_ids new_logprobs finish_reason events "
             "new_prompt_logprobs_tensors prompt_token_id_logprobs pooling_output prefill_stats "
             "routed_experts new_sampling_mask kv_transfer_params ec_transfer_params "
-            "mm_cache_miss_hashes",
+            "mm_cache_miss_hashes"
         ),
     ),
     Members(
         "vllm_plugin/output_batching.py",
         "vllm.v1.engine",
         "EngineCoreOutputs",
-        ("outputs weight_version utility_output finished_requests scheduler_stats",),
+        "outputs weight_version utility_output finished_requests scheduler_stats",
     ),
     Members(
         "vllm_plugin/output_batching.py",
@@ -66,157 +65,114 @@ MEMBERS = (
         "SchedulerStats",
         (
             "prefix_cache_stats spec_decoding_stats kv_connector_stats kv_cache_eviction_events "
-            "iteration_details",
+            "iteration_details"
         ),
     ),
     Members(
         "vllm_plugin/response_outputs.py",
         "vllm.v1.engine.logprobs",
         "LogprobsProcessor",
-        ("_update_sample_logprobs() tokenizer logprobs cumulative_logprob",),
+        "_update_sample_logprobs() tokenizer logprobs cumulative_logprob",
     ),
     Members(
         "vllm_plugin/response_outputs.py",
         "vllm.logprobs",
         "FlatLogprobs",
-        ("start_indices end_indices token_ids logprobs ranks decoded_tokens",),
+        "start_indices end_indices token_ids logprobs ranks decoded_tokens",
     ),
     Members(
         "vllm_plugin/response_outputs.py",
         "vllm.v1.outputs",
         "LogprobsLists",
-        ("logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens",),
+        "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens",
     ),
     Members(
         "vllm_plugin/response_outputs.py",
         "vllm.v1.engine.output_processor",
         "RequestState",
-        ("_new_completion_output() _weight_version_spans() request_id",),
+        "_new_completion_output() _weight_version_spans() request_id",
     ),
     Members(
         "vllm_plugin/plugin.py",
         "vllm.platforms.cpu",
         "CpuPlatform",
-        ("check_and_update_config()",),
+        "check_and_update_config()",
     ),
-    Members("vllm_plugin/plugin.py", "vllm.platforms.interface", "Platform", ("is_cpu()",)),
+    Members("vllm_plugin/plugin.py", "vllm.platforms.interface", "Platform", "is_cpu()"),
     Members(
         "vllm_plugin/write_route.py",
         "vllm.v1.engine.async_llm",
         "AsyncLLM",
-        ("generate() get_weight_version() engine_core",),
+        "generate() get_weight_version() engine_core",
     ),
     Members(
         "vllm_plugin/write_route.py",
         "vllm.v1.engine.core_client",
         "AsyncMPClient",
-        ("outputs_queue",),
+        "outputs_queue",
     ),
     Members(
         "vllm_plugin/write_route.py",
         "vllm.outputs",
         "CompletionOutput",
-        ("index token_ids logprobs finish_reason weight_versions",),
+        "index token_ids logprobs finish_reason weight_versions",
     ),
-    Members(
-        "vllm_plugin/write_route.py", "vllm.outputs", "WeightVersionSpan", ("version start end",)
-    ),
+    Members("vllm_plugin/write_route.py", "vllm.outputs", "WeightVersionSpan", "version start end"),
     Members(
         "vllm_plugin/write_route.py",
         "vllm.sampling_params",
         "SamplingParams",
         (
             "n max_tokens temperature logprobs detokenize output_kind flat_logprobs "
-            "prompt_logprobs ignore_eos stop_token_ids",
+            "prompt_logprobs ignore_eos stop_token_ids"
         ),
     ),
-    Members("vllm_plugin/write_route.py", "vllm.sampling_params", "RequestOutputKind", ("DELTA",)),
+    Members("vllm_plugin/write_route.py", "vllm.sampling_params", "RequestOutputKind", "DELTA"),
     Members(
         "vllm_plugin/plugin.py",
         f"{TRANSFER}.factory",
         "WeightTransferEngineFactory",
-        ("_registry register_engine()",),
+        "_registry register_engine()",
     ),
     Members(
-        "vllm_plugin/shared_memory_engine.py",
+        "vllm_plugin/engine.py",
         f"{TRANSFER}.base",
         "WeightTransferEngine",
         (
             "init_transfer_engine() start_weight_update() update_weights() receive_weights() "
             "finish_weight_update() shutdown() parse_update_info() init_info_cls update_info_cls "
-            "device model vllm_config model_config",
+            "device model vllm_config model_config parallel_config"
         ),
     ),
     Members(
-        "vllm_plugin/shared_memory_engine.py",
+        "vllm_plugin/engine.py",
         "vllm.model_executor.layers.fused_moe.fused_moe_method_base",
         "FusedMoEMethodBase",
-        ("moe_kernel",),
+        "moe_kernel",
     ),
     Members(
         "vllm_plugin/shared_memory_engine.py",
         "vllm.model_executor.model_loader.default_loader",
         "DefaultModelLoader",
-        ("get_all_weights()",),
+        "get_all_weights()",
     ),
     Members(
         "vllm_plugin/shared_memory_engine.py",
         "vllm.config.load",
         "LoadConfig",
-        ("use_tqdm_on_load load_format",),
-    ),
-    Members(
-        "vllm_plugin/nccl_engine.py",
-        f"{TRANSFER}.nccl_engine",
-        "NCCLWeightTransferEngine",
-        ("model_update_group init_transfer_engine() receive_weights() shutdown()",),
+        "use_tqdm_on_load load_format",
     ),
     Members(
         "weights/communicator.py",
         "vllm.distributed.device_communicators.pynccl",
         "PyNcclCommunicator",
-        (
-            "disabled available device nccl comm rank broadcast() group_start() group_end() destroy()",
-        ),
+        "disabled available device nccl comm rank broadcast() group_start() group_end()",
     ),
     Members(
         "weights/communicator.py",
         "vllm.distributed.device_communicators.pynccl_wrapper",
         "NCCLLibrary",
-        ("ncclGetUniqueId() ncclCommAbort()",),
-    ),
-    Members(
-        "weights/ipc.py",
-        f"{TRANSFER}.ipc_engine",
-        "IPCTrainerInitInfo",
-        ("packed packed_buffer_size_bytes rank",),
-    ),
-    Members(
-        "weights/ipc.py",
-        f"{TRANSFER}.ipc_engine",
-        "IPCWeightTransferUpdateInfo",
-        ("names ipc_handles ipc_handles_pickled tensor_sizes",),
-    ),
-    Members(
-        "weights/ipc.py",
-        f"{TRANSFER}.ipc_engine",
-        "IPCTrainerWeightTransferEngine",
-        ("trainer_init() send_weights() shutdown()",),
-    ),
-    Members(
-        "weights/ipc.py",
-        f"{TRANSFER}.base",
-        "VLLMWeightSyncClient",
-        (
-            "init_weight_transfer_engine() start_weight_update() update_weights() "
-            "finish_weight_update()",
-        ),
-    ),
-    Members(
-        "weights/wire.py",
-        f"{TRANSFER}.base",
-        "WeightSource",
-        ("metadata() __iter__()", "metadata iter_full()"),
+        "ncclGetUniqueId() ncclCommAbort()",
     ),
 )
 
@@ -265,19 +221,19 @@ CALLS = (
         3,
     ),
     Call(
-        "vllm_plugin/shared_memory_engine.py",
+        "vllm_plugin/engine.py",
         f"{TRANSFER}.base",
         "WeightTransferEngine.__init__",
         4,
     ),
     Call(
-        "vllm_plugin/shared_memory_engine.py",
+        "vllm_plugin/engine.py",
         "vllm.model_executor.model_loader.reload.layerwise",
         "initialize_layerwise_reload",
         1,
     ),
     Call(
-        "vllm_plugin/shared_memory_engine.py",
+        "vllm_plugin/engine.py",
         "vllm.model_executor.model_loader.reload.layerwise",
         "finalize_layerwise_reload",
         2,
@@ -296,18 +252,11 @@ CALLS = (
     ),
     Call("weights/communicator.py", f"{TRANSFER}.nccl_common", "uid_init_process_group", 4),
     Call(
-        "weights/nccl.py",
-        f"{TRANSFER}.packed_tensor",
-        "packed_nccl_broadcast_producer",
-        0,
-        keywords="iterator group src post_iter_func buffer_size_bytes num_buffers",
-    ),
-    Call(
-        "weights/ipc.py",
-        f"{TRANSFER}.factory",
-        "WeightTransferTrainerFactory.trainer_init",
+        "weights/buckets.py",
+        "vllm.distributed.device_communicators.pynccl",
+        "PyNcclCommunicator.broadcast",
         1,
-        keywords="client source",
+        keywords="src stream",
     ),
 )
 
@@ -335,7 +284,6 @@ VARIABLES = (
     "VLLM_SERVER_DEV_MODE",
     "VLLM_PLUGINS",
     "VLLM_NO_USAGE_STATS",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION",
     "VLLM_DISABLE_PYNCCL",
     "VLLM_WORKER_MULTIPROC_METHOD",
     "VLLM_ENABLE_V1_MULTIPROCESSING",

@@ -169,8 +169,7 @@ def _kinds(sources: Sources, module: str, name: str) -> dict[str, str]:
         member.removesuffix("()")
         for one in MEMBERS
         if (one.module, one.name) == (module, name)
-        for alternative in one.alternatives
-        for member in alternative.split()
+        for member in one.members.split()
     }
     return {member: _kind(found[member]) for member in sorted(wanted) if member in found}
 

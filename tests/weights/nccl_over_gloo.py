@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 
 from lrl.generators.server import Server
-from lrl.weights.buckets import buckets_of, damaged, exchange
-from lrl.weights.wire import TensorSpec
+from lrl.weights.buckets import Plan, damaged, exchange
 
 FAULT = "NCCL_OVER_GLOO_FAULT"
 """Names a file with `kill RANK` or `damage RANK`: that rank dies, or gets a wrong bit, in the middle
@@ -117,12 +116,6 @@ class Communicator:
     def group_end(self) -> None:
         """Each was by itself."""
 
-    def destroy(self) -> None:
-        """As vLLM's."""
-        if not self.disabled:
-            self.nccl.ncclCommAbort(self)
-            self.disabled = True
-
     def _fault(self) -> str:
         """Returns what happens in this broadcast; empty for nothing."""
         told = Path(os.environ.get(FAULT, ""))
@@ -136,25 +129,14 @@ class Communicator:
         return fault
 
 
-def receive(group: Communicator, layout: dict[str, Any]) -> dict[str, torch.Tensor]:
+def receive(group: Communicator, plan: Plan) -> dict[str, torch.Tensor]:
     """Returns the weights of one update, as `lrl.vllm_plugin.nccl_engine` receives them."""
-    dtypes = (getattr(torch, name) for name in layout["dtypes"])
-    tensors = list(map(TensorSpec, layout["names"], dtypes, map(tuple, layout["shapes"])))
     found: dict[str, torch.Tensor] = {}
-    for bucket in buckets_of(tensors, layout["rows"], layout["bucket_bytes"]):
+    for bucket in plan.buckets():
         packed = exchange(group, bucket, group.rank, own=None, device=group.device)
         assert not damaged(packed)
         found |= bucket.unpack(packed)
     return found
-
-
-class TorchOnCpu:
-    """The module torch without an accelerator that is waited for."""
-
-    accelerator = SimpleNamespace(synchronize=lambda: None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
 
 
 def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None] = setattr) -> None:
@@ -166,27 +148,12 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
         replace: Sets an attribute; a monkeypatch's `setattr` takes it back.
     """
     from vllm.distributed.device_communicators import pynccl_wrapper
-    from vllm.distributed.weight_transfer import base, nccl_common
-
-    from lrl.vllm_plugin.nccl_engine import NcclEngine
+    from vllm.distributed.weight_transfer import nccl_common
 
     if folder is not None:
         replace(Library, "folder", folder)
     replace(pynccl_wrapper, "NCCLLibrary", Library)
     replace(nccl_common, "uid_init_process_group", Communicator)
-    replace(base, "torch", TorchOnCpu())
-    finish = NcclEngine.finish_weight_update
-
-    def finish_and_pack(self: Any) -> None:
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-        finish(self)
-        # What vLLM's CPU build packs once only: lrl.vllm_plugin.shared_memory_engine.
-        for layer in self.model.modules():
-            if isinstance(layer, ParallelLMHead):
-                layer.quant_method.process_weights_after_loading(layer)
-
-    replace(NcclEngine, "finish_weight_update", finish_and_pack)
 
 
 class GlooServer(Server):

@@ -5,8 +5,10 @@ Covers lrl/weights/buckets.py, broadcast.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights import communicator
 from lrl.weights.broadcast import Broadcast, JoinOrder
-from lrl.weights.buckets import Bucket, buckets_of, checksum, damaged
+from lrl.weights.buckets import Bucket, Plan, checksum, damaged
 from lrl.weights.wire import spec_of
 from tests.weights.nccl_over_gloo import Communicator, install, receive
 from tests.weights.test_staging import models, pieces, weights_of
@@ -39,16 +41,14 @@ def divided(
     tensors = [spec_of(piece, torch.bfloat16) for piece in own[0]]
     rows = [[(piece.start, len(piece.rows)) for piece in of_rank] for of_rank in own]
     left = [(piece.rows for piece in of_rank) for of_rank in own]
-    return [
-        (
-            bucket,
-            [
-                bucket.pack(rank, islice(of_rank, len(bucket.tensors)), CPU)
-                for rank, of_rank in enumerate(left)
-            ],
-        )
-        for bucket in buckets_of(tensors, rows, nbytes)
-    ]
+    plan = Plan(**json.loads(json.dumps(asdict(Plan.of(tensors, rows, nbytes)))))
+    found = []
+    for bucket in plan.buckets():
+        packed = [torch.ones(bucket.words(rank), dtype=torch.int64) for rank in range(ranks)]
+        for sent, of_rank in zip(packed, left, strict=True):
+            bucket.pack(islice(of_rank, len(bucket.tensors)), sent)
+        found.append((bucket, packed))
+    return found
 
 
 @given(model=models, ranks=st.integers(1, 5), nbytes=st.integers(1, 4000))
@@ -118,15 +118,15 @@ def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
     unique_id = communicator.new_unique_id()
     with ThreadPoolExecutor() as worker:
         joined = worker.submit(Communicator, unique_id, 3, 4, CPU)
-        layout, _ = sent.join("pool", JoinOrder(unique_id, 4, torch.float32, bucket_bytes=64))
+        plan, _ = sent.join("pool", JoinOrder(unique_id, 4, torch.float32, bucket_bytes=64))
         group = joined.result(60)
         for _ in range(2):
             weights["tensor.0"] += 1
-            found = worker.submit(receive, group, layout)
+            found = worker.submit(receive, group, plan)
             sent.send("pool")
             sent.end("pool", False, 60.0)
             assert all(torch.equal(one, weights[name]) for name, one in found.result(60).items())
-    group.destroy()
+    communicator.abort(group)
 
 
 class Recording:

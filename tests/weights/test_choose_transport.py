@@ -110,11 +110,6 @@ def test_a_generator_is_on_another_nccl_host_where_the_trainer_names_its_own() -
     assert nccl.server_environment(1, {"NCCL_HOSTID": "a"}) == {"NCCL_HOSTID": "a-generator-1"}
 
 
-def test_only_cuda_handles_may_arrive_pickled() -> None:
-    allowed = {name for name in TRANSPORTS if find_transport(name).server_environment(0, {})}
-    assert allowed == {"ipc"}
-
-
 def test_a_joining_generator_is_refused_where_the_weights_cannot_reach_it() -> None:
     refused = {
         (name, here, host)

@@ -1,15 +1,10 @@
-"""The transport within one GPU: vLLM's own trainer engine sends the policy, with CUDA's calls
-played on a CPU.
+"""The transport within one GPU, both ends, with CUDA's handle of a buffer played on a CPU.
 
-What is played: the handle of a buffer (the buffer itself), the number of the device, and its
-streams. All else is vLLM's and lrl's code, on both ends: how tensors are packed, what travels, and
-how a worker takes a buffer apart.
+Covers lrl/weights/ipc.py, lrl/vllm_plugin/ipc_engine.py.
 """
 
 from __future__ import annotations
 
-import base64
-import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,83 +14,73 @@ import torch
 
 from lrl.weights import ipc
 from lrl.weights.ipc import Ipc
+from tests.weights.whole_weights import WholeWeights
 
-DEVICE = "GPU-1"
+CPU = torch.device("cpu")
 
 
 class Generator:
-    """The control plane of one generator, and its worker's end of a buffer."""
+    """One generator: its engine, behind what travels as JSON."""
 
     def __init__(self, dtype: str) -> None:
-        self.participants = [
-            SimpleNamespace(server=SimpleNamespace(settings=SimpleNamespace(dtype=dtype)))
-        ]
-        self.calls: list[str] = []
-        self.buffer = torch.empty(0)
+        from lrl.vllm_plugin.ipc_engine import IpcEngine
+
+        settings = SimpleNamespace(dtype=dtype)
+        self.participants = [SimpleNamespace(server=SimpleNamespace(settings=settings))]
         self.weights: dict[str, torch.Tensor] = {}
+        self.updates = 0
+        self.engine: Any = IpcEngine.__new__(IpcEngine)
+        self.engine.device = CPU
+        self.engine.model = SimpleNamespace(load_weights=self.weights.update)
 
     def init(self, info: dict[str, Any]) -> None:
-        self.calls.append("init")
-        assert info == {"packed": True}
+        self.engine.init_transfer_engine(self.engine.parse_init_info(info))
 
-    def update(self, body: Callable[[Any], dict[str, Any]]) -> None:
-        from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
-
-        self.calls.append("update")
-        info = body(self)
-        assert "ipc_handles" not in info  # no JSON can hold them
-        assert set(pickle.loads(base64.b64decode(info["ipc_handles_pickled"]))) == {DEVICE}
-        sizes = info["tensor_sizes"]
-        dtypes = [getattr(torch, name) for name in info["dtype_names"]]
-        found = unpack_tensor(
-            self.buffer[: sum(sizes)], info["names"], info["shapes"], dtypes, sizes
-        )
-        self.weights |= {name: tensor.clone() for name, tensor in found}
+    def update(self, info: Callable[[Any], dict[str, Any]]) -> None:
+        self.updates += 1
+        self.engine.update_weights(info(self))
 
 
 @pytest.fixture
 def generator(monkeypatch: pytest.MonkeyPatch) -> Generator:
-    """A generator in bfloat16 whose buffers arrive although there is no GPU."""
-    from vllm.distributed.weight_transfer import packed_tensor
+    """A generator in bfloat16 that opens the trainer's buffer although there is no GPU."""
+    from lrl.vllm_plugin import ipc_engine
 
-    generator = Generator("bfloat16")
-    empty = torch.empty
+    buffers: list[torch.Tensor] = []
 
-    def reduce_tensor(tensor: torch.Tensor) -> tuple[None, tuple[int, str]]:
-        generator.buffer = tensor
-        return None, (0, "handle")
+    def reduce_tensor(tensor: torch.Tensor) -> tuple[None, list[int]]:
+        buffers.append(tensor)
+        return None, list(range(15))
 
-    def stream(*device: Any) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: None)
+    def rebuild(*arguments: int) -> torch.Tensor:
+        assert len(arguments) == 15 and arguments[ipc_engine.DEVICE] is CPU.index
+        return buffers[-1]
 
-    monkeypatch.setattr(packed_tensor, "reduce_tensor", reduce_tensor)
-    monkeypatch.setattr(torch, "empty", lambda *shape, device=None, **other: empty(*shape, **other))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "current_stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(ipc, "reduce_tensor", reduce_tensor)
+    monkeypatch.setattr(ipc, "BUCKET_BYTES", 150)  # two matrices
+    monkeypatch.setattr(ipc, "this_device", lambda: CPU)
+    monkeypatch.setattr(ipc_engine, "rebuild_cuda_tensor", rebuild)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=DEVICE)
+        torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None)
     )
-    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    return generator
+    return Generator("bfloat16")
 
 
 def policy() -> dict[str, torch.Tensor]:
-    """Six matrices, two vectors of which one has an odd number of numbers, and one tensor larger
-    than a buffer."""
+    """Six matrices, two vectors of which one has an odd number of numbers, a scalar, and one tensor
+    larger than a buffer."""
     draw = torch.Generator().manual_seed(0)
     matrices = {f"layers.{layer}.weight": torch.randn(7, 5, generator=draw) for layer in range(6)}
     vectors = {"norm": torch.randn(5, generator=draw), "bias": torch.randn(8, generator=draw)}
-    return matrices | vectors | {"embedding": torch.randn(40, 5, generator=draw)}
+    last = {"scale": torch.tensor(0.5), "embedding": torch.randn(40, 5, generator=draw)}
+    return matrices | vectors | last
 
 
-def test_vllms_own_engine_delivers_every_tensor_of_every_version(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ipc, "BUFFER_BYTES", 150)  # two matrices
+def test_every_tensor_of_every_version_arrives_through_one_buffer(generator: Generator) -> None:
     weights = policy()
     transport = Ipc()
-    transport.connect(generator, lambda: iter(weights.items()), "run-0")  # type: ignore[arg-type]
+    sent = WholeWeights(lambda: iter(weights.items()))
+    transport.connect(generator, sent, "run-0")  # type: ignore[arg-type]
     for _ in range(2):
         weights["embedding"] += 1.0
         generator.weights.clear()
@@ -107,14 +92,26 @@ def test_vllms_own_engine_delivers_every_tensor_of_every_version(
         for name, value in expected.items():
             torch.testing.assert_close(generator.weights[name], value, rtol=0, atol=0)
     transport.close()
-    assert generator.calls[0] == "init"
-    assert generator.calls.count("update") > 4, "one bounded buffer, many times"
+    assert generator.updates > 4, "one bounded buffer, many times"
 
 
-@pytest.mark.parametrize(
-    ("largest", "size"), [(10, ipc.BUFFER_BYTES), (2 * ipc.BUFFER_BYTES, 2 * ipc.BUFFER_BYTES)]
-)
-def test_the_room_it_takes_is_a_buffer_that_holds_the_largest_tensor_and_its_copy(
-    largest: int, size: int
+def test_a_buffer_that_is_not_as_it_was_packed_is_refused(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Ipc.buffer_bytes(largest) == 2 * size
+    transport, sent = Ipc(), WholeWeights(lambda: iter(policy().items()))
+    transport.connect(generator, sent, "run-0")  # type: ignore[arg-type]
+
+    def overwritten() -> SimpleNamespace:
+        def synchronize() -> None:
+            transport._buffer[0] ^= 1  # type: ignore[index]
+
+        return SimpleNamespace(synchronize=synchronize)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", overwritten)
+    with pytest.raises(ValueError, match="a checksum does not fit"):
+        transport.send(generator)  # type: ignore[arg-type]
+    assert generator.weights == {}
+
+
+def test_the_room_it_takes_is_a_buffer_that_holds_the_largest_tensor_and_its_copy() -> None:
+    assert Ipc.buffer_bytes(10) == 2 * (ipc.BUCKET_BYTES + 10)

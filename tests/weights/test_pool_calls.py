@@ -1,8 +1,6 @@
 """The calls of a sync, as they reach each generator."""
 
 import asyncio
-import pickle
-from base64 import b64decode
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 
 from lrl.errors import CollectiveBroken, GeneratorError
 from lrl.system.event_loop import LoopThread
-from lrl.weights.ipc import PickledHandles
 from lrl.weights.pool_calls import PoolCalls
 
 
@@ -79,16 +76,6 @@ def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
         ("/update_weights", {"update_info": {"file": "w"}}),
         ("/finish_weight_update", {"weight_version": "12"}),
     ]
-
-
-def test_only_cuda_handles_are_sent_pickled(loop: LoopThread) -> None:
-    generator = make_generator(1)
-    info = {"names": ["head"], "ipc_handles": [{"gpu": (1, 2)}]}
-    PickledHandles(calls_of([generator], loop)).update_weights(info)
-    ((_, body),) = generator.client.posted
-    sent = body["update_info"]
-    assert sent["names"] == ["head"] and "ipc_handles" not in sent and "ipc_handles" in info
-    assert pickle.loads(b64decode(sent["ipc_handles_pickled"])) == [{"gpu": (1, 2)}]
 
 
 def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_continue(

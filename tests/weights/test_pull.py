@@ -283,7 +283,7 @@ def fails_once(fetch: Any) -> Any:
 def test_a_generator_that_does_not_answer_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pull, "attempts", 1)  # each lasts to the deadline
+    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)  # each lasts to the deadline
     with fetching_generators(4, tmp_path, SETTINGS) as generators:
         scene = Scene(generators, deadline_s=8.0)
         frozen, *others = generators
@@ -322,7 +322,7 @@ def test_generators_of_one_machine_load_one_file(scene: Scene) -> None:
 def test_a_machine_that_is_lost_costs_only_the_way_to_the_trainer(
     scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pull, "attempts", 1)
+    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)
     scene.move()
     lost, *others = scene.generators
     lost.die()
@@ -335,7 +335,7 @@ def test_a_machine_that_is_lost_costs_only_the_way_to_the_trainer(
 def test_a_machine_that_is_frozen_is_passed_over(
     scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pull, "attempts", 1)
+    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)
     monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
     monkeypatch.setattr(block_client, "STALL_S", 0.2)
     monkeypatch.setattr(scene.sync._calls, "deadline_s", 10.0)
@@ -381,7 +381,7 @@ def test_another_attempt_at_a_version_keeps_its_delta(scene: Scene) -> None:
     scene.move()
     scene.move()
     before = staged()
-    scene.transport.stage(scene.weights, False)
+    scene.transport.stage(scene.weights)
     assert staged() == before
 
 

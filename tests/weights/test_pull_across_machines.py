@@ -1,4 +1,4 @@
-"""Pull between two network namespaces, which are two machines to the network.
+"""Pull between network namespaces, which are machines to the network.
 
 Covers lrl/weights/pull.py.
 """
@@ -9,17 +9,22 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.weight_links import Trainer, generators_on, slow_links
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.system.endpoint import Endpoint, Location
+from lrl.weights.version_file import check_file
 from tests.certificates import openssl
+from tests.leftovers import wait_for
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.weights.fetching_generators import TOKEN, fetching_generators
 from tests.weights.test_pull import Scene
@@ -112,3 +117,29 @@ def test_a_generator_on_another_machine_fetches_whole_and_delta(
     found = json.loads(message)
     assert found["version"] == "2" and found["sums"] == pytest.approx(expected, abs=1e-9)
     assert fetched == sent > 0  # one listens on loopback, which the other cannot reach
+
+
+@pytest.mark.parametrize("whose", ["a generator's", "a trainer rank's"])
+def test_a_link_that_is_cut_in_mid_transfer_and_mended_costs_only_time(
+    whose: str, namespace: str, tmp_path: Path
+) -> None:
+    with slow_links(4, mbit=100) as machines, ThreadPoolExecutor() as pool:
+        trainer, generators = Trainer(machines[:2], 10.0), generators_on(machines[2:], tmp_path)
+        version = trainer.stage().version
+        fetches = [
+            pool.submit(fetch) for fetch in trainer.fetches(version, generators, machines[2:])
+        ]
+        have = generators[0].folder / f"{version}.have"
+        wait_for(lambda: have.exists() and any(have.read_bytes()), what="the first block")
+        cut = machines[2 if whose == "a generator's" else 1]
+        cut.cut()
+        time.sleep(1.0)
+        assert not any(fetch.done() for fetch in fetches)
+        cut.mend()
+        checksum = trainer.stagings[0].parts[version].header.checksum
+        for fetch in fetches:
+            check_file(fetch.result(300).file, checksum)
+        for staging in trainer.stagings:
+            staging.close()
+        for generator in generators:
+            generator.die()

@@ -151,7 +151,7 @@ def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
 def test_a_file_that_was_damaged_on_the_way_leaves_the_generator_with_the_weights_before(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pull, "attempts", 1)
+    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)
     first, second = scene.generators
     assert scene.sync(first, second) == {}
     before = scene.logprobs(second, "before")

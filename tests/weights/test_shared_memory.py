@@ -62,7 +62,7 @@ def test_the_generators_are_sent_to_a_file_with_every_weight(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, calls, shared = connected
-    transport.stage(weights_of(1.5), False)
+    transport.stage(weights_of(1.5))
     transport.send(calls)  # type: ignore[arg-type]
     file = staged_in(shared)
     (loaded,) = calls.loaded
@@ -76,10 +76,10 @@ def test_a_reader_of_the_older_file_reads_all_of_it(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, _, shared = connected
-    transport.stage(weights_of(1.0), False)
+    transport.stage(weights_of(1.0))
     with staged_in(shared).open("rb") as reader:
         begun, old = reader.read(10), staged_in(shared).read_bytes()
-        transport.stage(weights_of(2.0), False)
+        transport.stage(weights_of(2.0))
         assert begun + reader.read() == old
     assert load_file(staged_in(shared))["head"].tolist() == [2.0] * 3
 
@@ -88,7 +88,7 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
     connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport, _, shared = connected
-    transport.stage(weights_of(1.0), False)
+    transport.stage(weights_of(1.0))
 
     def half(descriptor: int, content: memoryview, place: int) -> None:
         os.pwrite(descriptor, b"half", place)
@@ -96,7 +96,7 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
 
     monkeypatch.setattr(staging, "write_at", half)
     with pytest.raises(OSError, match="No space left"):
-        transport.stage(weights_of(2.0), False)
+        transport.stage(weights_of(2.0))
     assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3
     transport.close()
     assert list(shared.iterdir()) == []
@@ -106,13 +106,13 @@ def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, _, shared = connected
-    transport.stage(weights_of(1.0), False)
+    transport.stage(weights_of(1.0))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The write itself fails, behind the look at the free space.
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            transport.stage(weights_of(2.0), False)
+            transport.stage(weights_of(2.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3
@@ -128,13 +128,13 @@ def test_no_other_user_can_guess_open_or_redirect_the_file_that_generators_load(
     treasure.write_text("mine")
     for name in ("lrl-run-0.safetensors", "lrl-run-0.draft", "lrl-run-0-weights.safetensors"):
         (shared / name).symlink_to(treasure)
-    transport.stage(weights_of(1.0), False)
-    transport.stage(weights_of(2.0), False)
+    transport.stage(weights_of(1.0))
+    transport.stage(weights_of(2.0))
     file = staged_in(shared)
     assert treasure.read_text() == "mine" and not file.is_symlink()
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
     first = file.parent.name
-    transport.stage(weights_of(3.0), False)
+    transport.stage(weights_of(3.0))
     assert staged_in(shared).parent.name != first
 
 
@@ -152,7 +152,7 @@ def test_closing_removes_the_file_and_may_be_repeated(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, _, shared = connected
-    transport.stage(weights_of(1.0), False)
+    transport.stage(weights_of(1.0))
     transport.close()
     transport.close()
     assert list(shared.iterdir()) == []
@@ -165,24 +165,31 @@ def test_too_little_shared_memory_is_an_error_before_anything_is_written(
     transport, _, shared = connected
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
     with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):
-        transport.stage(weights_of(1.0), False)
+        transport.stage(weights_of(1.0))
     assert list(shared.iterdir()) == []
 
 
 def test_without_room_in_shared_memory_the_temporary_folder_is_used(
-    connected: tuple[SharedMemory, Calls, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connected: tuple[SharedMemory, Calls, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transport, calls, shared = connected
-    transport.stage(weights_of(1.0), False)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
-    transport.stage(weights_of(2.0), True)
+    transport.stage(weights_of(1.0))
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+
+    def require_room(folder: Path, needed: int) -> None:
+        if shared in folder.parents:
+            raise OSError("/dev/shm has 0.00 GiB free")
+
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "tempdir", str(elsewhere))
+        full.setattr(staging, "require_room", require_room)
+        transport.stage(weights_of(2.0))
     transport.send(calls)  # type: ignore[arg-type]
     assert not list(shared.glob("lrl-*"))  # what is not used takes no memory
     assert load_file(staged_in(elsewhere))["head"].tolist() == [2.0] * 3
     assert str(elsewhere) in calls.loaded[-1]["file"]
-    transport.stage(weights_of(3.0), False)
-    assert load_file(staged_in(shared))["head"].tolist() == [3.0] * 3 and not list(
-        elsewhere.iterdir()
-    )
+    transport.stage(weights_of(3.0))
+    assert load_file(staged_in(shared))["head"].tolist() == [3.0] * 3
+    assert not list(elsewhere.iterdir())

@@ -32,8 +32,8 @@ class Stale(SharedMemory):
 
     sends: Weights | None = None
 
-    def stage(self, weights: Weights, use_fallback: bool) -> None:
-        super().stage(self.sends or weights, use_fallback)
+    def stage(self, weights: Weights) -> None:
+        super().stage(self.sends or weights)
 
 
 class Scene:

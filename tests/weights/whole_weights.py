@@ -13,6 +13,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.broadcast import Broadcast, JoinOrder
+from lrl.weights.buckets import Plan
 from lrl.weights.staging import Served, Staged, StageOrder, Staging
 
 
@@ -39,7 +40,7 @@ class WholeWeights:
     def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
         return self.staging.serve(endpoint, token, self.ranks)
 
-    def join(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+    def join(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
         return self.broadcast.join(self.pieces, order, self.ranks)
 
     def send(self, pool: str) -> Future[None]:
@@ -59,7 +60,7 @@ class WeightsOfRanks(WholeWeights):
         self.others = [WholeWeights(weights, one) for one in ranks[1:]]
         self.threads = ThreadPoolExecutor(len(ranks))
 
-    def join(self, pool: str, order: JoinOrder) -> tuple[dict[str, Any], Future[Any]]:
+    def join(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
         with self._led(lambda one: one.join(pool, order)):
             return super().join(pool, order)
 

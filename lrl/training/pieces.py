@@ -9,14 +9,13 @@ transformers keeps in another layout (the experts of a mixture) by one rank, eac
 
 from collections.abc import Iterator
 from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
 from lrl.distributed.ranks import Ranks
 from lrl.training.lora import held_adapters
@@ -41,9 +40,9 @@ class Piece(NamedTuple):
 def checkpoint_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
     """Yields this rank's rows of all weights; a collective of all ranks, which yield the same names
     in the same order."""
-    # Sorted, since transformers sorts the weights of a model that it has opened from its files, and
-    # not those of one that has got them from rank 0.
-    tensors = sorted(unique_tensors(network), key=itemgetter(0))
+    # Sorted, since transformers sorts the weights of a model that it has opened from its files, by
+    # the same key, and not those of one that has got them from rank 0.
+    tensors = sorted(unique_tensors(network), key=lambda item: dot_natural_key(item[0]))
     layers = groupby(tensors, key=lambda item: layer_of(item[0]))
     for number, (_, layer) in enumerate(layers):
         held = dict(layer)

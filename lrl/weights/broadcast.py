@@ -65,7 +65,11 @@ class Broadcast:
         for piece in pieces():
             tensors.append(spec_of(piece, order.narrow))
             own.append((piece.start, len(piece.rows)))
-        rows = ranks.share(ranks.gather(own))
+        names = [one.name for one in tensors]
+        found = ranks.gather((names, own))
+        if any(of_rank != names for of_rank, _ in found):
+            raise RuntimeError("The ranks have the policy's weights in different orders.")
+        rows = ranks.share([of_rank for _, of_rank in found])
         plan = Plan.of(tensors, rows, order.bucket_bytes)
         self._buckets = plan.buckets()
         join = partial(

@@ -129,6 +129,22 @@ def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
     communicator.abort(group)
 
 
+def test_ranks_that_have_the_weights_in_another_order_do_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(communicator, "join", lambda *_, **__: None)
+    weights = weights_of([([9, 4], torch.float32), ([9, 4], torch.float32)])
+    one, other = threaded_ranks(2)
+    order = JoinOrder(b"", 3, torch.float32, bucket_bytes=64)
+    with ThreadPoolExecutor(1) as thread:
+        turned = dict(reversed(weights.items()))
+        joining = thread.submit(Broadcast().join, lambda: pieces(turned, other), order, other)
+        with pytest.raises(RuntimeError, match="different orders"):
+            Broadcast().join(lambda: pieces(weights, one), order, one)
+        one.share([])
+        joining.result(60)
+
+
 class Recording:
     """A communicator that notes what is broadcast until it is aborted."""
 

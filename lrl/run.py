@@ -200,8 +200,7 @@ class Run:
         self.syncs.sync(pool, version, on_synced, in_background=beside_the_step)
 
     def poll(self) -> None:
-        """Syncs generators that were replaced or missed a sync; a waiting trainer calls it a few
-        times a second.
+        """Syncs generators that were replaced; a waiting trainer calls it a few times a second.
 
         Raises:
             SIGTERMException: The run was stopped.
@@ -211,7 +210,7 @@ class Run:
         fleet = self.fleet
         for pool in fleet.pools:
             fleet.outage_limit.check_outage(pool)
-        if fleet.rollouts.pending or self.syncs.pools[fleet.rollouts].has_stale:
+        if fleet.rollouts.pending or self.syncs.pools[fleet.rollouts].is_broken:
             self.sync()
         if fleet.evaluation is not None and fleet.evaluation.pending:
             self.syncs.sync(fleet.evaluation, self.trainer.global_step)

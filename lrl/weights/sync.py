@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 from lrl.errors import CollectiveBroken
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues, State
@@ -33,6 +33,7 @@ from lrl.weights.transport import Transport, Weights
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 MakeProof = Callable[[list[Generator]], Prove]
 """Makes the proof of generators from the policy as it is at the call."""
 
@@ -104,16 +105,13 @@ class PoolSync:
         )
         self._connected: set[Generator] = set()
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="lrl-sync")
-        self._background: futures.Future[Failures] | None = None
+        self._background: futures.Future[None] | None = None
         self._in_background = False
         """Whether the background uses the calls, and not the trainer's thread."""
         self._due: list[Generator] = []
         """Those that this sync proves, by `_prove`."""
         self._prove: Prove | None = None
         self._proofs: list[futures.Future[Failures]] = []
-        self._missed = False
-        """Whether the last sync, in the background, missed a generator: only `sync_now` makes all
-        attempts."""
         self._ends = False
 
     # ---- for the trainer
@@ -129,7 +127,6 @@ class PoolSync:
         Returns:
             The generators that failed; their weights are unknown, and they must be evicted.
         """
-        self._missed = False
         if not (stale := self._admit_pending(version)):
             return {}
         self._begin(stale, make_proof)
@@ -138,8 +135,7 @@ class PoolSync:
             self.entered("stage")
             self._stage(weights, todo, version)
 
-        to_evict, late = self._attempts(stale, stage)
-        return to_evict | late
+        return self._attempts(stale, stage)
 
     def sync_in_background(
         self,
@@ -160,7 +156,7 @@ class PoolSync:
         Returns:
             Whether that is possible; otherwise nothing was done that `sync_now` would not do.
         """
-        if self._missed or not self.transport.copies:
+        if not self.transport.copies:
             return False
         if not (stale := self._admit_pending(version)):
             return False
@@ -176,24 +172,23 @@ class PoolSync:
         return True
 
     @property
-    def has_stale(self) -> bool:
-        """Whether a sync in the background left a paused generator: a new sync is needed."""
-        if self._background is None or not self._background.done():
-            return False
-        return self._background.exception() is not None or bool(self._background.result())
+    def is_broken(self) -> bool:
+        """Whether a sync in the background has ended by an error, which `wait` raises."""
+        background = self._background
+        return background is not None and background.done() and background.exception() is not None
 
     def wait(self) -> Failures:
         """Waits until the last sync and its proofs have ended; returns the proofs' failures since
         the last wait."""
         if self._background is not None:
-            late = self._wait_for(self._background, "a sync during the step", MAX_PHASES)
+            self._wait_for(self._background, "a sync during the step", MAX_PHASES)
             self._background = None
             self._in_background = False
-            self._missed = bool(late)
         proofs, self._proofs = self._proofs, []
         failed = Failures()
         for one in proofs:
-            failed |= self._wait_for(one, "the proof of a sync")
+            of_one: Failures = self._wait_for(one, "the proof of a sync")
+            failed |= of_one
         return failed
 
     def finish_sync(self, failed: Failures) -> None:
@@ -224,46 +219,41 @@ class PoolSync:
 
     def _attempts(
         self, generators: Sequence[Generator], prepare: Callable[[list[Generator], int], None]
-    ) -> tuple[Failures, Failures]:
-        """Attempts a sync until all of `generators` have succeeded or must be evicted.
+    ) -> Failures:
+        """Attempts a sync until all of `generators` have succeeded or must be evicted; returns the
+        latter.
 
         Args:
             generators: The receivers; a collective transport needs the whole pool.
             prepare: Called before each attempt, with its receivers and its number, while they write.
-
-        Returns:
-            Those that failed for good, and those that failed all attempts and stay paused.
         """
-        to_evict = Failures()
-        first = Failures()
+        to_evict, late = Failures(), Failures()
         todo = list(generators)
         for number in range(1, ATTEMPTS + 1):
             prepare(todo, number)
             unreached = self.transport.distribute(self._calls) if self._calls.participants else {}
             if not self._in_background:
                 self.entered("transfer")
-            hopeless, late = self._attempt(unreached, number)
+            hopeless, failed = self._attempt(unreached, number)
             to_evict |= hopeless
+            # The first failure says most: later ones may follow from it.
+            late = {one: late.get(one, why) for one, why in failed.items()}
             todo = [generator for generator in generators if generator in late]
-            first = late | first  # the first failure says most: later ones may follow from it
             if not todo:
                 break
-        return to_evict, {generator: first[generator] for generator in todo}
+        return to_evict | late
 
     def _run_in_background(
         self, generators: Sequence[Generator], on_synced: Callable[[], Any]
-    ) -> Failures:
-        """Does the rest of a sync from the staged copy, without the policy, which has changed;
-        returns the generators that stay paused."""
+    ) -> None:
+        """Does the rest of a sync from the staged copy, without the policy, which has changed."""
 
         def direct(todo: list[Generator], number: int) -> None:
             if number > 1:
                 self._calls.begin(todo, self._calls.version)
 
-        to_evict, late = self._attempts(generators, direct)
-        self.finish_sync(to_evict)
+        self.finish_sync(self._attempts(generators, direct))
         on_synced()
-        return late
 
     def _admit_pending(self, version: int) -> list[Generator]:
         """Admits pending generators; returns the generators that need the weights."""
@@ -353,7 +343,7 @@ class PoolSync:
         elif self._ends:
             raise RunEnded
 
-    def _wait_for(self, future: futures.Future[Failures], what: str, phases: int = 1) -> Failures:
+    def _wait_for(self, future: futures.Future[T], what: str, phases: int = 1) -> T:
         deadline_s = phases * (self._calls.deadline_s + MARGIN_S)
         return self._loop.wait_for(future, deadline_s, what, self.interrupted)
 

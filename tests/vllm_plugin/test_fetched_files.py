@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from lrl.distributed.ranks import Ranks
@@ -194,6 +196,42 @@ def test_a_block_that_does_not_come_whole_is_fetched_again(
     with source(one_rank, fault, fault) as faulty:
         report = files.fetch(replace(asked, ranks=[faulty.location]))
     assert one_rank.is_in(report.file)
+
+
+FAULTS: list[Fault] = ["none", "cut", "damage", "short", "gone"]
+
+
+@settings(max_examples=15)
+@given(
+    ranks=st.integers(1, 3),
+    of_rank=st.lists(st.sampled_from(FAULTS), max_size=80),
+    of_peer=st.lists(st.sampled_from([*FAULTS, "not yet"]), max_size=80),
+    holds_the_version_before=st.booleans(),
+)
+def test_whatever_breaks_a_version_is_whole_or_it_is_not_there(
+    ranks: int,
+    of_rank: list[Fault],
+    of_peer: list[Fault],
+    holds_the_version_before: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    trainer, files = Trainer(ranks), FetchedFiles(tmp_path_factory.mktemp("shm"), TOKEN)
+    with pytest.MonkeyPatch.context() as patch, closing(trainer):
+        patch.setattr(block_client, "BACKOFF_S", 0.001)
+        first = trainer.stage()
+        if holds_the_version_before:
+            files.fetch(first)
+        trainer.step()
+        order = trainer.stage()
+        with source(trainer, *of_rank) as broken, source(trainer, *of_peer) as peer:
+            order = replace(peers_of(order, peer.location), ranks=[broken.location] * ranks)
+            while True:
+                try:
+                    report = files.fetch(order)
+                    break
+                except FetchFailed:
+                    assert "v2" not in names(files)
+        assert trainer.is_in(report.file)
 
 
 def test_a_block_that_is_always_damaged_never_gets_the_file_its_name(

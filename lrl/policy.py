@@ -203,7 +203,10 @@ class PolicyModule(PolicyModel):
             losses = losses + self.reference.token_losses(tokens)
         whole = micro.response_tokens
         weights = token_weights(
-            self.normalise_by, tokens.responses, None if whole is None else whole[micro.mask]
+            self.normalise_by,
+            tokens.responses,
+            None if whole is None else micro.of_labels(whole),
+            num_responses=tokens.num_responses,
         )
         loss = (weights * losses).sum()
         return loss if self.critic is None else loss + self.critic.loss(values, micro, weights)
@@ -252,7 +255,8 @@ class PolicyModule(PolicyModel):
         """Adds the gradient of a micro-batch; returns its loss, float32 []."""
         micro = micro.to(self.device_of_use)
         with explain_broken_collective():
-            loss = self.compute_loss(micro) if micro.mask.any() else self.blank_loss(micro)
+            has_labels = len(micro.index.places) > 0
+            loss = self.compute_loss(micro) if has_labels else self.blank_loss(micro)
             self.manual_backward(loss)
         return loss.detach()
 

@@ -279,6 +279,65 @@ class Group:
         return min(version for rollout in self.rollouts for version in rollout.policy_versions)
 
 
+class LabelIndex(NamedTuple):
+    """Where the n labels of a micro-batch are, and whose they are.
+
+    It is made once, on the CPU: a GPU that is asked which places a mask has lets the host wait.
+    """
+
+    places: Tensor
+    """int64 [n]: r * L + i of each label [r, i]."""
+    responses: Tensor
+    """int64 [n]: the response of each label, 0 to S - 1."""
+    groups: Tensor
+    """int64 [n]: the group of each label, 0 to G - 1."""
+    num_responses: int
+    """S."""
+    num_groups: int
+    """G."""
+    mask: Tensor
+    """The mask whose places these are."""
+    changes: int
+    """Of the mask, until then."""
+
+    @classmethod
+    def of(cls, micro: MicroBatch) -> LabelIndex:
+        """Returns that of a micro-batch."""
+        places = micro.mask.flatten().nonzero().squeeze(1)
+        responses, groups = (
+            torch.unique(ids.flatten()[places], return_inverse=True)
+            for ids in (micro.sequence_ids, micro.group_ids)
+        )
+        return cls(
+            places,
+            responses[1],
+            groups[1],
+            num_responses=len(responses[0]),
+            num_groups=len(groups[0]),
+            mask=micro.mask,
+            changes=_changes(micro.mask),
+        )
+
+    def moved(self, mask: Tensor) -> LabelIndex:
+        """Returns it on the device of `mask`, which is the same mask there."""
+        return self._replace(
+            places=self.places.to(mask.device),
+            responses=self.responses.to(mask.device),
+            groups=self.groups.to(mask.device),
+            mask=mask,
+            changes=_changes(mask),
+        )
+
+    def is_of(self, mask: Tensor) -> bool:
+        """Whether it is of this mask, and nobody has changed that."""
+        return self.mask is mask and self.changes == _changes(mask)
+
+
+def _changes(tensor: Tensor) -> int:
+    """Returns how often a tensor was changed in place, as torch counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 @dataclass(slots=True, kw_only=True)
 class MicroBatch:
     """Rollouts packed into rows of equal length, for one forward and backward pass.
@@ -336,6 +395,28 @@ class MicroBatch:
     partial: bool = False
     """Whether `mask` has only some of a response's own tokens, because the others are too old to
     train, or in another branch."""
+    label_index: LabelIndex | None = None
+    """Where the labels are; made by `to`."""
+
+    @property
+    def index(self) -> LabelIndex:
+        """Where the labels are; asks the device if `to` has not made it, or the mask was changed
+        since."""
+        made = self.label_index
+        return made if made is not None and made.is_of(self.mask) else LabelIndex.of(self)
+
+    def of_labels(self, values: Tensor) -> Tensor:
+        """Returns [n, ...]: the values [R, L, ...] at the labels.
+
+        They are selected, not multiplied by the mask: 0 * NaN would reach the gradient.
+        """
+        return values.flatten(0, 1).index_select(0, self.index.places)
+
+    def at_labels(self, values: Tensor) -> Tensor:
+        """Returns [R, L, ...]: the values [n, ...] at their labels, and 0 elsewhere."""
+        shape = self.mask.shape
+        zeros = values.new_zeros(shape.numel(), *values.shape[1:])
+        return zeros.index_copy(0, self.index.places, values).unflatten(0, shape)
 
     @property
     def num_tokens(self) -> int:
@@ -357,12 +438,12 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Returns the micro-batch with every tensor on `device`."""
-        tensors = {
-            name: getattr(self, name)
+        moved: dict[str, Any] = {
+            name: value.to(device)
             for name in self.__slots__
-            if isinstance(getattr(self, name), Tensor)
+            if isinstance(value := getattr(self, name), Tensor)
         }
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        return replace(self, label_index=self.index.moved(moved["mask"]), **moved)
 
 
 class Step(Protocol):

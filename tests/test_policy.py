@@ -8,6 +8,7 @@ import csv
 import importlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,9 +295,11 @@ def test_a_micro_batch_without_trained_tokens_adds_nothing(folder: str) -> None:
     passes."""
     policy = opened(folder)
     batches = pack(GROUPS)
-    blank = batches[0].to("cpu")
+    blank, emptied = (replace(batches[0], mask=batches[0].mask.clone()).to("cpu") for _ in range(2))
     blank.mask = torch.zeros_like(blank.mask)
-    assert torch.equal(gradient(policy, [*batches, blank]), gradient(policy, batches))
+    emptied.mask[:] = False
+    for one in (blank, emptied):
+        assert torch.equal(gradient(policy, [*batches, one]), gradient(policy, batches))
 
 
 def test_gradient_checkpointing_gives_the_same_gradient(folder: str) -> None:

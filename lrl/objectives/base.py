@@ -33,22 +33,26 @@ class Tokens(NamedTuple):
     """float32 [n], nats: log-prob under the reference policy; None without one."""
     partial: bool = False
     """Whether a response lacks tokens: too old (`data.stragglers: mask`), or of another branch."""
+    num_responses: int | None = None
+    """S; None asks the device."""
+    num_groups: int | None = None
+    """G; None asks the device."""
 
     @classmethod
     def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
         """Selects the trained tokens; log-probs [R, L] are of the policy after `version` steps."""
-        # Tokens are selected, not multiplied by it: 0 * NaN would reach the gradient.
-        mask = micro.mask
         reference = micro.reference_logprobs
         return cls(
-            logprobs=logprobs[mask].float(),
-            behaviour_logprobs=micro.behaviour_logprobs[mask].float(),
-            advantages=micro.advantages[mask].float(),
-            lags=version - micro.versions[mask],
-            responses=_without_gaps(micro.sequence_ids[mask]),
-            groups=_without_gaps(micro.group_ids[mask]),
-            reference_logprobs=None if reference is None else reference[mask].float(),
+            logprobs=micro.of_labels(logprobs).float(),
+            behaviour_logprobs=micro.of_labels(micro.behaviour_logprobs).float(),
+            advantages=micro.of_labels(micro.advantages).float(),
+            lags=version - micro.of_labels(micro.versions),
+            responses=micro.index.responses,
+            groups=micro.index.groups,
+            reference_logprobs=None if reference is None else micro.of_labels(reference).float(),
             partial=micro.partial,
+            num_responses=micro.index.num_responses,
+            num_groups=micro.index.num_groups,
         )
 
     @property
@@ -79,7 +83,7 @@ class Tokens(NamedTuple):
                 "they are in another branch: set data.stragglers to wait, and `branches` of "
                 "lrl.environments.Agent to false."
             )
-        return sum_by(self.responses, values)
+        return sum_by(self.responses, values, self.num_responses)
 
     def means(self, values: Tensor) -> Tensor:
         """Returns the mean of `values` [n] over each response: [S]."""
@@ -122,7 +126,3 @@ def k3(log_ratio: Tensor) -> Tensor:
     It is never negative. Schulman, "Approximating KL divergence", 2020.
     """
     return log_ratio.exp() - 1 - log_ratio
-
-
-def _without_gaps(ids: Tensor) -> Tensor:
-    return torch.unique(ids, return_inverse=True)[1]

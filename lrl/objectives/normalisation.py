@@ -26,7 +26,10 @@ def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
 
 
 def token_weights(
-    by: NormaliseBy, responses: Tensor, response_tokens: Tensor | None = None
+    by: NormaliseBy,
+    responses: Tensor,
+    response_tokens: Tensor | None = None,
+    num_responses: int | None = None,
 ) -> Tensor:
     """Returns the factor of each token's loss, float32 [n].
 
@@ -35,18 +38,21 @@ def token_weights(
         responses: The response of each token, int64 [n].
         response_tokens: `MicroBatch.response_tokens` of each token, [n]; None if all tokens of each
             response are here.
+        num_responses: As for `sum_by`.
     """
     ones = torch.ones(responses.shape, device=responses.device)
     if by != "sequence":
         return ones
     if response_tokens is not None:
         return ones / response_tokens
-    return 1 / sum_by(responses, ones)[responses]
+    return 1 / sum_by(responses, ones, num_responses)[responses]
 
 
-def sum_by(ids: Tensor, values: Tensor) -> Tensor:
-    """Returns the sum of `values` [n] over each of the `ids`, int64 [n]: [largest id + 1]."""
-    count = int(ids.max()) + 1 if ids.numel() else 0
+def sum_by(ids: Tensor, values: Tensor, count: int | None = None) -> Tensor:
+    """Returns the sum of `values` [n] over each of the `ids`, int64 [n]: [count], by default the
+    largest id and 1, for which the host waits."""
+    if count is None:
+        count = int(ids.max()) + 1 if ids.numel() else 0
     return values.new_zeros(count).index_add(0, ids, values)
 
 

@@ -54,6 +54,8 @@ class TBA(Objective):
         # removes shared numbers. It is over the trained responses alone; with `data.mask_truncated`
         # the baseline was over more.
         minus_c = excess - tokens.means(tokens.advantages) / self.beta
-        means = sum_by(group, minus_c.detach()) / sum_by(group, torch.ones_like(minus_c))  # [G]
+        count = tokens.num_groups
+        responses = sum_by(group, torch.ones_like(minus_c), count)
+        means = sum_by(group, minus_c.detach(), count) / responses  # [G]
         imbalance = minus_c - means[group]
         return (self.beta / 2 * imbalance.square())[tokens.responses]

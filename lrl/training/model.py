@@ -201,23 +201,15 @@ def head_logprobs(
     head = network.get_output_embeddings()
     # Mamba's residual stream is float32 whatever the weights are.
     logprobs = token_logprobs(
-        hidden[micro.mask].to(head.weight.dtype),
+        micro.of_labels(hidden).to(head.weight.dtype),
         head.weight,
-        micro.labels[micro.mask],
+        micro.of_labels(micro.labels),
         bias=getattr(head, "bias", None),
         temperature=micro.temperature,
         transform=LogitTransform.from_config(network.config.get_text_config()),
         chunk_tokens=chunk_tokens,
     )
-    return at_labels(micro, logprobs)
-
-
-def at_labels(micro: MicroBatch, values: Tensor) -> Tensor:
-    """Returns [R, L] or [R, L, N]: the values [n] or [n, N] at their labels, and 0 elsewhere."""
-    # An assignment to the places of the mask would have the host wait for a GPU.
-    mask = micro.mask if values.ndim == 1 else micro.mask[..., None]
-    zeros = values.new_zeros(micro.mask.shape + values.shape[1:])
-    return zeros.masked_scatter(mask, values)
+    return micro.at_labels(logprobs)
 
 
 class LabelLogprobs(nn.Module):

@@ -25,19 +25,19 @@ TOLERANCE_16_BITS = {"rel": 1e-2, "abs": 2e-4}
 """The CPU's and CUDA's autocast have other lists of operations, and AdamW adds up in another
 order."""
 
-WAITS_A_MICRO_BATCH, WAITS_A_STEP, MICRO_BATCHES = 13, 4, 4
+WAITS_A_MICRO_BATCH, WAITS_A_STEP, MICRO_BATCHES = 0, 2, 4
 PLAIN = WAITS_A_MICRO_BATCH * MICRO_BATCHES + WAITS_A_STEP
 MORE_WAITS = {
-    "GSPO, copies, by sequence": 32,
-    "DecoupledPPO, lora, its base as reference": 16,
-    "REINFORCE, reference in the reward, refreshed": 16,
-    "TBA, reference": 76,
-    "IcePop, teacher": 20,
-    "TOPR, critic": 43,
-    "critic with a model": 35,
-    "critic, lora": 27,
-    "turn critic": 51,
-    "turn critic with a model": 51,
+    "GSPO, copies, by sequence": 4,
+    "DecoupledPPO, lora, its base as reference": 4,
+    "REINFORCE, reference in the reward, refreshed": 4,
+    "TBA, reference": 4,
+    "IcePop, teacher": 8,
+    "TOPR, critic": 7,
+    "critic with a model": 7,
+    "critic, lora": 7,
+    "turn critic": 7,
+    "turn critic with a model": 7,
 }
 """Beyond `PLAIN` in a step of four micro-batches. Fewer are better: lower the number then."""
 REFUSALS = {

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ class StageWeights(OnRankZero):
     """Stages the weights after each step, as a sync does."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        pl_module.sent_weights.stage(StageOrder("pool", f"version-{trainer.global_step}", None))
+        with suppress(OSError):  # a rank that may write no file
+            pl_module.sent_weights.stage(StageOrder("pool", f"version-{trainer.global_step}", None))
 
 
 def make_policy(folder: str, adapters: bool) -> Any:

@@ -17,7 +17,7 @@ from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import Numbers
-from lrl.training.model import ModelSource, at_labels, decoder_of, last_hidden
+from lrl.training.model import ModelSource, decoder_of, last_hidden
 from lrl.training.model_files import open_on_ranks
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import Group, MicroBatch
@@ -145,8 +145,8 @@ class Critic(nn.Module):
             hidden: [R, L, H], the last hidden state of the policy; unused with a model of its own.
             micro: The micro-batch, R rows of L tokens.
         """
-        values = apply_head(self.head, self._hidden(hidden, micro)[micro.mask])
-        return at_labels(micro, values.squeeze(-1))
+        values = apply_head(self.head, micro.of_labels(self._hidden(hidden, micro)))
+        return micro.at_labels(values.squeeze(-1))
 
     def _hidden(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
         """Returns the hidden state under the head, [R, L, H]; of the gradient, `trunk_gradient`
@@ -188,10 +188,10 @@ class Critic(nn.Module):
         """
         assert micro.returns is not None, "every group passes `fill` before it is packed"
         assert micro.values is not None
-        returns, now = micro.returns[micro.mask], values[micro.mask]
+        returns, now = micro.of_labels(micro.returns), micro.of_labels(values)
         squares = (now - returns).square()
         if self.clip is not None:
-            before = micro.values[micro.mask]
+            before = micro.of_labels(micro.values)
             near = before + (now - before).clamp(-self.clip, self.clip)
             squares = torch.maximum(squares, (near - returns).square())
         loss = (weights * squares / 2).sum()
@@ -225,11 +225,14 @@ class ValueSums:
 
     @torch.no_grad()
     def add(self, values: Tensor, returns: Tensor, loss: Tensor, tokens: int) -> None:
-        """Adds one micro-batch: n values and their returns, float32 [n] each; the sum of its
-        weighted losses, float32 []; and its trained tokens."""
+        """Adds one micro-batch: n values and their returns, float32 [n] each, NaN where there is
+        none; the sum of its weighted losses, float32 []; and its trained tokens."""
+        learns = returns.isfinite()
+        values, returns = (torch.where(learns, numbers, 0.0) for numbers in (values, returns))
         errors = returns - values
-        ones = torch.ones_like(values)
-        each = torch.stack([ones, values, returns, returns.square(), errors, errors.square()])
+        each = torch.stack(
+            [learns.to(values), values, returns, returns.square(), errors, errors.square()]
+        )
         whole = torch.stack([loss.new_tensor(tokens), loss]).double()
         self.sums = self.sums.to(values.device) + torch.cat([whole, each.double().sum(1)])
 

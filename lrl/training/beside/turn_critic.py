@@ -18,7 +18,7 @@ from lrl.advantages import discounted, rewards_by_action
 from lrl.system.config_errors import fault
 from lrl.training.beside.critic import Critic, apply_head
 from lrl.training.collate import Numbers
-from lrl.training.model import at_labels, last_hidden
+from lrl.training.model import last_hidden
 from lrl.types import Group, MicroBatch, Rollout, TurnValues
 
 M = TypeVar("M", bound=nn.Module)
@@ -114,7 +114,7 @@ class TurnCritic(Critic):
             if self.target_trunk is not None:
                 state = last_hidden(self.target_trunk, micro)
             found = torch.cat([found, _twins(self.target_head, state, micro)], 1)
-        return at_labels(micro, found)
+        return micro.at_labels(found)
 
     def fill(self, group: Group, found: Numbers) -> None:
         """Sets `turn_values` of every scored rollout of a group that has a token.
@@ -163,14 +163,11 @@ class TurnCritic(Critic):
             weights: float32 [n], the factor of each trained token's loss.
         """
         assert micro.turn_targets is not None, "every group passes `fill` before it is packed"
-        now = values[micro.mask]
-        targets, to_go = micro.turn_targets[micro.mask].split([4, 1], dim=1)
-        learns = targets.isfinite()
-        errors = (now - targets)[learns]
-        loss = (weights[:, None].expand(-1, 4)[learns] * errors.square() / 2).sum()
-        begins = to_go[:, 0].isfinite()
-        state = now[begins, :2].amin(1)
-        self.sums.add(state, to_go[begins, 0], loss, tokens=len(now))
+        now = micro.of_labels(values)
+        targets, to_go = micro.of_labels(micro.turn_targets).split([4, 1], dim=1)
+        errors = torch.where(targets.isfinite(), now - targets.nan_to_num(), 0.0)
+        loss = (weights[:, None] * errors.square() / 2).sum()
+        self.sums.add(now[:, :2].amin(1), to_go[:, 0], loss, tokens=len(now))
         return loss
 
     @torch.no_grad()
@@ -199,7 +196,7 @@ def _twins(head: nn.Linear, state: Tensor, micro: MicroBatch) -> Tensor:
 
     A label is the token at the next place of its row, so the state there has read it.
     """
-    rows, columns = micro.mask.nonzero(as_tuple=True)
-    before = apply_head(head, state[rows, columns])
-    behind = apply_head(head, state[rows, columns + 1])
+    states, places = state.flatten(0, 1), micro.index.places
+    before = apply_head(head, states.index_select(0, places))
+    behind = apply_head(head, states.index_select(0, places + 1))
     return torch.cat([before[:, :2], behind[:, 2:]], 1)

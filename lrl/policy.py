@@ -34,7 +34,14 @@ from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank, each_rollout
 from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
-from lrl.training.optimizers import average_over_ranks, restart_at, scale_and_clip, step_schedulers
+from lrl.training.optimizers import (
+    average_over_ranks,
+    check_norm,
+    on_cpu_together,
+    restart_at,
+    scale_and_clip,
+    step_schedulers,
+)
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.types import Group, MicroBatch, Step
 
@@ -234,12 +241,9 @@ class PolicyModule(PolicyModel):
         ]
         average_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
-        of_critic = self._critic_metrics(step.num_tokens, divisor)
-        metrics: dict[str, Any] = self._metrics(loss, divisor) | of_critic
-        metrics["policy/loss"] -= of_critic.get("critic/loss", 0.0)
         scale = self.data_parallel_size / divisor  # the sum over ranks was divided by their number
-        metrics |= self._scale_and_clip(trained, scale)
-        for name, value in metrics.items():
+        norms = self._scale_and_clip(trained, scale)
+        for name, value in self._metrics(step, loss, norms, divisor=divisor).items():
             self.log(name, value, prog_bar=name == "policy/lag_mean")
         # Lightning counts these calls, and so the versions: step also without gradients.
         cast(LightningOptimizer, self.optimizers()).step()
@@ -270,51 +274,59 @@ class PolicyModule(PolicyModel):
     def _scale_and_clip(self, trained: Sequence[Parameter], scale: float) -> dict[str, Tensor]:
         """Scales all gradients, and clips the policy's and the critic's separately; returns their
         norms."""
-        step, own = self.trainer.global_step, set(self.critic_weights)
+        own = set(self.critic_weights)
         of_policy = [weight for weight in trained if weight not in own]
-        norms = {
-            "policy/grad_norm": scale_and_clip(of_policy, scale, self.max_grad_norm, step),
-        }
+        norms = {"policy": scale_and_clip(of_policy, scale, self.max_grad_norm)}
         if self.critic is not None:
             of_critic = [weight for weight in trained if weight in own]
-            norms["critic/grad_norm"] = scale_and_clip(
-                of_critic, scale, self.critic.max_grad_norm, step
-            )
+            norms["critic"] = scale_and_clip(of_critic, scale, self.critic.max_grad_norm)
         return norms
 
-    def _critic_metrics(self, num_tokens: int, divisor: int) -> dict[str, Any]:
-        """Returns the metrics of the step's values over all ranks; empty without a critic.
+    def _metrics(
+        self, step: Step, loss: Tensor, norms: dict[str, Tensor], *, divisor: int
+    ) -> dict[str, float]:
+        """Returns the metrics of the step over all ranks.
 
-        Raises ConfigError if the critic has not learnt from each of the step's `num_tokens`.
+        Args:
+            step: The step.
+            loss: This rank's sum of losses, float32 []; the critic's may be in it.
+            norms: Those of the gradients, float32 [] each.
+            divisor: Of the losses.
+
+        Raises:
+            RuntimeError: A norm is not finite, or the mismatch is above `abort_on_mismatch`.
+            ConfigError: The critic has not learnt from each of the step's tokens.
         """
-        if self.critic is None:
-            return {}
-        sums, reduce = self.critic.sums, self.trainer.strategy.reduce
-        counted = sums.sums.to(self.device_of_use) / self._counts_alike
-        sums.sums = reduce(counted, reduce_op="sum")
-        if round(sums.tokens) != num_tokens:
-            raise ConfigError(
-                f"{type(self).__name__}.compute_loss leaves out the loss of model.critic: call "
-                "super().compute_loss in it, write an objective (lrl.objectives.Objective) in its "
-                "place, or leave model.critic out."
-            )
-        return {f"critic/{name}": value for name, value in sums.result(divisor).items()}
-
-    def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
-        """Returns the policy's metrics of the step over all ranks; its loss may have the critic's in
-        it.
-
-        Raises RuntimeError above `abort_on_mismatch`.
-        """
-        reduce = self.trainer.strategy.reduce
-        together = self._counts_alike
-        self.diagnostics.reduce(reduce, together, self.device_of_use)
-        found: dict[str, Any] = self.diagnostics.result()
+        version, critic = self.trainer.global_step, self.critic
+        reduce, alike = self.trainer.strategy.reduce, self._counts_alike
+        counts = self.diagnostics
+        counts.reduce(reduce, alike, self.device_of_use)
+        read = [counts.sums, counts.maxima, reduce(loss / alike, reduce_op="sum"), *norms.values()]
+        if critic is not None:
+            of_values = critic.sums.sums.to(self.device_of_use) / alike
+            read.append(reduce(of_values, reduce_op="sum"))
+        counts.sums, counts.maxima, whole, *others = on_cpu_together(read)
+        of_critic: dict[str, float] = {}
+        if critic is not None:
+            critic.sums.sums = others.pop()
+            if round(critic.sums.tokens) != step.num_tokens:
+                raise ConfigError(
+                    f"{type(self).__name__}.compute_loss leaves out the loss of model.critic: call "
+                    "super().compute_loss in it, write an objective (lrl.objectives.Objective) in "
+                    "its place, or leave model.critic out."
+                )
+            of_critic = critic.sums.result(divisor)
+        found = counts.result()
         if self.abort_on_mismatch is not None:
-            check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
+            check_mismatch(found, self.abort_on_mismatch, version)
         found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        found["loss"] = reduce(loss / together, reduce_op="sum") / divisor
-        return {f"policy/{name}": value for name, value in found.items()}
+        found["loss"] = whole.item() / divisor - of_critic.get("loss", 0.0)
+        metrics = {f"policy/{name}": value for name, value in found.items()}
+        metrics |= {f"critic/{name}": value for name, value in of_critic.items()}
+        for name, norm in zip(norms, others, strict=True):
+            check_norm(norm.item(), version)
+            metrics[f"{name}/grad_norm"] = norm.item()
+        return metrics
 
     @property
     def _counts_alike(self) -> int:

@@ -1,6 +1,7 @@
 """An optimizer step: the gradient, averaged over ranks, scaled, clipped and finite; the optimizer
 and the schedulers of a user's `configure_optimizers`."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,12 +46,10 @@ def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> 
 
 
 def scale_and_clip(
-    parameters: Iterable[torch.nn.Parameter], scale: float, max_norm: float | None, step: int
+    parameters: Iterable[torch.nn.Parameter], scale: float, max_norm: float | None
 ) -> Tensor:
-    """Multiplies gradients by `scale`, then limits their L2 norm over all parameters to `max_norm`.
-
-    Returns the norm before it was limited, float32 []. Raises RuntimeError if it is not finite.
-    """
+    """Multiplies gradients by `scale`, then limits their L2 norm over all parameters to `max_norm`;
+    returns the norm before it was limited, float32 []."""
     weights = [parameter for parameter in parameters if parameter.grad is not None]
     for weight in weights:
         assert weight.grad is not None
@@ -58,13 +57,26 @@ def scale_and_clip(
     norm = norm_of(weight.grad for weight in weights)
     if max_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
-    if not torch.isfinite(norm):
-        raise RuntimeError(
-            f"step {step}: the gradient norm is {norm.item()}. The weights were not touched. Look "
-            "at policy/ratio_max and policy/kl_behaviour of the steps before, then lower model.lr "
-            "or model.max_grad_norm, or set model.dtype to float32."
-        )
     return norm
+
+
+def check_norm(norm: float, step: int) -> None:
+    """Raises RuntimeError if the norm of a step's gradients is not finite."""
+    if not math.isfinite(norm):
+        raise RuntimeError(
+            f"step {step}: the gradient norm is {norm}. The weights were not touched. Look at "
+            "policy/ratio_max and policy/kl_behaviour of the steps before, then lower model.lr or "
+            "model.max_grad_norm, or set model.dtype to float32."
+        )
+
+
+def on_cpu_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the tensors on the CPU, float64: by one copy, so that the host waits for a GPU
+    once."""
+    device = tensors[0].device
+    flat = torch.cat([one.detach().to(device, torch.float64).flatten() for one in tensors]).cpu()
+    parts = flat.split([one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
 
 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:

@@ -25,7 +25,7 @@ TOLERANCE_16_BITS = {"rel": 1e-2, "abs": 2e-4}
 """The CPU's and CUDA's autocast have other lists of operations, and AdamW adds up in another
 order."""
 
-WAITS_A_MICRO_BATCH, WAITS_A_STEP, MICRO_BATCHES = 0, 2, 4
+WAITS_A_MICRO_BATCH, WAITS_A_STEP, MICRO_BATCHES = 0, 1, 4
 PLAIN = WAITS_A_MICRO_BATCH * MICRO_BATCHES + WAITS_A_STEP
 MORE_WAITS = {
     "GSPO, copies, by sequence": 4,
@@ -33,11 +33,11 @@ MORE_WAITS = {
     "REINFORCE, reference in the reward, refreshed": 4,
     "TBA, reference": 4,
     "IcePop, teacher": 8,
-    "TOPR, critic": 7,
-    "critic with a model": 7,
-    "critic, lora": 7,
-    "turn critic": 7,
-    "turn critic with a model": 7,
+    "TOPR, critic": 4,
+    "critic with a model": 4,
+    "critic, lora": 4,
+    "turn critic": 4,
+    "turn critic with a model": 4,
 }
 """Beyond `PLAIN` in a step of four micro-batches. Fewer are better: lower the number then."""
 REFUSALS = {

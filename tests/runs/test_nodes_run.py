@@ -86,5 +86,5 @@ def test_each_node_starts_its_generators_and_one_that_dies_again(
     logs = (tmp_path / "node-1").glob("run/**/lrl-generator-*.log")
     said = "".join(path.read_text() for path in logs)
     assert said.count(": fetches the run's model") == 2, "its folder is hidden there"
-    # Its node sees the end of its process, or rank 0 sees its silence: whichever is first.
-    assert said.count(": serves since version") == 2 and "Generator 1 is replaced" in second.said
+    # Its node sees the end of its process, or rank 0 its silence: whichever is first.
+    assert said.count(": answers at") == 2 and "Generator 1 is replaced" in second.said

@@ -71,12 +71,11 @@ def check_norm(norm: float, step: int) -> None:
 
 
 def on_cpu_together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the tensors on the CPU, float64: by one copy, so that the host waits for a GPU
-    once."""
+    """Returns the tensors on the CPU, by one copy, so that the host waits for a GPU once."""
     device = tensors[0].device
     flat = torch.cat([one.detach().to(device, torch.float64).flatten() for one in tensors]).cpu()
     parts = flat.split([one.numel() for one in tensors])
-    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
+    return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True)]
 
 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:

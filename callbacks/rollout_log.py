@@ -161,9 +161,11 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
-    """Returns share, mean length and mean reward of a step's responses for each lag: that of a
-    response's oldest token. Lags from `MAX_LAG_SHOWN` on are one; one without a scored response has
-    no reward."""
+    """Returns share, mean length and mean reward of a step's responses by lag.
+
+    A response has the lag of its oldest token. Lags from `MAX_LAG_SHOWN` on count as one; a lag
+    without a scored response has no reward.
+    """
     by_lag: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         if versions := rollout.policy_versions:

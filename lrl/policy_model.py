@@ -444,7 +444,7 @@ class SentWeights:
 
     @property
     def ranks(self) -> Ranks:
-        """Those that train."""
+        """The ranks that train."""
         return self._policy.ranks
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:

@@ -280,9 +280,9 @@ class Group:
 
 
 class LabelIndex(NamedTuple):
-    """Where the n labels of a micro-batch are, and whose they are.
+    """Places and owners of a micro-batch's n labels, found once on the CPU.
 
-    It is made once, on the CPU: a GPU that is asked which places a mask has lets the host wait.
+    A GPU that is asked for the places of a mask has the host wait.
     """
 
     places: Tensor
@@ -302,7 +302,7 @@ class LabelIndex(NamedTuple):
 
     @classmethod
     def of(cls, micro: MicroBatch) -> LabelIndex:
-        """Returns that of a micro-batch."""
+        """Finds the labels of a micro-batch."""
         places = micro.mask.flatten().nonzero().squeeze(1)
         responses, groups = (
             torch.unique(ids.flatten()[places], return_inverse=True)
@@ -319,7 +319,7 @@ class LabelIndex(NamedTuple):
         )
 
     def moved(self, mask: Tensor) -> LabelIndex:
-        """Returns it on the device of `mask`, which is the same mask there."""
+        """Returns a copy on the device of `mask`, which is the same mask there."""
         return self._replace(
             places=self.places.to(mask.device),
             responses=self.responses.to(mask.device),
@@ -396,12 +396,12 @@ class MicroBatch:
     """Whether `mask` has only some of a response's own tokens, because the others are too old to
     train, or in another branch."""
     label_index: LabelIndex | None = None
-    """Where the labels are; made by `to`."""
+    """See `index`; made by `to`."""
 
     @property
     def index(self) -> LabelIndex:
-        """Where the labels are; asks the device if `to` has not made it, or the mask was changed
-        since."""
+        """The places of the labels; found anew unless `to` has found them, and the mask is still the
+        same."""
         made = self.label_index
         return made if made is not None and made.is_of(self.mask) else LabelIndex.of(self)
 

@@ -88,10 +88,9 @@ class Diagnostics:
         `|log pi - log mu|` in nats, over tokens of lag 0. The version in the trainer wrote these
         tokens, so trainer and generator compute it differently.
         """
-        rows = torch.cat([self.sums, self.maxima], dim=1).tolist()  # at once: a GPU is waited for
-        table = [dict(zip(self.SUMS, row, strict=False)) for row in rows]
-        *_, ratio_max, difference_max, lag_max = zip(*rows, strict=True)
-        whole = {name: sum(row[name] for row in table) for name in self.SUMS}
+        table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
+        ratio_max, difference_max, lag_max = self.maxima.T.tolist()
+        whole = dict(zip(self.SUMS, self.sums.sum(0).tolist(), strict=True))
         if not (n := whole["tokens"]):
             return {}
         metrics = _means(whole, max(ratio_max))

@@ -197,6 +197,7 @@ def generation_s(groups: Sequence[Group]) -> float:
 
 
 def group_record(group: Group) -> GroupRecord:
+    """Returns the lengths of a group's responses and of their turns."""
     played = any(rollout.turn_ends for rollout in group.rollouts)
     return GroupRecord(
         index=group.index,

@@ -60,6 +60,8 @@ class Delta:
             before, after = (np.frombuffer(one, np.uint8) for one in read())
             return len(after), compressed(before, after)
 
+        if not first:  # a rank without rows
+            self.worth.set_result(True)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
         try:
             made = pool.map(difference, pairs)

@@ -70,7 +70,7 @@ class Staged(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a rank tells rank 0 of its part."""
+    """A rank's report to rank 0 of its part."""
 
     fault: str
     """Why it was not written; empty if it was."""
@@ -207,7 +207,7 @@ def _open(order: StageOrder, layout: Layout, rank: int) -> int:
 def _write_part(
     rows: Iterator[Piece], layout: Layout, order: StageOrder, *, rank: int, sends: bool
 ) -> tuple[int, Written]:
-    """Writes a rank's part; returns the open file, -1 without one, and what rank 0 is told."""
+    """Writes a rank's part; returns its open file (-1 without one) and the report to rank 0."""
     descriptor, sums, content, fault = -1, list[int](), list[bytes](), ""
     try:
         descriptor = _open(order, layout, rank)

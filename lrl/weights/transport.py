@@ -48,7 +48,7 @@ class Weights(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """Those that train."""
+        """The ranks that train."""
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields them as they are now: Hugging Face names, full tensors."""

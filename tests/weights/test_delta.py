@@ -90,6 +90,12 @@ def test_differences_that_are_no_smaller_are_not_made() -> None:
     assert not delta.worth.result() and delta.blocks[-1].exception()
 
 
+def test_a_rank_without_rows_has_a_difference_without_blocks() -> None:
+    delta = Delta(0)
+    delta.make([], ended=lambda: False)
+    assert delta.worth.result()
+
+
 def test_a_difference_can_be_had_before_the_next_one_is_made() -> None:
     old = os.urandom(SIZE)
     delta = Delta(9)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lrl.training.beside.reference import Reference
     from lrl.training.beside.teacher import Teacher
     from lrl.training.beside.turn_critic import TurnCritic
+    from lrl.trainer import Trainer
     from lrl.training.lora import LoRA
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 

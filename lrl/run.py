@@ -47,6 +47,7 @@ from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.generator_servers import join_spec, make_fleet, make_members
+from lrl.system.progress_bar import progress_bar
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, Sampling, Step
 from lrl.weights.syncs import Syncs
@@ -138,20 +139,16 @@ class Run:
         )
         self.claim.keep()
         strategy.start_on_other_nodes(registry)
-        if servers:
-            usual = (
-                "one to two minutes on a GPU"
-                if strategy.gpus_of_each
-                else "10 to 30 seconds for a small model"
-            )
-            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
+        usual = "1 to 2 minutes on a GPU" if strategy.gpus_of_each else "10 to 30 s for a small model"
+        with progress_bar(f"starting {len(servers)} vLLM generator(s), {usual}:") as bar:
 
-        def raise_if_hopeless() -> None:
-            self.raise_if_stopped()
-            members.raise_if_all_failed()
+            def raise_if_hopeless() -> None:
+                bar.update(0)
+                self.raise_if_stopped()
+                members.raise_if_all_failed()
 
-        fleet.start(raise_if_hopeless)
-        members.admit(strategy.generators_of_other_nodes, raise_if_hopeless)
+            fleet.start(raise_if_hopeless)
+            members.admit(strategy.generators_of_other_nodes, raise_if_hopeless)
         assert self.weight_sync is not None, "every run has one (`default_callbacks`)"
         self._syncs = self.weight_sync.make_syncs(self)
 

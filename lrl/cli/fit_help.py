@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-import lightning as L
 from jsonargparse import ArgumentParser
 from jsonargparse._typehints import ActionTypeHint
 
@@ -27,7 +26,7 @@ GROUPS: dict[str, type] = {
 }
 TRAINER_SETTINGS = (
     *("accelerator", "devices", "max_steps", "max_epochs", "precision", "logger", "callbacks"),
-    *("default_root_dir", "log_every_n_steps", "enable_progress_bar"),
+    *("usual_callbacks", "default_root_dir", "log_every_n_steps", "enable_progress_bar"),
 )
 RUN = {
     "config": "A YAML file, or the name of a shipped recipe; several are merged in order.",
@@ -61,11 +60,11 @@ class Setting(NamedTuple):
 
 def text(verb: str, recipes: Sequence[str]) -> str:
     """Returns the help of `verb`."""
-    trainer = settings_of(L.Trainer, "trainer.")
+    trainer = settings_of(lrl.Trainer, "trainer.")
     tables = {"Run": [Setting(name, "", sentence) for name, sentence in RUN.items()]}
     for group, kind in GROUPS.items():
         tables[f"{group}: {kind.__name__}"] = settings_of(kind, f"{group}.")
-    tables["trainer: Lightning's Trainer"] = [
+    tables["trainer: Trainer"] = [
         one for one in trainer if one.name.removeprefix("trainer.") in TRAINER_SETTINGS
     ]
     lines = [HEAD.format(verb=verb, recipes=", ".join(recipes))]
@@ -78,7 +77,7 @@ def text(verb: str, recipes: Sequence[str]) -> str:
 
 def all_settings() -> list[str]:
     """Returns the names of all settings of the shipped classes and of Lightning's Trainer."""
-    groups = {**GROUPS, "trainer": L.Trainer}
+    groups = {**GROUPS, "trainer": lrl.Trainer}
     inner = [one.name for name, kind in groups.items() for one in settings_of(kind, f"{name}.")]
     return [*RUN, *inner]
 

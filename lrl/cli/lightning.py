@@ -14,10 +14,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
-from transformers.utils.logging import disable_progress_bar
 
 from lrl import preflight
-from lrl.callbacks import Evaluation, Progress
+from lrl.callbacks import Evaluation
 from lrl.callbacks.base import find_all
 from lrl.checkpoints.run_folder import run_folder
 from lrl.cli import parsing
@@ -26,16 +25,11 @@ from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.preflight.trainer import without_generators
 from lrl.system.best_effort import may_not_log
+from lrl.trainer import Trainer
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 parsing.install()
-
-USUAL_CALLBACKS = (
-    *("WeightSync", "RolloutLog", "RolloutFile", "Throughput"),
-    *("Health", "Progress", "Export", "Summary"),
-)
-"""Callbacks of a run that names none, in their order."""
 
 
 class LrlCLI(LightningCLI):
@@ -45,8 +39,6 @@ class LrlCLI(LightningCLI):
     """Errors of bad input, shown as a message; all others keep their traceback."""
 
     def __init__(self) -> None:
-        if not sys.stderr.isatty():
-            disable_progress_bar()  # transformers' bars, which would fill a log with their steps
         super().__init__(
             PolicyModule,
             RolloutDataModule,
@@ -54,20 +46,14 @@ class LrlCLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            trainer_defaults={
-                "strategy": {"class_path": "lrl.AsyncSingleDevice"},
-                "log_every_n_steps": 1,
-            },
+            trainer_class=Trainer,
+            # Instead of Trainer's own `auto`: settings of a strategy need its class.
+            trainer_defaults={"strategy": {"class_path": "lrl.AsyncSingleDevice"}},
             parser_class=parsing.Parser,
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False},
             save_config_callback=RunConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
         )
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Sets the usual callbacks as a default, which is shown, saved and extended."""
-        usual = [{"class_path": f"lrl.callbacks.{name}"} for name in USUAL_CALLBACKS]
-        parser.set_defaults({"trainer.callbacks": usual})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the command line; a strategy may be named without its module, as all classes."""
@@ -97,10 +83,6 @@ class LrlCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Builds the trainer; a strategy without generators starts no rank."""
         settings = self.config_init[self.subcommand].trainer
-        # Lightning would refuse it next to `Progress`.
-        if settings.enable_progress_bar is False and settings.callbacks:
-            kept = [one for one in settings.callbacks if not isinstance(one, Progress)]
-            kwargs["callbacks"] = kept
         if settings.strategy in StrategyRegistry.available_strategies():
             raise ConfigError(without_generators(settings.strategy))
         try:

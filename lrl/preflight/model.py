@@ -252,10 +252,17 @@ def check_score_cap(folder: str, config: Any, attention: str | None) -> None:
 
 
 def check_positions(folder: str, config: Any, longest: int) -> None:
-    """Checks that transformers and vLLM compute the same rotary positions up to the generators'
-    context length, `longest` tokens."""
+    """Checks that a text of `longest` tokens, the generators' context length, fits the model, and
+    that transformers and vLLM compute the same rotary positions up to there."""
     positions = getattr(config, "max_position_embeddings", None)
-    for rope in rotary_positions(config):
+    rotary = rotary_positions(config)
+    is_plain = all(rope.get("rope_type") in ("default", "llama3") for rope in rotary)
+    if isinstance(positions, int) and longest > positions and is_plain:
+        raise ConfigError(
+            f"model.model={folder!r} has {positions} positions, and a text may have {longest} tokens: "
+            "lower data.max_prompt_tokens or data.max_response_tokens."
+        )
+    for rope in rotary:
         kind = rope.get("rope_type")
         original = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None

@@ -123,7 +123,7 @@ def make_model() -> transformers.LlamaForCausalLM:
     pad, bos, eos = (VOCABULARY.index(token) for token in (PAD, BOS, EOS))
     config = transformers.LlamaConfig(
         vocab_size=len(VOCABULARY), hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=128, tie_word_embeddings=False,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=False,
         initializer_range=0.06,  # at this width the usual 0.02 takes three times the steps
         pad_token_id=pad, bos_token_id=bos, eos_token_id=eos, dtype="float32",
     )  # fmt: skip
@@ -143,8 +143,8 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
     recent = deque([math.inf] * 20, maxlen=20)
-    with progress_bar("warming up the quickstart's policy, about a minute", "step") as bar:
-        bar.total = USUAL_STEPS + warm_up.habit_steps
+    steps = USUAL_STEPS + warm_up.habit_steps
+    with progress_bar("warming up the quickstart's policy, about a minute", "step", steps) as bar:
 
         def step(worked_share: float, lr: float) -> float:
             for group in optimizer.param_groups:
@@ -156,7 +156,7 @@ def train(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             bar.update()
-            bar.set_postfix(loss=f"{loss.item():.3f}")
+            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
             return loss.item()
 
         for taught in range(1, warm_up.max_steps + 1):

@@ -51,7 +51,8 @@ class GeneratorDevices(GracefulShutdown):
 
     Args:
         generator_devices: How many of the job's devices on each node generate, counted from the
-            last; 0 lets one generator share the device of rank 0.
+            last; 0 lets one generator share the device of rank 0. null takes one, and with
+            `AsyncSingleDevice` all but the trainer's.
         placement: `split` has both sides work at once, each on its own devices or its half of the
             CPU's cores. `shared` has them take turns with all of them; it needs `data.max_lag: 0`,
             and `generator_devices: 0` on GPUs.
@@ -82,7 +83,7 @@ class GeneratorDevices(GracefulShutdown):
 
     def __init__(
         self,
-        generator_devices: int = 1,
+        generator_devices: int | None = None,
         placement: Placement = "split",
         evaluation_generators: int = 0,
         heartbeat_s: float = 30.0,
@@ -96,13 +97,15 @@ class GeneratorDevices(GracefulShutdown):
         at_least(
             0,
             "strategy",
-            generator_devices=generator_devices,
+            generator_devices=generator_devices or 0,
             evaluation_generators=evaluation_generators,
         )
         one_of("strategy", placement=(get_args(Placement), placement))
         if launcher is not None:
+            generator_devices = generator_devices or 0
             check_launcher(launcher, generator_devices, evaluation_generators)
         self.num_generator_devices = generator_devices
+        """None until the devices are known."""
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
         self.placement = placement
@@ -136,10 +139,12 @@ class GeneratorDevices(GracefulShutdown):
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        kept = self.num_generator_devices
         if not devices:
             self._parallel_devices = devices
             return
+        if self.num_generator_devices is None:
+            self.num_generator_devices = self.usual_generator_devices(len(devices))
+        kept = self.num_generator_devices
         if kept >= len(devices):
             raise ConfigError(
                 f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no "
@@ -149,6 +154,10 @@ class GeneratorDevices(GracefulShutdown):
         split = len(devices) - kept
         self._parallel_devices = devices[:split]
         self.generator_devices = devices[split:]
+
+    def usual_generator_devices(self, devices: int) -> int:
+        """Returns how many of a node's devices generate if the user does not say."""
+        return 1
 
     def check(self) -> None:
         """Notes faults of settings that only this strategy has; part of the checks before a run."""

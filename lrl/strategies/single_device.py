@@ -16,6 +16,10 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
         """The trainer's device."""
         return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
 
+    def usual_generator_devices(self, devices: int) -> int:
+        """Returns all but the trainer's: a single device is shared."""
+        return devices - 1
+
     @GeneratorDevices.parallel_devices.setter  # type: ignore[attr-defined]
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
         """Refuses a second trainer device: this strategy would leave it idle."""

@@ -2,9 +2,11 @@
 user."""
 
 import logging
+import sys
 import warnings
 
 import lightning as L
+from transformers.utils.logging import disable_progress_bar
 
 UNTRUE_WARNINGS = (
     r"Total length of `\w+` across ranks is zero",  # no validation loop within fit: evaluations run during the training
@@ -17,7 +19,10 @@ ADVERTISEMENTS = "\N{ELECTRIC LIGHT BULB} Tip:"
 
 
 def silence() -> None:
-    """Filters these messages in this process."""
+    """Filters these messages in this process, and transformers' bars where there is no terminal:
+    each of their steps would be a line."""
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     for message in UNTRUE_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")

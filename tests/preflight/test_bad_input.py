@@ -22,7 +22,7 @@ import pytest
 
 import lrl
 from lrl.checkpoints.run_folder import RunFolderLock
-from lrl.cli.lightning import USUAL_CALLBACKS
+from lrl.trainer import USUAL_CALLBACKS
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.generators.server import Server

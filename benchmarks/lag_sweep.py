@@ -95,7 +95,7 @@ def train(server: LentServer, run: Row, folder: Path, every: int) -> Row:
         "seconds": round(time.monotonic() - started, 1),
         "diverged_at": diverged,
         "evaluations": [
-            {"step": step, "accuracy": round(report.accuracy, 4), "problems": report.n}
+            {"step": step, "accuracy": round(report.reward, 4), "problems": report.n}
             for step, report in evaluation.reports
         ],
         "series": history.series(),

@@ -116,7 +116,7 @@ def record(scalars: dict[str, list[tuple[int, float]]]) -> Row:
     shown = {
         tag.removeprefix(EVALUATED): [(step, records.rounded(value)) for step, value in found]
         for tag, found in scalars.items()
-        if tag.startswith((f"{EVALUATED}accuracy", f"{EVALUATED}kind/"))
+        if tag.startswith((f"{EVALUATED}reward", f"{EVALUATED}kind/"))
     }
 
     def values(name: str) -> list[float]:
@@ -137,7 +137,7 @@ def record(scalars: dict[str, list[tuple[int, float]]]) -> Row:
 def table(found: Sequence[Row]) -> str:
     lines, sweep = [], []
     for one in found:
-        names = ("accuracy", "accuracy_low", "accuracy_high")
+        names = ("reward", "reward_low", "reward_high")
         curves = (one["evaluations"][name] for name in names)
         for (step, value), (_, low), (_, high) in zip(*curves, strict=True):
             accuracy = f"{value:.3f} ({low:.3f} to {high:.3f})"

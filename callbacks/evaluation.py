@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class Evaluation(OnRankZero):
-    """Accuracy on a data set, every so many steps and by `trainer.validate`; the mean reward, if
-    rewards give partial credit.
+    """Mean reward on a data set, every so many steps and by `trainer.validate`; also the accuracy,
+    if the reward tells right from wrong (`lrl.rewards.Reward.binary`).
 
     Args:
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub, or a file.
@@ -48,10 +48,9 @@ class Evaluation(OnRankZero):
         samples: Responses per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
         temperature: Sampling temperature of the responses: 0 for greedy ones, or at least 0.01,
             vLLM's lowest.
-        rewards: Rewards that decide right or wrong (1 or 0); by default the data module's first
-            one. A single reward counts without its weight, which is for training; several count as
-            their weighted sum.
-        by: Columns to break the accuracy down by.
+        rewards: What scores the responses; by default the data module's first reward. A single one
+            counts without its weight, which is for training; several count as their weighted sum.
+        by: Columns to break the mean down by.
         concurrency: Responses asked for at a time while rollouts are being written.
         timeout_s: Seconds for one evaluation.
     """
@@ -108,6 +107,11 @@ class Evaluation(OnRankZero):
             rewards = [copy.copy(rewards[0])]
             rewards[0].weight = 1.0
         return rewards
+
+    def is_binary(self, data: RolloutDataModule) -> bool:
+        """Returns whether the rewards tell right from wrong."""
+        rewards = self.rewards_for_evaluation(data)
+        return len(rewards) == 1 and rewards[0].binary
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluates the policy before its first step."""
@@ -178,22 +182,18 @@ class Evaluation(OnRankZero):
         what = f"evaluating {self.prompts.name}"
         groups = run.fleet.loop.wait_for(future, self.timeout_s, what, run.poll)
         waited()
-        before = [earlier for _, earlier in self.reports]
         report = evaluate(
             self.prompts.name,
             groups,
             greedy=self.sampling.temperature == 0,
+            binary=self.is_binary(run.data),
             by=self.by,
-            partial=any(earlier.partial for earlier in before),
         )
-        metrics = report.metrics(before)
+        metrics = report.metrics(earlier for _, earlier in self.reports)
         self.reports.append((step, report))
         path = self._responses_file(trainer, step)
         with best_effort(f"The responses to {self.prompts.name}", path):
             write_responses(path, self.prompts.name, groups)
-        if before and report.partial and not before[-1].partial:
-            text = "The rewards of %s were 0 or 1 until now. Its metrics keep the name accuracy,"
-            log.warning(f"{text} and are the mean reward.", self.prompts.name)
         if trainer.training:
             rank_zero_info(f"step {step}: {report.as_line()}")
             # `log` is not allowed in every hook that calls this, and would use the trainer's step.

@@ -104,7 +104,7 @@ def _rows(evaluations: Sequence[Evaluation], measure: str) -> list[tuple[object,
         (
             report.dataset,
             step,
-            f"{report.accuracy:.3f}",
+            f"{report.reward:.3f}",
             f"{report.low:.3f} to {report.high:.3f}",
             report.n,
             "greedy" if report.greedy else f"mean of {report.k} sampled",

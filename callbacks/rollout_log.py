@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all, run_of
 from lrl.callbacks.evaluation import Evaluation
-from lrl.evaluation import Report
+from lrl.evaluation import MEAN, Report
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.serialisation import Resumed
@@ -199,7 +199,7 @@ def overview(logged: Collection[str], reports: Iterable[Report]) -> Layout:
     """
     charts = _lines({"reward": ("reward/mean",)}, logged)
     for report in reports:
-        tags = [f"eval/{report.dataset}/{name}" for name in report.means]
+        tags = [f"eval/{report.dataset}/{name}" for name in MEAN]
         charts[f"{report.measure} on {report.dataset}, with its 95 % interval"] = ["Margin", tags]
     return {"Overview": charts | _lines(CHARTS, logged)}
 

@@ -77,7 +77,7 @@ class Summary(OnRankZero):
         table = Table(title="Summary", show_header=False)
         for evaluation in evaluations:
             before, after = evaluation.reports[0][1], evaluation.reports[-1][1]
-            values = f"{before.accuracy:.3f} before, {after.accuracy:.3f} after"
+            values = f"{before.reward:.3f} before, {after.reward:.3f} after"
             interval = f"({after.low:.3f} to {after.high:.3f})"
             name = f"{after.measure} on {evaluation.prompts.name}"
             table.add_row(name, f"{values} {interval}")
@@ -162,8 +162,8 @@ def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[E
         axes.plot(*zip(*rewards, strict=True), color="tab:gray", linewidth=1, label=label)
     for evaluation in evaluations:
         steps, reports = zip(*evaluation.reports, strict=True)
-        means = [r.accuracy for r in reports]
-        spread = [[r.accuracy - r.low for r in reports], [r.high - r.accuracy for r in reports]]
+        means = [r.reward for r in reports]
+        spread = [[r.reward - r.low for r in reports], [r.high - r.reward for r in reports]]
         label = f"{reports[-1].measure} on {evaluation.prompts.name} (95 % interval)"
         axes.errorbar(steps, means, yerr=spread, marker="o", capsize=3, label=label)
     axes.set_xlabel("optimizer steps")

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from lrl.strategies.ddp import AsyncDDP
     from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.single_device import AsyncSingleDevice
+    from lrl.trainer import Trainer
     from lrl.training.beside.critic import Critic
     from lrl.training.beside.reference import Reference
     from lrl.training.beside.teacher import Teacher
     from lrl.training.beside.turn_critic import TurnCritic
-    from lrl.trainer import Trainer
     from lrl.training.lora import LoRA
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 

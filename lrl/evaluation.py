@@ -1,8 +1,8 @@
 """Arithmetic of evaluation: finished groups in, a `Report` with error bars out.
 
-Every problem weighs the same, however many of its responses were scored: accuracy is the mean over
-problems of the mean over a problem's responses (avg@k). With partial credit (a reward that is
-neither 0 nor 1) that number is called the mean reward. Responses to one problem resemble each
+Every problem weighs the same, however many of its responses were scored: the mean over
+problems of the mean over a problem's responses (avg@k). Rewards that tell right from wrong
+(`Reward.binary`) have an accuracy, others a mean reward. Responses to one problem resemble each
 other, so k responses to n problems say less than k * n unrelated ones; the intervals follow from
 the spread of the problems. An error is not a reward: responses whose scoring failed are counted and
 left out.
@@ -23,10 +23,8 @@ from typing import Any
 from lrl.system.writable_text import writable
 from lrl.types import Group, Prompt, Rollout, Sampling
 
-ACCURACY = ("accuracy", "accuracy_low", "accuracy_high")
-MEAN_REWARD = ("reward", "reward_low", "reward_high")
-"""The metrics in the place of `ACCURACY` where rewards are not all 0 or 1."""
-METRICS = (*ACCURACY, "version")
+MEAN = ("reward", "reward_low", "reward_high")
+METRICS = (*MEAN, "version")
 RARE_METRICS = ("failures", "truncated", "version_high")
 """Metrics of an evaluation that begin when they are not constant for the first time."""
 Z95 = 1.959964
@@ -43,17 +41,16 @@ class Report:
     """Problems with at least one scored response."""
     k: int
     """Responses to each problem."""
-    accuracy: float
-    """Mean reward, every problem weighing the same (for rewards of 0 and 1: the share right). NaN
-    if n is 0."""
+    reward: float
+    """Mean reward, every problem weighing the same; the accuracy if `binary`. NaN if n is 0."""
     low: float
-    """Lower end of the 95 % interval of `accuracy`."""
+    """Lower end of the 95 % interval of `reward`."""
     high: float
-    """Upper end of the 95 % interval of `accuracy`."""
+    """Upper end of the 95 % interval of `reward`."""
     pass_at_k: dict[int, float]
-    """Chance that one of 1, 2, 4, ... and k responses is right. Empty if `partial`."""
+    """Chance that one of 1, 2, 4, ... and k responses is right. Empty if not `binary`."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    """Column -> its value as text -> (accuracy, problems). Values with the same text are one, such
+    """Column -> its value as text -> (mean reward, problems). Values with the same text are one, such
     as 1 and "1"."""
     versions: list[int] = field(default_factory=list)
     """Policy versions of the responses, ascending; more than one if a sync came between."""
@@ -63,29 +60,23 @@ class Report:
     """Responses that got no reward because scoring failed."""
     truncated: int
     """Responses cut at the token limit."""
-    partial: bool = False
-    """Whether this evaluation of the data set, or an earlier one of the run, gave a reward that is
-    neither 0 nor 1."""
+    binary: bool
+    """Whether the rewards tell right from wrong."""
 
     @property
     def measure(self) -> str:
-        """The word for `accuracy` in texts."""
-        return "mean reward" if self.partial else "accuracy"
-
-    @property
-    def means(self) -> tuple[str, str, str]:
-        """The names of mean and interval in the metrics of a run that begins with this report."""
-        return MEAN_REWARD if self.partial else ACCURACY
+        """The word for `reward` in texts."""
+        return "accuracy" if self.binary else "mean reward"
 
     def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
         """Returns the metrics for Lightning, under `eval/<dataset>/`, without constants (`pass@1` is
         the accuracy).
 
-        Of the run's earlier reports, `before`, the first decides between `ACCURACY` and
-        `MEAN_REWARD`; `RARE_METRICS` that one of them had are logged, also as zero.
+        `RARE_METRICS` that one of the run's earlier reports, `before`, had are logged, also as zero.
         """
         reports = [*before, self]
-        numbers = dict(zip(reports[0].means, (self.accuracy, self.low, self.high), strict=True))
+        numbers = {"accuracy": self.reward} if self.binary else {}
+        numbers |= zip(MEAN, (self.reward, self.low, self.high), strict=True)
         numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items() if k > 1}
         numbers |= {
             f"{column}/{value}": row[0]
@@ -105,7 +96,7 @@ class Report:
     def as_line(self) -> str:
         """Returns the mean in one line, with the counts of missing results."""
         line = (
-            f"{self.measure} on {self.dataset} {self.accuracy:.3f} "
+            f"{self.measure} on {self.dataset} {self.reward:.3f} "
             f"({self.low:.3f} to {self.high:.3f}, problems: {self.n})"
         )
         lacks = {"without a reward": self.failures, "cut at the token limit": self.truncated}
@@ -119,7 +110,7 @@ class Report:
         versions = "-".join(map(str, ends)) or "none"
         lines = [
             f"{self.dataset}: {self.n} problems x {self.k} responses, {how}, version {versions}",
-            f"  {self.measure} {self.accuracy:.3f}  "
+            f"  {self.measure} {self.reward:.3f}  "
             f"(95 % interval {self.low:.3f} to {self.high:.3f})",
             f"  responses without a reward {self.failures}, cut at the token limit "
             f"{self.truncated}",
@@ -132,8 +123,7 @@ class Report:
             width = max(map(len, rows), default=0)
             lines.append(f"  by {column}")
             lines += [
-                f"    {value:<{width}}  {accuracy:.3f}  (n = {n})"
-                for value, (accuracy, n) in rows.items()
+                f"    {value:<{width}}  {mean:.3f}  (n = {n})" for value, (mean, n) in rows.items()
             ]
         return "\n".join(lines)
 
@@ -187,8 +177,8 @@ def evaluate(
     groups: Iterable[Group],
     *,
     greedy: bool,
+    binary: bool,
     by: Sequence[str] = (),
-    partial: bool = False,
 ) -> Report:
     """Sums up finished groups, one per problem.
 
@@ -196,8 +186,8 @@ def evaluate(
         dataset: Name for metrics and tables.
         groups: The problems with their scored rollouts.
         greedy: Whether the responses were sampled at temperature 0.
-        by: Columns of the data set by which the accuracy is broken down.
-        partial: Whether an earlier evaluation of the run gave rewards other than 0 and 1.
+        binary: Whether the rewards tell right from wrong.
+        by: Columns of the data set by which the mean is broken down.
 
     Raises:
         ValueError: A column of `by` is missing.
@@ -206,34 +196,36 @@ def evaluate(
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [group for group in groups if group.scored]
     scores = [group.rewards for group in scored]
-    accuracy, low, high = mean_interval(scores)
+    reward, low, high = mean_interval(scores)
     k = max((len(group.rollouts) for group in groups), default=0)
-    partial = partial or not _binary(scores)
     return Report(
         dataset=dataset,
         n=len(scored),
         k=k,
-        accuracy=accuracy,
+        reward=reward,
         low=low,
         high=high,
-        pass_at_k={} if partial else _pass_at_powers(scores, k),
+        pass_at_k=_pass_at_powers(scores, k) if binary else {},
         by={column: _breakdown(column, scored) for column in by},
         versions=sorted({version for rollout in rollouts for version in rollout.policy_versions}),
         greedy=greedy,
         failures=sum(rollout.reward is None for rollout in rollouts),
         truncated=sum(rollout.cut for rollout in rollouts),
-        partial=partial,
+        binary=binary,
     )
 
 
-def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) -> bool:
+def may_give(
+    metric: str, dataset: str, samples: int, *, binary: bool, by: Sequence[str] = ()
+) -> bool:
     """Returns whether `Report.metrics` of a data set, with so many `samples` a problem and broken
     down `by` columns, may have a metric of this name (`eval/...`)."""
     name = metric.removeprefix("/".join(["eval", dataset, ""]))
     if name == metric:
         return False
     chances = [f"pass@{k}" for k in _powers(samples) if k > 1]
-    known = name in (*METRICS, *MEAN_REWARD, *RARE_METRICS, *chances)
+    of_binary = ["accuracy", *chances] if binary else []
+    known = name in (*METRICS, *RARE_METRICS, *of_binary)
     return known or name.startswith(tuple(f"{column}/" for column in by))
 
 
@@ -347,14 +339,14 @@ def _powers(most: int) -> list[int]:
 
 
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Returns accuracy and number of problems for each value of a column: numbers in order, then
+    """Returns the mean reward and the number of problems for each value of a column: numbers in order, then
     text."""
     means: dict[str, list[float]] = {}
     numbers: dict[str, float] = {}
     for group in groups:
         if column not in group.prompt.columns:
             raise ValueError(
-                f"Problem {group.prompt.id} has no column {column!r} to break the accuracy down "
+                f"Problem {group.prompt.id} has no column {column!r} to break the reward down "
                 f"by. Its columns: {', '.join(group.prompt.columns) or 'none'}."
             )
         value = group.prompt.columns[column]

@@ -139,7 +139,9 @@ class Run:
         )
         self.claim.keep()
         strategy.start_on_other_nodes(registry)
-        usual = "1 to 2 minutes on a GPU" if strategy.gpus_of_each else "10 to 30 s for a small model"
+        usual = (
+            "1 to 2 minutes on a GPU" if strategy.gpus_of_each else "10 to 30 s for a small model"
+        )
         with progress_bar(f"starting {len(servers)} vLLM generator(s), {usual}:") as bar:
 
             def raise_if_hopeless() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lrl.evaluation import (
+    MEAN,
     METRICS,
     RARE_METRICS,
     Report,
@@ -42,10 +43,9 @@ def group(index: int, rewards: list[float | None], **columns: Any) -> Group:
     )
 
 
-def report(rewards: list[list[float | None]], **settings: Any) -> Report:
-    return evaluate(
-        "sums", [group(i, row) for i, row in enumerate(rewards)], greedy=False, **settings
-    )
+def report(rewards: list[list[float | None]], binary: bool = True, **settings: Any) -> Report:
+    groups = [group(i, row) for i, row in enumerate(rewards)]
+    return evaluate("sums", groups, greedy=False, binary=binary, **settings)
 
 
 @pytest.mark.parametrize(
@@ -135,20 +135,20 @@ def test_pass_at_k_does_not_guess_beyond_its_responses(k: int) -> None:
 
 def test_an_error_is_not_a_reward() -> None:
     found = report([[1.0, None], [0.0, 0.0], [None, None]])
-    assert found.accuracy == 0.5, "a failed response is not a wrong one"
+    assert found.reward == 0.5, "a failed response is not a wrong one"
     assert (found.n, found.k, found.failures, found.truncated) == (2, 2, 3, 3)
     assert found.pass_at_k == {1: 0.5, 2: 0.0}, "pass@2 counts only the problem with two scores"
 
 
 def test_every_problem_weighs_the_same() -> None:
-    assert report([[1.0, None, None, None], [0.0, 0.0, 0.0, 0.0]]).accuracy == 0.5
+    assert report([[1.0, None, None, None], [0.0, 0.0, 0.0, 0.0]]).reward == 0.5
 
 
 def test_pass_at_k_goes_up_in_powers_of_two_to_the_number_of_responses() -> None:
     found = report([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 6])
     assert found.pass_at_k == pytest.approx({1: 1 / 12, 2: 1 / 6, 4: 1 / 3, 6: 1 / 2})
-    assert found.pass_at_k[1] == pytest.approx(found.accuracy)
-    assert report([[0.5, 1.0]]).pass_at_k == {}, "half right is neither"
+    assert found.pass_at_k[1] == pytest.approx(found.reward)
+    assert report([[0.5, 1.0]], binary=False).pass_at_k == {}, "half right is neither"
 
 
 def test_the_breakdown_follows_the_columns_in_the_order_of_their_values() -> None:
@@ -158,10 +158,10 @@ def test_the_breakdown_follows_the_columns_in_the_order_of_their_values() -> Non
         group(2, [0.0], level=2),
         group(3, [None], level=1),
     ]
-    found = evaluate("sums", groups, greedy=True, by=["level"])
+    found = evaluate("sums", groups, greedy=True, binary=True, by=["level"])
     assert list(found.by["level"].items()) == [("2", (0.5, 2)), ("10", (0.5, 1))]
     with pytest.raises(ValueError, match="no column 'subject'.*Its columns: level"):
-        evaluate("sums", groups, greedy=True, by=["subject"])
+        evaluate("sums", groups, greedy=True, binary=True, by=["subject"])
 
 
 def test_values_of_a_column_with_one_name_are_one_value_and_none_is_lost() -> None:
@@ -169,7 +169,7 @@ def test_values_of_a_column_with_one_name_are_one_value_and_none_is_lost() -> No
     groups = [
         group(number, [float(value != "1")], level=value) for number, value in enumerate(values)
     ]
-    found = evaluate("sums", groups, greedy=True, by=["level"]).by["level"]
+    found = evaluate("sums", groups, greedy=True, binary=True, by=["level"]).by["level"]
     assert found == {
         "0.5": (1.0, 1),
         "1": (0.75, 4),
@@ -182,53 +182,50 @@ def test_values_of_a_column_with_one_name_are_one_value_and_none_is_lost() -> No
 
 
 def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
-    failed = evaluate("sums", [group(0, [None], level=3)], greedy=True, by=["level"])
+    failed = evaluate("sums", [group(0, [None], level=3)], greedy=True, binary=True, by=["level"])
     for found in (report([]), failed):
-        assert found.n == 0 and math.isnan(found.accuracy) and found.pass_at_k == {}
+        assert found.n == 0 and math.isnan(found.reward) and found.pass_at_k == {}
         assert "0 problems" in found.as_table()
 
 
 def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
     metrics = evaluate(
-        "sums", [group(0, [1.0, 0.0], level=3)], greedy=False, by=["level"]
+        "sums", [group(0, [1.0, 0.0], level=3)], greedy=False, binary=True, by=["level"]
     ).metrics()
     assert (
         metrics["eval/sums/accuracy"] == metrics["eval/sums/level/3"] == 0.5
         and metrics["eval/sums/pass@2"] == 1.0
     )
-    assert metrics["eval/sums/accuracy_low"] < 0.5 < metrics["eval/sums/accuracy_high"]
+    assert metrics["eval/sums/reward_low"] < 0.5 < metrics["eval/sums/reward_high"]
     assert all(isinstance(number, float) for number in metrics.values())
 
 
-def test_partial_credit_is_a_mean_reward_and_no_accuracy() -> None:
-    found = report([[0.5], [1.0], [0.0]])
+def test_only_a_reward_that_tells_right_from_wrong_has_an_accuracy() -> None:
+    found = report([[0.5], [1.0], [0.0]], binary=False)
     metrics = found.metrics()
-    assert [metrics[f"eval/sums/{name}"] for name in found.means] == [0.5, found.low, found.high]
-    assert found.means == ("reward", "reward_low", "reward_high")
+    assert [metrics[f"eval/sums/{name}"] for name in MEAN] == [0.5, found.low, found.high]
     assert found.as_line().startswith("mean reward on sums 0.500 (")
     assert "\n  mean reward 0.500  (95 % interval " in found.as_table()
     for text in (*metrics, found.as_line(), found.as_table()):
         assert "accuracy" not in text and "pass@" not in text
-    assert "accuracy" in report([[1.0], [0.0]]).as_line()
-
-
-def test_the_first_evaluation_of_a_run_names_the_metrics_of_all() -> None:
-    right, half = report([[0.0, 1.0]]), report([[0.0, 0.5]])
-    assert "eval/sums/accuracy" in half.metrics(before=[right])
-    assert "eval/sums/reward" in right.metrics(before=[half])
-    later = report([[0.0, 1.0]], partial=True)
-    assert later.measure == "mean reward" and later.pass_at_k == {}, "a tag comes and never goes"
+    right = report([[1.0], [0.0]])
+    assert "accuracy" in right.as_line()
+    assert (
+        right.metrics().keys() - {"eval/sums/accuracy"}
+        == report([[1.0], [0.0]], binary=False).metrics().keys()
+    )
 
 
 def test_one_response_a_problem_logs_no_constants() -> None:
     one_version = [group(0, [1.0]), group(1, [0.0])]
     for each in one_version:
         each.rollouts[0].versions = [7, 7]
-    metrics = evaluate("sums", one_version, greedy=True).metrics()
+    metrics = evaluate("sums", one_version, greedy=True, binary=True).metrics()
     assert {tag.removeprefix("eval/sums/") for tag in metrics} == {
         "accuracy",
-        "accuracy_low",
-        "accuracy_high",
+        "reward",
+        "reward_low",
+        "reward_high",
         "version",
     }
     assert metrics["eval/sums/version"] == 7
@@ -255,15 +252,18 @@ def test_a_count_of_an_evaluation_is_logged_from_its_first_nonzero_value_on() ->
 
 def test_every_metric_of_an_evaluation_is_one_that_it_may_give() -> None:
     groups = [group(0, [1.0, 0.0, 1.0, 1.0], level=3), group(1, [1.0], level=4)]
-    found = evaluate("sums", groups, greedy=False, by=["level"])
+    found = evaluate("sums", groups, greedy=False, binary=True, by=["level"])
     found.versions = [3, 8]
     found.failures = 1
     found.truncated = 1
     metrics = found.metrics()
-    assert len(metrics) == len({*METRICS, *RARE_METRICS}) + 2 + 2, "pass@2 and pass@4, two levels"
-    assert all(may_give(metric, "sums", 4, ["level"]) for metric in metrics)
-    half = report([[0.5]]).metrics()
-    assert half and all(may_give(metric, "sums", 1) for metric in half)
+    assert len(metrics) == len({*METRICS, *RARE_METRICS}) + 3 + 2, (
+        "accuracy, pass@2, pass@4; levels"
+    )
+    assert all(may_give(metric, "sums", 4, binary=True, by=["level"]) for metric in metrics)
+    half = report([[0.5]], binary=False).metrics()
+    assert half and all(may_give(metric, "sums", 1, binary=False) for metric in half)
+    assert not may_give("eval/sums/accuracy", "sums", 1, binary=False)
     others = (
         "eval/sum/accuracy",
         "eval/sums/pass@3",
@@ -271,12 +271,12 @@ def test_every_metric_of_an_evaluation_is_one_that_it_may_give() -> None:
         "eval/sums/subject/x",
         "reward/mean",
     )
-    assert not any(may_give(metric, "sums", 4, ["level"]) for metric in others)
+    assert not any(may_give(metric, "sums", 4, binary=True, by=["level"]) for metric in others)
 
 
 def test_the_table_names_versions_and_sampling() -> None:
     groups = [group(0, [1.0, 0.0], level=3), group(1, [None, 1.0], level=4)]
-    table = evaluate("sums", groups, greedy=False, by=["level"]).as_table()
+    table = evaluate("sums", groups, greedy=False, binary=True, by=["level"]).as_table()
     for words in (
         "sums: 2 problems x 2 responses, sampled, version 3-8",
         "accuracy 0.750",
@@ -288,10 +288,10 @@ def test_the_table_names_versions_and_sampling() -> None:
 
 
 def test_the_line_of_an_evaluation_names_what_is_missing_from_it() -> None:
-    whole = evaluate("sums", [group(0, [1.0]), group(1, [0.0])], greedy=True)
+    whole = evaluate("sums", [group(0, [1.0]), group(1, [0.0])], greedy=True, binary=True)
     whole.truncated = 0
     assert whole.as_line() == "accuracy on sums 0.500 (0.095 to 0.905, problems: 2)"
-    lacking = evaluate("sums", [group(0, [1.0, None])], greedy=False)
+    lacking = evaluate("sums", [group(0, [1.0, None])], greedy=False, binary=True)
     assert lacking.as_line().endswith(", without a reward: 1, cut at the token limit: 1")
 
 
@@ -321,6 +321,6 @@ def test_half_a_surrogate_pair_ends_no_evaluation_and_is_read_again_as_it_was(
     _, row = map(json.loads, text.splitlines())
     assert "ärgerlich" in text and row["columns"] == failed.prompt.columns
     assert row["reward_failure"] == failed.rollouts[1].reward_failure
-    found = evaluate("sums", [failed], greedy=False, by=["level"])
+    found = evaluate("sums", [failed], greedy=False, binary=True, by=["level"])
     assert "eval/sums/level/half a pair: \\ud83d" in found.metrics()
     assert "half a pair: \\ud83d" in found.as_table()

@@ -98,8 +98,8 @@ def train(server: LentServer, args: argparse.Namespace, run: Row) -> Row:
     return {
         "prompts": len(trained.prompts),
         "twice": sum(times > 1 for times in trained.prompts.values()),
-        "accuracy_before": round(evaluation.reports[0][1].accuracy, 4),
-        "accuracy": round(evaluation.reports[-1][1].accuracy, 4),
+        "accuracy_before": round(evaluation.reports[0][1].reward, 4),
+        "accuracy": round(evaluation.reports[-1][1].reward, 4),
         "seconds": round(time.monotonic() - started, 1),
         "retried": counts.pop("retried"),
         "replaced": counts.pop("replaced"),

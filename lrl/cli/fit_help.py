@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+import lightning as L
 from jsonargparse import ArgumentParser
 from jsonargparse._typehints import ActionTypeHint
 

@@ -134,9 +134,7 @@ class RunConfig(SaveConfigCallback):
                     continue
                 logger.log_hyperparams(settings, metrics={})  # for hparams.yaml alone
                 names = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
-                # The first evaluation, which comes later, gives one of the two.
-                means = [f"eval/{name}/{mean}" for name in names for mean in ("accuracy", "reward")]
-                add_hparams(logger, settings, means)
+                add_hparams(logger, settings, [f"eval/{name}/reward" for name in names])
 
 
 def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -73,15 +73,24 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
                 ) from error
 
 
-def check_monitors(trainer: Any, evaluations: Sequence[Evaluation]) -> None:
+def check_monitors(
+    trainer: Any, data: RolloutDataModule, evaluations: Sequence[Evaluation]
+) -> None:
     """Checks that checkpoints and early stopping monitor what an evaluation gives: Lightning would
     end the run at the first one."""
-    given = [f"eval/{one.prompts.name}/accuracy" for one in evaluations]
+    binary = [one.is_binary(data) for one in evaluations]
+    given = [
+        f"eval/{one.prompts.name}/{'accuracy' if right_or_wrong else 'reward'}"
+        for one, right_or_wrong in zip(evaluations, binary, strict=True)
+    ]
     for callback in trainer.callbacks if trainer.state.fn == "fit" else ():
         if not isinstance(callback, ModelCheckpoint | EarlyStopping) or callback.monitor is None:
             continue
         metric = callback.monitor
-        gives = (may_give(metric, one.prompts.name, one.sampling.n, one.by) for one in evaluations)
+        gives = (
+            may_give(metric, one.prompts.name, one.sampling.n, binary=right_or_wrong, by=one.by)
+            for one, right_or_wrong in zip(evaluations, binary, strict=True)
+        )
         if metric.startswith("eval/") and not any(gives):
             known = did_you_mean(metric, given) or f" It gives {', '.join(given) or 'nothing'}."
             name = type(callback).__name__

@@ -5,8 +5,8 @@ import re
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def right(prompt: str, response: str, *, answer: str, **columns: object) -> float:
-    """Returns 1.0 if the last number of the response is the answer, else 0.0.
+def right(prompt: str, response: str, *, answer: str, **columns: object) -> bool:
+    """Returns whether the last number of the response is the answer: the reward is then 1, else 0.
 
     Args:
         prompt: The prompt, as it stands in the data.
@@ -15,4 +15,4 @@ def right(prompt: str, response: str, *, answer: str, **columns: object) -> floa
         columns: The row's other columns, and `finish_reason`, `num_tokens` and more.
     """
     numbers = NUMBER.findall(response)
-    return float(bool(numbers) and numbers[-1] == answer)
+    return bool(numbers) and numbers[-1] == answer

@@ -45,9 +45,8 @@ def worked(prompt: str) -> str:
 
 def correct(
     prompt: str, response: str, *, answer: str, finish_reason: str, **columns: object
-) -> float:
-    """Returns the reward: 1.0 if the response is not cut and the text after its last `>` is the
-    sum, else 0.0.
+) -> bool:
+    """Returns whether the response is not cut and the text after its last `>` is the sum.
 
     Args:
         prompt: The problem, such as `47+38=`.
@@ -57,7 +56,7 @@ def correct(
         columns: The row's other columns; not used.
     """
     _, mark, result = response.rpartition(">")
-    return float(finish_reason == "stop" and bool(mark) and result == answer)
+    return finish_reason == "stop" and bool(mark) and result == answer
 
 
 @cache

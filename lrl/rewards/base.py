@@ -43,6 +43,8 @@ class Reward(ABC):
     name: str = ""
     """Default of the argument `name`."""
     weight: float = 1.0
+    binary: bool = False
+    """Whether it is 1 for a right response and 0 for a wrong one: its mean is an accuracy."""
     give_up_s: float = 0.0
     """Seconds after which the reward gives up on a response (`GaveUp`); 0 if it never does."""
     deadline_s: float = 0.0

@@ -84,6 +84,7 @@ class Code(Reward):
         super().__init__(weight, name)
         self.tests = tests
         self.partial = partial
+        self.binary = not partial
         self.fenced = fenced
         self.give_up_s = timeout_s
         self.sandbox = Sandbox(

@@ -14,7 +14,8 @@ OneReward = Reward | Callable[..., Any] | str
 
 class Function(Reward):
     """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as
-    a reward.
+    a reward. One that is annotated `-> bool` tells right from wrong: evaluations log its mean as an
+    accuracy.
 
     Args:
         function: The function, or its name: `module:function` or `file.py:function`. It must be at
@@ -34,6 +35,7 @@ class Function(Reward):
         own_name = getattr(self.function, "__name__", type(self.function).__name__)
         super().__init__(weight, name or own_name)
         _check_parameters(self.function, own_name)
+        self.binary = inspect.signature(self.function).return_annotation in (bool, "bool")
 
     def missing_column(self, columns: Collection[str]) -> str:
         """Names the arguments without a default, behind prompt and response, that no column

@@ -138,10 +138,10 @@ def test_the_overview_has_the_mean_of_each_data_set_by_its_name() -> None:
         name: [Group(index=0, prompt=prompt, rollouts=[response([0], reward)])]
         for name, reward in {"right": 1.0, "half": 0.5}.items()
     }
-    reports = [evaluate(name, groups[name], greedy=True) for name in groups]
+    reports = [evaluate(name, groups[name], greedy=True, binary=name == "right") for name in groups]
     charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, reports)["Overview"]
     assert charts["lag (versions)"] == ["Multiline", ["^policy/lag_mean$", "^policy/lag_max$"]]
-    right = ["eval/right/accuracy", "eval/right/accuracy_low", "eval/right/accuracy_high"]
+    right = ["eval/right/reward", "eval/right/reward_low", "eval/right/reward_high"]
     half = ["eval/half/reward", "eval/half/reward_low", "eval/half/reward_high"]
     assert charts["accuracy on right, with its 95 % interval"] == ["Margin", right]
     assert charts["mean reward on half, with its 95 % interval"] == ["Margin", half]

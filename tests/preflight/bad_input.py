@@ -137,7 +137,7 @@ TRAINER: Cases = {
     ),
     "a GPU that is not there": ("--trainer.accelerator gpu", "gpu"),
     "a strategy without generators": (
-        "--trainer.strategy auto --trainer.devices 1",
+        "--trainer.strategy ddp --trainer.devices 1",
         "lrl.AsyncSingleDevice",
     ),
     "every generator kept for evaluation": (
@@ -464,9 +464,7 @@ HEALTHY = {
         {"class_path": "lrl.callbacks.RolloutLog"}
     ),
     "no strategy and no callbacks": "--config {in}/bare.yaml",
-    "no progress bar, neither Lightning's nor lrl's": (
-        f"{callback('Progress')} --trainer.enable_progress_bar false"
-    ),
+    "no progress bar, neither Lightning's nor lrl's": ("--trainer.enable_progress_bar false"),
     "an attention that applies the model's cap": (
         "--model.model {in}/models/capped --model.attention eager"
     ),

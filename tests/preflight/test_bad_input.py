@@ -22,12 +22,12 @@ import pytest
 
 import lrl
 from lrl.checkpoints.run_folder import RunFolderLock
-from lrl.trainer import USUAL_CALLBACKS
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from lrl.system.config_errors import fault
+from lrl.trainer import USUAL_CALLBACKS
 from lrl.weights.version_file import SHARED_MEMORY
 from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make

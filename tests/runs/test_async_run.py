@@ -441,12 +441,12 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_o
     assert first.versions == [0] and last.versions == [STEPS]
     assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
     card = (tmp_path / "policy" / "README.md").read_text()
-    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card and "## Mean reward" in card
+    assert f"| held_out | {STEPS} | {last.reward:.3f} | " in card and "## Mean reward" in card
     assert "| model.objective | AIPO(" in card and "| data.rewards | " in card
     file = tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     plain = [row["reward_parts"]["brevity"] for row in rows]
-    assert last.accuracy == pytest.approx(sum(plain) / len(plain)), "the weight is for training"
+    assert last.reward == pytest.approx(sum(plain) / len(plain)), "the weight is for training"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     same = 0

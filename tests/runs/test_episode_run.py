@@ -90,7 +90,7 @@ def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_conte
                 assert all(abs(mine - logp) < 1e-3 for mine, logp, by in pairs if by == version)
     assert turns > 1.5 * sum(len(group.rollouts) for _, group in run.groups)
     for step, report in evaluation.reports:
-        assert report.versions == [step] and report.failures == 0 and report.accuracy > 0
+        assert report.versions == [step] and report.failures == 0 and report.reward > 0
     (*_, last) = sorted(tmp_path.rglob("held_out-step*.jsonl"))
     assert sum("[" in line for line in last.read_text().splitlines()) > 1, "it plays episodes"
 

@@ -140,7 +140,7 @@ def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
         policy, trained(policy, Tools([add]), parses(lent_server), tmp_path, evaluation, export)
     )
     assert "finds no call" not in caplog.text, "the parser reads what the template writes"
-    assert [report.accuracy for _, report in evaluation.reports] == [1.0, 1.0]
+    assert [report.reward for _, report in evaluation.reports] == [1.0, 1.0]
     assert chat([str(tmp_path / "export"), QUESTION]) == 0
     written = capsys.readouterr()
     assert written.out.endswith(f"{CALL.removesuffix('<|end|>')}\n"), "it saw its tools"
@@ -165,7 +165,7 @@ def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
         for rollout in group.rollouts:
             begun = group.prompt.token_ids + rollout.token_ids[: rollout.turns[0].start]
             assert begun == prompt, "the agent's first request is the prompt"
-    assert [report.accuracy for _, report in evaluation.reports] == [1.0, 1.0]
+    assert [report.reward for _, report in evaluation.reports] == [1.0, 1.0]
 
 
 def test_the_program_of_the_page_plays_a_run_and_its_evaluations(

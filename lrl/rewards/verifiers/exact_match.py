@@ -19,6 +19,8 @@ class ExactMatch(Reward):
         name: Name in logs and metrics.
     """
 
+    binary = True
+
     def __init__(
         self, column: str = "answer", weight: float = 1.0, name: str = "exact_match"
     ) -> None:

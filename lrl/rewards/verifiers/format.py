@@ -21,6 +21,8 @@ class Format(Reward):
         ValueError: `pattern` is no regular expression.
     """
 
+    binary = True
+
     def __init__(self, pattern: str, weight: float = 1.0, name: str = "format") -> None:
         super().__init__(weight, name)
         try:

@@ -32,6 +32,7 @@ class GSM8K(Reward):
     """
 
     name = "gsm8k"
+    binary = True
 
     def missing_column(self, columns: Collection[str]) -> str:
         return "" if "answer" in columns else "'answer'"

@@ -73,6 +73,8 @@ class Math(Reward):
             `data.reward_timeout_s`.
     """
 
+    binary = True
+
     def __init__(self, weight: float = 1.0, name: str = "math", give_up_s: float = 2.0) -> None:
         super().__init__(weight, name)
         above(0, "Math", give_up_s=give_up_s)

@@ -107,7 +107,7 @@ def _simulation(
     server |= strategy.get("server") or {}
     longest = max(group.prompt_tokens + max(group.lengths) for group in groups)
     costs = fit_generator(timeline, kv_tokens=server["max_num_seqs"] * longest + longest)
-    writing = max(1, strategy.get("generator_devices", 1) // server["tensor_parallel_size"])
+    writing = max(1, _generator_devices(trainer) // server["tensor_parallel_size"])
     return Simulation(
         generators=[costs] * (writing - strategy.get("evaluation_generators", 0)),
         trainer=of_trainer,
@@ -146,12 +146,23 @@ def _episodes(
 
 
 def _ranks(trainer: Mapping[str, Any]) -> int:
-    strategy, devices = trainer["strategy"], str(trainer.get("devices"))
-    if not str(strategy.get("class_path")).endswith((".AsyncDDP", ".AsyncFSDP")):
-        return 1
+    several = trainer["strategy"]["class_path"].endswith((".AsyncDDP", ".AsyncFSDP"))
+    return _devices(trainer) - _generator_devices(trainer) if several else 1
+
+
+def _generator_devices(trainer: Mapping[str, Any]) -> int:
+    strategy = trainer["strategy"]
+    given = strategy["init_args"].get("generator_devices")
+    if given is not None:
+        return int(given)
+    return _devices(trainer) - 1 if strategy["class_path"].endswith(".AsyncSingleDevice") else 1
+
+
+def _devices(trainer: Mapping[str, Any]) -> int:
+    devices = str(trainer.get("devices"))
     if not devices.isdecimal():
         raise ValueError(f"trainer.devices is {devices} in config.yaml: write how many there were.")
-    return int(devices) - int(strategy["init_args"].get("generator_devices", 1))
+    return int(devices)
 
 
 def table(run: Comparison) -> Table:

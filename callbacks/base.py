@@ -9,6 +9,7 @@ import lightning as L
 from torch import Tensor
 
 from lrl.distributed.collective import follow
+from lrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from lrl.run import Run
@@ -47,8 +48,13 @@ class FollowRankZero(L.Callback):
 
 
 def run_of(trainer: L.Trainer) -> Run:
-    """Returns the run of a trainer whose data is a `lrl.RolloutDataModule`."""
-    run: Run = trainer.datamodule.run  # type: ignore[attr-defined]
+    """Returns the run of a trainer; raises ConfigError if its data is no `lrl.RolloutDataModule`."""
+    run: Run | None = getattr(trainer.datamodule, "run", None)  # type: ignore[attr-defined]
+    if run is None:
+        raise ConfigError(
+            "The data is no lrl.RolloutDataModule: call trainer.fit(policy, data) with one, which has "
+            "the generators write rollouts."
+        )
     return run
 
 

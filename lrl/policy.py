@@ -31,7 +31,7 @@ from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.system.lightning_warnings import forget_last_step
 from lrl.training.beside.critic import Critic, ValueSums
 from lrl.training.beside.reference import Reference
-from lrl.training.collate import blank, each_rollout
+from lrl.training.collate import blank, each_rollout, made_up
 from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import (
@@ -217,6 +217,22 @@ class PolicyModule(PolicyModel):
         )
         loss = (weights * losses).sum()
         return loss if self.critic is None else loss + self.critic.loss(values, micro, weights)
+
+    def try_loss(self) -> None:
+        """Computes a user's own `compute_loss` and its gradient on two made-up responses, so that an
+        error in it comes before a server starts. A critic's targets are not made up."""
+        if not is_overridden("compute_loss", self, PolicyModule) or self.critic is not None:
+            return
+        # Lightning's raise before the first step.
+        quiet = dict.fromkeys(("log", "log_dict"), lambda *args, **settings: None)
+        vars(self).update(quiet)
+        try:
+            with self.trainer.precision_plugin.train_step_context():
+                self.compute_loss(made_up().to(self.device_of_use)).backward()
+        finally:
+            for name in quiet:
+                delattr(self, name)
+        self.zero_grad()
 
     def training_step(self, step: Step, batch_idx: int) -> None:
         """Does one optimizer step; the policy's version grows by one, also if the step has no

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from lrl.callbacks.evaluation import Evaluation
 from lrl.errors import ConfigError
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.single_device import AsyncSingleDevice
@@ -77,6 +78,8 @@ def check_flags(trainer: Any, policy: PolicyModel) -> None:
                 name = type(callback).__name__
                 raise ConfigError(f"trainer.callbacks has {name}: {reason}. Remove it.")
     if trainer.state.fn != "fit":
+        if not any(isinstance(one, Evaluation) for one in trainer.callbacks):
+            raise ConfigError("trainer.validate runs lrl.callbacks.Evaluation, and there is none.")
         return
     if trainer.global_step and getattr(trainer.datamodule, "resumes_from", None) is None:
         raise ConfigError(

@@ -172,6 +172,8 @@ class GeneratorDevices(GracefulShutdown):
         super().setup(trainer)
         if trainer.state.fn == "fit":
             check_optimizers(trainer)
+            if self.run is not None:
+                self.run.policy.try_loss()
         if self.root_device.type != "cuda" and self.placement == "split" and self.generators_here:
             share_cores(ranks=len(self.parallel_devices or ()) or 1)
         if trainer.is_global_zero and self.run is not None:

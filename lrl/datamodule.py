@@ -88,7 +88,8 @@ class RolloutDataModule(L.LightningDataModule):
         reward_workers: Processes that score responses on the trainer's machine.
         worker_launcher: What starts workers on other machines (`lrl.members.launchers`), which
             score, and play episodes if there is an environment; null for none.
-        reward_timeout_s: Most seconds of a reward for one response.
+        reward_timeout_s: Most seconds of all rewards for one response; null for 10, or as many as
+            their own limits need.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
             limit.
         worker_start_timeout_s: Most seconds for the start of a process of the rewards, or of the
@@ -135,7 +136,7 @@ class RolloutDataModule(L.LightningDataModule):
         length_predictor: LengthPredictor | None = None,
         reward_workers: int = 1,
         worker_launcher: Launcher | None = None,
-        reward_timeout_s: float = 10.0,
+        reward_timeout_s: float | None = None,
         reward_memory_gib: float | None = 4.0,
         worker_start_timeout_s: float = START_TIMEOUT_S,
         max_reward_failures: float = 0.1,

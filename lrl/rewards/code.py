@@ -51,8 +51,7 @@ class Code(Reward):
         name: Name in logs and metrics.
         partial: Whether the reward is the share of the tests that pass.
         fenced: Whether the program is a fenced block; false takes the whole response.
-        timeout_s: Seconds for a response, all its tests together; at most half of
-            `data.reward_timeout_s`.
+        timeout_s: Seconds for a response, all its tests together.
         memory_mib: MiB of memory of each process of a program.
         cpu_s: Whole seconds of CPU time of each process of a program, for each run.
         max_processes: Processes and threads of a program at once.

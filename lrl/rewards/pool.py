@@ -38,6 +38,7 @@ _LONGEST_SHOWN = 80
 _LOST_MEMBERS = 3
 """Workers that a job may lose before this machine scores it, whose workers are always there."""
 _ATTEMPTS = _LOST_MEMBERS + 5
+_USUAL_TIMEOUT_S = 10.0
 
 
 class RewardPool:
@@ -48,7 +49,8 @@ class RewardPool:
         rewards: The rewards; their weighted sum is trained on. A function or an import path becomes
             a `Function`.
         workers: Processes on this machine.
-        timeout_s: Seconds for one response, all rewards together.
+        timeout_s: Seconds for one response, all rewards together; None for 10, or as many as their
+            own limits need.
         memory_gib: GiB that scoring may allocate in a worker beyond what it holds once the rewards
             are loaded; None for no limit.
         max_failures: Largest share of responses that may get no reward, in (0, 1], over the last
@@ -64,12 +66,13 @@ class RewardPool:
         self,
         rewards: Sequence[OneReward],
         workers: int = 2,
-        timeout_s: float = 10.0,
+        timeout_s: float | None = None,
         memory_gib: float | None = 4.0,
         max_failures: float = 0.1,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.rewards = [as_reward(reward) for reward in rewards]
+        self.given_timeout_s = timeout_s
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
         above(0, "data", reward_timeout_s=timeout_s, worker_start_timeout_s=start_timeout_s)
@@ -82,11 +85,10 @@ class RewardPool:
                 f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 "
                 "(never stop)."
             )
-        _check_own_limits(self.rewards, timeout_s)
         spec = WorkerSpec(
             "reward",
             b"",  # at the start
-            timeout_s=timeout_s,
+            timeout_s=_longest(self.rewards, timeout_s),
             memory_gib=memory_gib,
             start_timeout_s=start_timeout_s,
         )
@@ -117,7 +119,7 @@ class RewardPool:
         return RewardPool(
             rewards,
             workers,
-            timeout_s=limits.timeout_s,
+            timeout_s=self.given_timeout_s,
             memory_gib=limits.memory_gib,
             max_failures=self._failure_stats.max_failures,
             start_timeout_s=limits.start_timeout_s,
@@ -319,18 +321,22 @@ def _columns(
     }
 
 
-def _check_own_limits(rewards: list[Reward], timeout_s: float) -> None:
-    """Refuses a reward whose worker is killed before it gives up or raises by itself: a wrong
-    response would have no reward, and an error would not say why."""
+def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
+    """Returns the seconds for a response. A reward's worker must not be killed before it gives up
+    or raises by itself: a wrong response would have no reward, and an error would not say why."""
     give_up_s = sum(reward.give_up_s for reward in rewards)
     deadline_s = sum(reward.deadline_s for reward in rewards)
+    needed = max(2 * give_up_s, 1.25 * deadline_s)
+    if timeout_s is None:
+        return max(_USUAL_TIMEOUT_S, needed)
     if 0 < timeout_s < 2 * give_up_s or 0 < timeout_s <= deadline_s:
         slow = [repr(reward.name) for reward in rewards if reward.give_up_s or reward.deadline_s]
         fault(
             f"data.reward_timeout_s is {timeout_s:g}, and rewards ({', '.join(slow)}) end a response "
-            f"by themselves only after {max(give_up_s, deadline_s):g} s: set it to at least "
-            f"{max(2 * give_up_s, 1.25 * deadline_s):g}, or lower their give_up_s or deadline_s."
+            f"by themselves only after {max(give_up_s, deadline_s):g} s: leave it out, or set it to "
+            f"at least {needed:g}."
         )
+    return timeout_s
 
 
 def _check_rewards(rewards: list[Reward]) -> None:

@@ -34,8 +34,7 @@ class RewardModel(Reward):
             none.
         timeout_s: Seconds for one request.
         retries: Further requests after a 429, a 5xx, a timeout or a lost connection.
-        deadline_s: Seconds for a response, all requests and the waits between them;
-            `data.reward_timeout_s` must be longer.
+        deadline_s: Seconds for a response, all requests and the waits between them.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
 

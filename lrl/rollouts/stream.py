@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lrl.distributed.collective import Command, HasRanks
+from lrl.errors import LrlError
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer, Round
@@ -171,6 +172,8 @@ class StepStream:
             yield micro
             ranks.listening = True
             self.passes.append((stopwatch.enter("pack"), micro.lengths))
+        if not any(group.has_tokens for group in (*self.groups, *self.replayed)):
+            raise LrlError(f"Step {self.step}: not one of its responses has a token.")
         if not self.num_tokens:
             text = "step %d has no trained token, so the policy stays as it is: %s."
             log.warning(text, self.step, self.packer.why_empty())

@@ -9,6 +9,7 @@ import pytest
 
 from lrl.advantages import GroupMean
 from lrl.distributed.ranks import Ranks
+from lrl.errors import LrlError
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import ControllerCalls, GroupSource, StepStream
@@ -224,6 +225,14 @@ def test_a_step_without_a_token_names_the_cause(
         assert said[0].startswith(
             f"step 0 has no trained token, so the policy stays as it is: {cause}"
         )
+
+
+def test_a_step_in_which_nothing_was_written_ends_the_run() -> None:
+    groups = [make_group(index, 4, [4, 4]) for index in range(2)]
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        rollout.token_ids, rollout.logprobs, rollout.versions = [], [], []
+    with pytest.raises(LrlError, match="Step 0: not one of its responses has a token"):
+        Scene(groups).train()
 
 
 class WritingController:

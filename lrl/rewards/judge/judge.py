@@ -66,8 +66,7 @@ class Judge(Reward):
         parameters: Further fields of the request, such as `{seed: 0}`.
         timeout_s: Seconds for one request.
         retries: Further requests after a 429, a 5xx, a timeout or a lost connection.
-        deadline_s: Seconds for a response, all requests and the waits between them;
-            `data.reward_timeout_s` must be longer.
+        deadline_s: Seconds for a response, all requests and the waits between them.
         cache: Folder in which answers with a score stay, for all processes and later runs; null
             for none.
         max_calls: Requests that may be sent, counted in `cache` over processes and resumes; after

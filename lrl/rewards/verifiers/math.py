@@ -69,8 +69,7 @@ class Math(Reward):
     Args:
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
-        give_up_s: Seconds of CPU time before it gives up on a response; at most half of
-            `data.reward_timeout_s`.
+        give_up_s: Seconds of CPU time before it gives up on a response.
     """
 
     binary = True

@@ -7,6 +7,7 @@ ranks and order of arrival cannot change the gradient.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast, get_args
 
@@ -31,7 +32,7 @@ from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.system.lightning_warnings import forget_last_step
 from lrl.training.beside.critic import Critic, ValueSums
 from lrl.training.beside.reference import Reference
-from lrl.training.collate import blank, each_rollout, made_up
+from lrl.training.collate import blank, each_rollout
 from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import (
@@ -43,6 +44,7 @@ from lrl.training.optimizers import (
     step_schedulers,
 )
 from lrl.training.schedule import Schedule, lr_factor
+from lrl.training.trial_step import TrialEnded, TrialStep
 from lrl.types import Group, MicroBatch, Step
 
 
@@ -219,16 +221,23 @@ class PolicyModule(PolicyModel):
         return loss if self.critic is None else loss + self.critic.loss(values, micro, weights)
 
     def try_loss(self) -> None:
-        """Computes a user's own `compute_loss` and its gradient on two made-up responses, so that an
-        error in it comes before a server starts. A critic's targets are not made up."""
-        if not is_overridden("compute_loss", self, PolicyModule) or self.critic is not None:
+        """Has a user's own `compute_loss` or `training_step` train two made-up responses, as far as
+        the gradient, so that an error in it comes before a server starts.
+
+        Not with a critic, whose targets are not made up, nor with sharded gradients, which
+        `zero_grad` does not reach.
+        """
+        own = any(
+            is_overridden(one, self, PolicyModule) for one in ("compute_loss", "training_step")
+        )
+        if not own or self.critic is not None or self.sharding is not None:
             return
         # Lightning's raise before the first step.
         quiet = dict.fromkeys(("log", "log_dict"), lambda *args, **settings: None)
         vars(self).update(quiet)
         try:
-            with self.trainer.precision_plugin.train_step_context():
-                self.compute_loss(made_up().to(self.device_of_use)).backward()
+            with self.trainer.precision_plugin.train_step_context(), suppress(TrialEnded):
+                self.training_step(TrialStep(), 0)
         finally:
             for name in quiet:
                 delattr(self, name)

@@ -15,7 +15,7 @@ from lrl.callbacks import Health
 from lrl.errors import ConfigError
 from lrl.run import Run
 from lrl.trainer import USUAL_CALLBACKS
-from lrl.types import MicroBatch
+from lrl.types import MicroBatch, Step
 
 
 class ServersReached(Exception):
@@ -77,16 +77,22 @@ def test_an_own_loss_is_tried_before_a_server_starts(
             self.tried += 1
             return -(micro.advantages * self(micro)).sum()
 
+    class Measured(Own):
+        def training_step(self, step: Step, batch_idx: int) -> None:
+            self.tried = 0
+            super().training_step(step, batch_idx)
+            pytest.fail("an optimizer step was done")
+
     class Wrong(lrl.PolicyModule):
         def compute_loss(self, micro: MicroBatch) -> Tensor:
             return -(micro.advantage * self(micro)).sum()  # type: ignore[attr-defined, no-any-return]
 
     with pytest.raises(AttributeError, match="advantage"):
         lrl.Trainer(**quiet).fit(Wrong(str(policy_folder)), data)
-    policy = Own(str(policy_folder))
-    with pytest.raises(ServersReached):
-        lrl.Trainer(**quiet).fit(policy, data)
-    assert policy.tried == 1
+    for policy in (Own(str(policy_folder)), Measured(str(policy_folder))):
+        with pytest.raises(ServersReached):
+            lrl.Trainer(**quiet).fit(policy, data)
+        assert policy.tried == 1
     assert all(weight.grad is None or not weight.grad.any() for weight in policy.parameters())
     assert policy.log.__func__ is L.LightningModule.log, "Lightning's again"  # type: ignore[attr-defined]
 

@@ -19,18 +19,6 @@ def blank() -> MicroBatch:
     return fill_rows([[PrefixTree([sample])]], temperature=1.0)
 
 
-def made_up() -> MicroBatch:
-    """Returns two responses of two tokens to one prompt, a right and a wrong one."""
-    rows = []
-    for advantage in (1.0, -1.0):
-        response = Rollout(token_ids=[1, 2], logprobs=[-1.0, -1.0], versions=[0, 0])
-        response.reference_logprobs = response.logprobs
-        advantages = torch.tensor(advantage)
-        sample = TrainingSample(0, [1], response, advantages=advantages, trained=[True, True])
-        rows.append([PrefixTree([sample])])
-    return fill_rows(rows, temperature=1.0)
-
-
 def each_rollout(
     group: Group,
     temperature: float,

@@ -21,6 +21,7 @@ from lrl.callbacks.rollout_file import RolloutFile
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
+from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
 from lrl.system.stopwatch import GENERATOR, shares
@@ -96,6 +97,11 @@ class Summary(OnRankZero):
             if len(counts) > 1:
                 each = (f"{name} {count:,}" for name, count in sorted(counts.items()))
                 table.add_row(what, ", ".join(each))
+        scored = data.reward_pool.counts
+        if failed := [kind for kind in (*KINDS, *EPISODE_KINDS) if scored[kind]]:
+            table.add_row(
+                "without a reward", ", ".join(f"{kind} {scored[kind]:,}" for kind in failed)
+            )
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if (health := find(trainer, Health)) is not None and health.outside:
             steps = (f"{metric} ({count} steps)" for metric, count in health.outside.items())

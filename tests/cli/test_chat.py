@@ -175,9 +175,11 @@ def test_a_chat_template_is_used() -> None:
 
 
 SYSTEM = {"system_prompt": "2", "template": "{prompt}=", "chat": True}
+ROLES = [{"role": "system", "content": "2"}, {"role": "user", "content": "1+7="}]
 FORMS = {
     "a template": Prompts([{"question": "1+7"}], prompt_column="question", template="{question}="),
     "a system prompt": Prompts([{"prompt": "1+7"}], **SYSTEM),
+    "a system message in each row": Prompts([{"prompt": ROLES}]),
     "no chat": Prompts([{"prompt": "1+7="}], chat=False),
     "nothing": Prompts([{"prompt": "1+7="}]),
 }

@@ -101,6 +101,8 @@ def test_a_browser_shows_a_response_as_text_and_only_the_rows_in_sight(run: Path
         assert run.name in page.run("document.title")
         assert "token" not in page.run("location.href")
         assert page.run("document.querySelectorAll('.row').length") < 60
+        page.wait("document.querySelector('.row.chosen')?.textContent.includes('step 599 ')")
+        page.wait("document.querySelectorAll('.response').length == 2")
         page.run("document.getElementById('list').scrollTop = 1e6")
         page.wait("document.querySelector('.row:last-child')?.textContent.includes('step 0 ')")
         page.run("document.getElementById('list').scrollTop = 0")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from tqdm.auto import tqdm
 
+from lrl.environments.base import Message
 from lrl.errors import ConfigError
 from lrl.rollouts.prompts.prompt_maker import PromptMaker, PromptPart, messages_of, template_fields
 from lrl.rollouts.prompts.sources import Row, known_source, read_rows, short_name
@@ -131,18 +132,25 @@ class Prompts:
     @property
     def form(self) -> dict[str, Any]:
         """The settings by which a row becomes a prompt, in plain types, and the environment's tools
-        if there are some; with the same ones `lrl chat` asks a policy."""
+        if there are some; with the same ones `lrl chat` asks a policy. The system message is the
+        first row's, if the rows have their own."""
         names = ("prompt_column", "template", "system_prompt", "chat")
         form = {name: getattr(self, name) for name in names}
+        if self.rows and (first := self._messages(0))[0]["role"] == "system":
+            form["system_prompt"] = first[0]["content"]
         return form | {"tools": self.tools} if self.tools else form
+
+    def _messages(self, row: int) -> list[Message]:
+        return messages_of(self.rows[row][self.prompt_column], self.name)
 
     def typed(self, prompt: Prompt) -> str | None:
         """Returns the text that becomes `prompt` by `form`; None if other columns, or several
         messages, do."""
-        messages = messages_of(self.rows[prompt.id][self.prompt_column], self.name)
-        if len(messages) > 1 or self._fields - {self.prompt_column}:
+        *before, question = self._messages(prompt.id)
+        of_form = [{"role": "system", "content": self.form["system_prompt"]}]
+        if (before and before != of_form) or self._fields - {self.prompt_column}:
             return None
-        return str(messages[0]["content"])
+        return str(question["content"])
 
     def read(self) -> None:
         """Reads the rows and runs the checks that need no tokenizer; does nothing the second time.

@@ -12,7 +12,7 @@ const $ = (id) => document.getElementById(id);
 
 const fragment = new URLSearchParams(location.hash.slice(1));
 if (fragment.has("token")) sessionStorage.setItem("token", fragment.get("token"));
-const view = { step: fragment.get("step"), index: fragment.get("index"), colour: fragment.get("colour") || "version" };
+const view = { step: fragment.get("step"), index: fragment.get("index"), colour: fragment.get("colour") || "log-prob" };
 
 function remember() {
   const shown = new URLSearchParams();
@@ -118,10 +118,10 @@ const isShown = (group) => String(group.step) === view.step && String(group.inde
 
 let shown = null;
 
-async function open(group) {
+async function open(group, inFront = true) {
   [view.step, view.index] = [String(group.step), String(group.index)];
   remember();
-  document.body.classList.add("open");
+  document.body.classList.toggle("open", inFront);  // a narrow page shows the list or the group
   draw();
   const found = await ask("group", { step: view.step, index: view.index });
   if (!isShown(found)) return;  // another one was chosen meanwhile
@@ -389,14 +389,24 @@ function drawCurve() {
   canvas.height = canvas.clientHeight * scale;
   const pen = canvas.getContext("2d");
   const span = run.most_reward - run.least_reward || 1;
-  pen.strokeStyle = getComputedStyle(document.body).getPropertyValue("--accent");
+  const above = 8 * scale, below = canvas.height - 16 * scale;
+  const style = getComputedStyle(document.body);
+  pen.strokeStyle = style.getPropertyValue("--accent");
   pen.lineWidth = 1.5 * scale;
   run.steps.forEach(([step, reward], at) => {
     if (reward === null) return;
     const x = ((at + 0.5) / run.steps.length) * canvas.width;
-    pen.lineTo(x, canvas.height - 5 * scale - ((reward - run.least_reward) / span) * (canvas.height - 10 * scale));
+    pen.lineTo(x, below - ((reward - run.least_reward) / span) * (below - above));
   });
   pen.stroke();
+  if (!run.steps.length) return;
+  pen.fillStyle = style.color;
+  pen.font = `${10 * scale}px ${style.fontFamily}`;
+  pen.fillText(number(run.most_reward), 4 * scale, above + 2 * scale);
+  pen.fillText(number(run.least_reward), 4 * scale, below + 2 * scale);
+  pen.fillText(`step ${run.steps[0][0]}`, 4 * scale, canvas.height - 2 * scale);
+  pen.textAlign = "right";
+  pen.fillText(`step ${run.steps.at(-1)[0]}`, canvas.width - 4 * scale, canvas.height - 2 * scale);
 }
 
 $("curve").onclick = (event) => {
@@ -449,4 +459,8 @@ addEventListener("keydown", (event) => {
 });
 
 remember();
-poll().then(() => { if (view.step !== null) open(view).catch(cannotShow); });
+poll().then(() => {
+  const newest = list.pages.get(0)?.[0];
+  if (view.step !== null) open(view).catch(cannotShow);
+  else if (newest) open(newest, false).catch(cannotShow);
+});

@@ -299,7 +299,7 @@ def test_messages_stored_as_text_are_the_messages(stored: str) -> None:
     assert rendered([{"prompt": stored}], CHAT) == rendered([{"prompt": TURNS}], CHAT)
     assert (
         loaded([{"prompt": stored}], has_chat=True).typed(Prompt(id=0, token_ids=[], text=""))
-        is None
+        == "Café?"
     )
     with pytest.raises(ValueError, match="only a chat template renders it"):
         loaded([{"prompt": stored}])

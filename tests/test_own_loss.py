@@ -1,0 +1,155 @@
+"""The files of docs/own_loss.md do what the page says, as they stand, on a real trainer."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import LlamaConfig
+
+import lrl
+from lrl.objectives import PPO, Tokens
+from lrl.types import Group
+from tests.policies import GROUPS, SIZES, FakeStep, Steps, opened, pack, save_model, trainer
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own_loss.md").read_text()
+FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
+
+
+@dataclass
+class LeadingStep(FakeStep):
+    """A step of rank 0, which has the groups."""
+
+    groups: list[Group] = field(default_factory=lambda: GROUPS)
+    step: int = 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("model"), LlamaConfig(**SIZES))
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a file of the page."""
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module
+
+
+def run(policy: lrl.PolicyModule, *callbacks: Callback, budget: int = 64, **settings: Any) -> Any:
+    running = trainer(callbacks=list(callbacks), log_every_n_steps=1, **settings)
+    running.fit(policy, Steps([LeadingStep(pack(GROUPS, budget))]))
+    return running
+
+
+def test_the_clip_of_the_page_has_the_loss_and_the_gradient_of_ppo(folder: str, page: Any) -> None:
+    own = page("clipped").Clipped(folder)
+    shipped = lrl.PolicyModule(folder, objective=PPO())
+    (micro,) = pack(GROUPS, 10_000)
+    losses, gradients = [], []
+    for policy in (own, shipped):
+        policy.configure_model()
+        loss = policy.compute_loss(micro)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append([weight.grad for weight in policy.parameters()])
+    assert losses[0] != 0
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_the_objective_of_the_page_halves_a_token_for_each_version_of_lag(
+    folder: str, page: Any
+) -> None:
+    policy = opened(folder)
+    (micro,) = pack(GROUPS, 10_000)
+    fresh, old = (Tokens.select(policy(micro), micro, version) for version in (0, 3))
+    losses = [page("halved").Halved().token_losses(tokens) for tokens in (fresh, old)]
+    assert losses[0].any()
+    torch.testing.assert_close(losses[1], losses[0] / 8)
+
+
+def test_the_metric_of_the_page_is_a_mean_over_tokens_however_they_are_packed(
+    folder: str, page: Any
+) -> None:
+    found = [
+        run(page("measured").Measured(folder), budget=budget).callback_metrics["policy/surprise"]
+        for budget in (40, 10_000)
+    ]
+    policy = opened(folder)
+    (micro,) = pack(GROUPS, 10_000)
+    whole = -micro.of_labels(policy(micro)).mean().detach()
+    torch.testing.assert_close(torch.stack(found), whole.expand(2))
+
+
+def test_the_callback_of_the_page_draws_each_reward(
+    folder: str, page: Any, tmp_path: Path
+) -> None:
+    board = TensorBoardLogger(tmp_path, name="", version="")
+    run(lrl.PolicyModule(folder), page("reward_histogram").RewardHistogram(), logger=board)
+    (event,) = EventAccumulator(str(tmp_path), {"histograms": 0}).Reload().Histograms("reward/each")
+    assert event.step == 0
+    assert event.histogram_value.num == sum(len(group.rewards) for group in GROUPS)
+
+
+class Hooks(Callback):
+    """Records hooks, and what each finds."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.norm: float | None = None
+        self.steps: int | None = None
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.called.append("on_train_batch_start")
+
+    def on_before_backward(self, *args: Any) -> None:
+        self.called.append("on_before_backward")
+
+    def on_after_backward(self, *args: Any) -> None:
+        self.called.append("on_after_backward")
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.called.append("on_before_optimizer_step")
+        gradients = [weight.grad for weight in pl_module.parameters()]
+        self.norm = torch.nn.utils.get_total_norm(gradients).item()
+
+    def on_before_zero_grad(self, *args: Any) -> None:
+        self.called.append("on_before_zero_grad")
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.called.append("on_train_batch_end")
+        self.steps = trainer.global_step
+        assert "policy/loss" in trainer.callback_metrics
+
+
+def test_hooks_come_when_the_page_says_so(folder: str) -> None:
+    class Policy(lrl.PolicyModule):
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            raise AssertionError("it is called")
+
+        def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+            raise AssertionError("it is called")
+
+    hooks = Hooks()
+    run(Policy(folder, max_grad_norm=1e-3), hooks, budget=40)
+    passes = len(pack(GROUPS, 40))
+    assert passes > 1
+    assert hooks.called == [
+        "on_train_batch_start",
+        *["on_before_backward", "on_after_backward"] * passes,
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+    ]
+    assert hooks.norm == pytest.approx(1e-3, rel=1e-3)
+    assert hooks.steps == 1

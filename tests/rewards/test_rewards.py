@@ -138,8 +138,9 @@ def test_rewards_are_configured_by_class_path(name, settings):
     ("section", "kind"), [("A judge", Judge), ("A reward model", RewardModel), ("Code", Code)]
 )
 def test_the_settings_of_the_page_are_those_of_the_class(section, kind):
-    page = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
-    text = re.split("\n##", page.partition(f"\n## {section}\n")[2])[0]
+    docs = Path(__file__).parents[2] / "docs"
+    pages = (docs / "rewards.md").read_text() + (docs / "judges.md").read_text()
+    text = re.split("\n##", pages.partition(f"\n## {section}\n")[2])[0]
     rows = re.findall(r"^\| (`[^|]+) \|", text, re.M)
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
     known = set(inspect.signature(kind).parameters) - {"weight", "name"}

@@ -1,4 +1,4 @@
-"""The agent of docs/environments.md that lrl does not start, beside a run of a test."""
+"""The agent of docs/agents.md that lrl does not start, beside a run of a test."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LONGEST_S = 900.0
 
 
 def program_of_the_page() -> str:
-    """The program in docs/environments.md."""
-    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    """The program in docs/agents.md."""
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     found = re.search(r"```python\n(# plays_elsewhere\.py\n.*?)```", page, re.S)
     assert found is not None
     return found[1]

@@ -34,7 +34,7 @@ GUIDES = "".join(
     (ROOT / "docs" / f"{page}.md").read_text()
     for page in (
         *("own_task", "data", "objectives", "lag_and_devices", "dispatch", "running"),
-        *("environments", "real_model", "own_loss"),
+        *("environments", "agents", "real_model", "own_loss"),
     )
 )
 METRICS = (ROOT / "docs" / "metrics.md").read_text()

@@ -92,9 +92,7 @@ def test_the_metric_of_the_page_is_a_mean_over_tokens_however_they_are_packed(
     torch.testing.assert_close(torch.stack(found), whole.expand(2))
 
 
-def test_the_callback_of_the_page_draws_each_reward(
-    folder: str, page: Any, tmp_path: Path
-) -> None:
+def test_the_callback_of_the_page_draws_each_reward(folder: str, page: Any, tmp_path: Path) -> None:
     board = TensorBoardLogger(tmp_path, name="", version="")
     run(lrl.PolicyModule(folder), page("reward_histogram").RewardHistogram(), logger=board)
     (event,) = EventAccumulator(str(tmp_path), {"histograms": 0}).Reload().Histograms("reward/each")

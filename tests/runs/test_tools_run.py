@@ -79,6 +79,7 @@ def trained(
     strategy: lrl.AsyncSingleDevice,
     folder: Path,
     *callbacks: L.Callback,
+    max_response_tokens: int = 200,
 ) -> list[Group]:
     """Trains one step in an environment; returns its groups."""
     witness = Witness()
@@ -91,7 +92,7 @@ def trained(
         groups_per_step=2,
         rollouts_per_group=4,
         max_prompt_tokens=64,
-        max_response_tokens=200,
+        max_response_tokens=max_response_tokens,
         environment=environment,
     )
     trainer.fit(lrl.PolicyModule(model=str(policy), lr=1e-6), data)
@@ -201,6 +202,14 @@ def test_tools_of_an_agent_without_a_parser_are_refused_before_a_server_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=r"gets tools, and strategy.server.tool_parser is null"):
         trained(policy, Agent(adds), lrl.AsyncSingleDevice(), tmp_path)
+
+
+def test_an_agent_whose_opening_leaves_no_room_is_refused_before_a_server_starts(
+    policy: Path, tmp_path: Path
+) -> None:
+    strategy = lrl.AsyncSingleDevice(server=lrl.ServerSettings(tool_parser=PARSER))
+    with pytest.raises(ConfigError, match=r"an episode begins with \d+ tokens, .* 8 in all: raise"):
+        trained(policy, Agent(adds), strategy, tmp_path, max_response_tokens=8)
 
 
 def test_the_branches_of_an_agents_episode_are_trained_as_sampled(

@@ -64,6 +64,7 @@ class EnvironmentOfRun:
             )
         self.environment = environment
         self.settings = settings
+        self._max_tokens = max_tokens
         self._max_turn_tokens = longest
         self.pool: EnvironmentPool | ExternalAgents
         """Plays the episodes."""
@@ -121,7 +122,11 @@ class EnvironmentOfRun:
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
             transcript = Transcript(tokens, first, len(policy.tokenizer))
-            transcript.ids(opening, None)
+            if (begins := len(transcript.ids(opening, None))) >= self._max_tokens:
+                text = f"an episode begins with {begins} tokens, and has data.max_response_tokens "
+                raise EpisodeError(
+                    "environment_error", f"{text}{self._max_tokens} in all: raise it"
+                )
             if transcript.tools and not parses:
                 raise EpisodeError("environment_error", NO_PARSER)
             transcript.ids(reply, turn)

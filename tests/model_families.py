@@ -23,17 +23,15 @@ from lrl.training.trials import check_adapters, shared_by_responses
 from tests.tiny_families import FAMILIES, save_tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-HEAD = "| family | responses | LoRA | why |\n|---|---|---|---|\n"
+HEAD = "| responses | adapters | families | why |\n|---|---|---|---|\n"
 SCALE = 4.0
 TREES = "share prompts"
 PACKED = "share rows"
 ALONE = "one a row"
 REFUSED, NOT_TRIED = "refused", "not tried"
+KINDS = (TREES, PACKED, ALONE, REFUSED, NOT_TRIED)
 ALL, NONE = "all", "none"
-ROW = re.compile(
-    r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<lora>[^|]*) \| (?P<why>[^|]*) \|$",
-    re.MULTILINE,
-)
+ROW = re.compile(rf"^\| ({'|'.join(KINDS)}) \| ([^|]*) \| (`[^|]+`) \| ([^|]*) \|$", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
@@ -133,26 +131,27 @@ def _cell(text: str) -> str:
 def read_table() -> dict[str, Outcome]:
     """Returns the outcomes in the docs, by family."""
     return {
-        row["family"]: Outcome(row["responses"], row["lora"], row["why"])
-        for row in ROW.finditer(PAGE.read_text())
+        family: Outcome(responses, lora, why)
+        for responses, lora, families, why in ROW.findall(PAGE.read_text())
+        for family in families.strip("`").split("`, `")
     }
 
 
 def write_table(outcomes: dict[str, Outcome]) -> None:
     """Writes the outcomes into the docs: the table is the last part of its page, after a line that
     counts them."""
-    counts = [
-        sum(outcome.responses == responses for outcome in outcomes.values())
-        for responses in (TREES, PACKED, ALONE, REFUSED, NOT_TRIED)
-    ]
-    summary = (
-        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} "
-        f"responses share rows and their prompt, in {counts[1]} rows alone,\nin {counts[2]} each "
-        f"has its own, {counts[3]} are refused, and {counts[4]} were not tried.\n\n"
-    )
+    families: dict[Outcome, list[str]] = {}
+    for family, found in sorted(outcomes.items()):
+        families.setdefault(found, []).append(f"`{family}`")
     rows = "".join(
-        f"| `{family}` | {found.responses} | {found.lora} | {found.why} |\n"
-        for family, found in sorted(outcomes.items())
+        f"| {found.responses} | {found.lora} | {', '.join(families[found])} | {found.why} |\n"
+        for found in sorted(families, key=lambda found: (KINDS.index(found.responses), *found))
+    )
+    kinds = [found.responses for found in outcomes.values()]
+    summary = (
+        f"transformers {transformers.__version__} has {len(outcomes)} families: "
+        + ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS)
+        + ".\n\n"
     )
     text = PAGE.read_text()
     PAGE.write_text(

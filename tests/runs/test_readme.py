@@ -58,7 +58,6 @@ NEEDS_A_SETTING = {
     "rewards/scorers",
     "rewards/moved",
     "eval/<dataset>/<column>/<value>",
-    "eval/<dataset>/reward",
     "policy/kl_reference",
     *LENGTHS,
 }

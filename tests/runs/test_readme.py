@@ -47,7 +47,11 @@ COMMANDS = re.findall(COMMAND_LINE, ONE_COMMAND_A_LINE, re.MULTILINE)
 FAMILIES = (
     "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|length_predictor"
 )
-TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
+TAGS_ON_THE_PAGE = [
+    tag
+    for cell in re.findall(r"^\| (`[^|]+`) \|", METRICS, re.MULTILINE)
+    for tag in re.findall(rf"`((?:{FAMILIES})/[^`]+)`", cell)
+]
 LIGHTNINGS_OWN = {"epoch"}
 LENGTHS = {
     "length_predictor/ngrams_correlation",

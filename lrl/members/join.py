@@ -232,7 +232,7 @@ def status_line(member: Member) -> str:
     how = f"with {member.workers} workers" if member.workers else f"since version {member.version}"
     lines = {
         Status.PENDING: "the run has reached it. It joins at the next sync",
-        Status.SERVING: f"serves {how}. Ctrl-C has it leave",
+        Status.SERVING: f"serves {how}. Press Ctrl-C to make it leave",
         Status.LEFT: "has left; its unfinished responses continue elsewhere",
         Status.LOST: f"the run has evicted it: {member.why}",
         Status.REFUSED: f"the run has not admitted it: {member.why}",

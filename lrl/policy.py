@@ -7,7 +7,6 @@ ranks and order of arrival cannot change the gradient.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, cast, get_args
 
@@ -44,7 +43,7 @@ from lrl.training.optimizers import (
     step_schedulers,
 )
 from lrl.training.schedule import Schedule, lr_factor
-from lrl.training.trial_step import TrialEnded, TrialStep
+from lrl.training.trial_step import try_step
 from lrl.types import Group, MicroBatch, Step
 
 
@@ -236,8 +235,8 @@ class PolicyModule(PolicyModel):
         quiet = dict.fromkeys(("log", "log_dict"), lambda *args, **settings: None)
         vars(self).update(quiet)
         try:
-            with self.trainer.precision_plugin.train_step_context(), suppress(TrialEnded):
-                self.training_step(TrialStep(), 0)
+            with self.trainer.precision_plugin.train_step_context():
+                try_step(self.training_step)
         finally:
             for name in quiet:
                 delattr(self, name)

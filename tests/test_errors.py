@@ -20,6 +20,7 @@ PRIVATE = {
     "RequestError",
     "RunEnded",
     "TooLargeError",
+    "_Tried",
 }
 """Errors that never leave the room that raises them."""
 

@@ -245,9 +245,9 @@ class PolicyModule(PolicyModel):
     def training_step(self, step: Step, batch_idx: int) -> None:
         """Does one optimizer step; the policy's version grows by one, also if the step has no
         token."""
-        self.diagnostics = Diagnostics(version=self.trainer.global_step)
+        self.diagnostics = Diagnostics(self.trainer.global_step, self.device_of_use)
         if self.critic is not None:
-            self.critic.sums = ValueSums()
+            self.critic.sums = ValueSums(self.device_of_use)
         loss = torch.zeros((), device=self.device_of_use)
         for micro in step:
             loss += self._add_gradient(micro)
@@ -356,6 +356,15 @@ class PolicyModule(PolicyModel):
     def _counts_alike(self) -> int:
         """Ranks that compute a micro-batch together, and have counted the same."""
         return self.trainer.world_size // self.data_parallel_size
+
+    def log(
+        self, name: str, value: Any, *args: Any, sync_dist: bool = False, **kwargs: Any
+    ) -> None:
+        """See Lightning's. A number stays on the CPU: Lightning would put each on the GPU, and
+        wait for each when it is read."""
+        if isinstance(value, int | float) and not kwargs.get("sync_dist"):
+            value = torch.tensor(value, dtype=torch.float32)
+        super().log(name, value, *args, **kwargs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again

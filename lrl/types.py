@@ -321,9 +321,9 @@ class LabelIndex(NamedTuple):
     def moved(self, mask: Tensor) -> LabelIndex:
         """Returns a copy on the device of `mask`, which is the same mask there."""
         return self._replace(
-            places=self.places.to(mask.device),
-            responses=self.responses.to(mask.device),
-            groups=self.groups.to(mask.device),
+            places=_moved(self.places, mask.device),
+            responses=_moved(self.responses, mask.device),
+            groups=_moved(self.groups, mask.device),
             mask=mask,
             changes=_changes(mask),
         )
@@ -331,6 +331,13 @@ class LabelIndex(NamedTuple):
     def is_of(self, mask: Tensor) -> bool:
         """Whether it is of this mask, and nobody has changed that."""
         return self.mask is mask and self.changes == _changes(mask)
+
+
+def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Returns a tensor on `device`. No host waits until it is on a GPU: that takes it from pinned
+    memory, which torch uses again only once it has."""
+    to_gpu = torch.device(device).type == "cuda" and tensor.device.type == "cpu"
+    return tensor.pin_memory().to(device, non_blocking=True) if to_gpu else tensor.to(device)
 
 
 def _changes(tensor: Tensor) -> int:
@@ -439,7 +446,7 @@ class MicroBatch:
     def to(self, device: torch.device | str) -> MicroBatch:
         """Returns the micro-batch with every tensor on `device`."""
         moved: dict[str, Any] = {
-            name: value.to(device)
+            name: _moved(value, device)
             for name in self.__slots__
             if isinstance(value := getattr(self, name), Tensor)
         }

@@ -21,6 +21,7 @@ class Diagnostics:
 
     Args:
         version: Version of the policy that trains, in optimizer steps done.
+        device: Where the tokens are.
     """
 
     SUMS = (
@@ -28,10 +29,11 @@ class Diagnostics:
         *("mass", "lag", "kl_reference", "difference"),
     )
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, device: torch.device | str = "cpu") -> None:
         self.version = version
-        self.sums = torch.zeros(MAX_LAG_SHOWN + 1, len(self.SUMS))
-        self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, 3)  # ratio, difference of log-probs, lag
+        self.sums = torch.zeros(MAX_LAG_SHOWN + 1, len(self.SUMS), device=device)
+        # Ratio, difference of log-probs, lag.
+        self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, 3, device=device)
         self.has_reference = False
         self.log_ratios: list[tuple[Tensor, Tensor]] = []
         """Of each micro-batch of this rank `Tokens.responses` and `Tokens.log_ratio`."""

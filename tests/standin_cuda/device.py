@@ -60,7 +60,8 @@ class Log:
         self.waits: Counter[str] = Counter()
         """Times the host waited for the device: `kind line`."""
         self.copies: Counter[str] = Counter()
-        """Tensors copied to the device: `dtype blocking|non-blocking line`."""
+        """Tensors copied to the device: `dtype pinned|pageable line`; the host waits for the end of
+        a pageable copy, and of one that does not say `non_blocking`."""
         self.kernels: Counter[str] = Counter()
         """Operations by name."""
 
@@ -112,6 +113,11 @@ class CudaTensor(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"CudaTensor({self.inner!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saves its numbers, for the CPU, to which a checkpoint is loaded."""
+        _log.waits[f"saved {_line()}"] += 1
+        return self.detach().inner.__reduce_ex__(protocol)
 
     def numpy(self, **_: Any) -> Any:
         """Raises TypeError, as CUDA does."""
@@ -239,7 +245,7 @@ class _Operation:
         was_on_gpu = isinstance(source, CudaTensor)
         if was_on_gpu and self.target == "cpu":
             _log.waits[f"copy to the CPU {_line()}"] += 1
-        if not was_on_gpu and self.result_on_gpu:
+        elif not was_on_gpu and self.result_on_gpu:
             self._log_copy(source, self.kwargs.get("non_blocking", False))
         return CudaTensor(copy) if self.result_on_gpu and copy.device.type == "cpu" else copy
 
@@ -249,15 +255,17 @@ class _Operation:
         _inner(target).copy_(_inner(source))
         non_blocking = bool(more and more[0]) or self.kwargs.get("non_blocking", False)
         if isinstance(source, CudaTensor) and not isinstance(target, CudaTensor):
-            if not non_blocking:
+            if not (non_blocking and target.is_pinned()):
                 _log.waits[f"copy to the CPU {_line()}"] += 1
         elif isinstance(target, CudaTensor) and not isinstance(source, CudaTensor):
             self._log_copy(source, non_blocking)
         return target
 
     def _log_copy(self, source: Tensor, non_blocking: bool) -> None:
-        how = "non-blocking" if non_blocking else "blocking"
-        _log.copies[f"{source.dtype} {how} {_line()}"] += 1
+        pinned = source.is_pinned()
+        _log.copies[f"{source.dtype} {'pinned' if pinned else 'pageable'} {_line()}"] += 1
+        if not (pinned and non_blocking):
+            _log.waits[f"copy to the GPU {_line()}"] += 1
 
     def _check_devices(self) -> None:
         """Raises RuntimeError where CUDA does for tensors on two devices."""

@@ -1,10 +1,16 @@
 // What a CPU build of torch lacks to let autograd and Lightning use the device "cuda": a guard that
-// does nothing, the hooks that say there is one GPU, and generators that say they are on it.
+// does nothing, the hooks that say there is one GPU, generators that say they are on it, and pinned
+// memory, which is the CPU's and known by its addresses.
 //
 // Load it before torch: torch looks for the hooks once, at the first question about CUDA.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
 
 namespace {
 
@@ -39,6 +45,51 @@ struct Generator final : at::CPUGeneratorImpl {
   Generator() { device_ = kGpu; }
 };
 
+// Memory of the CPU's allocator, whose addresses it keeps.
+struct Pinned final : c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    c10::DataPtr made = c10::GetCPUAllocator()->allocate(std::max<size_t>(size, 1));
+    void* const start = made.get();
+    const auto deleter = made.get_deleter();
+    std::lock_guard<std::mutex> held(lock);
+    blocks[start] = {size, made.release_context(), deleter};
+    return {start, start, &Free, c10::DeviceType::CPU};
+  }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+  bool Holds(const void* place) {
+    std::lock_guard<std::mutex> held(lock);
+    auto after = blocks.upper_bound(const_cast<void*>(place));
+    if (after == blocks.begin()) return false;
+    const auto& [start, block] = *std::prev(after);
+    return place < static_cast<const char*>(start) + block.size;
+  }
+  static void Free(void* start);
+
+  struct Block {
+    size_t size;
+    void* context;
+    c10::DeleterFnPtr deleter;
+  };
+  std::map<void*, Block> blocks;
+  std::mutex lock;
+};
+
+Pinned& ThePinned() {
+  static Pinned* const pinned = new Pinned();  // tensors may outlive what a process ends with
+  return *pinned;
+}
+
+void Pinned::Free(void* start) {
+  Block block;
+  {
+    std::lock_guard<std::mutex> held(ThePinned().lock);
+    block = ThePinned().blocks.extract(start).mapped();
+  }
+  block.deleter(block.context);
+}
+
 }  // namespace
 
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
@@ -57,6 +108,8 @@ struct StandinHooks final : CUDAHooksInterface {
   DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
   DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
   void setCurrentDevice(DeviceIndex) const override {}
+  Allocator* getPinnedMemoryAllocator() const override { return &ThePinned(); }
+  bool isPinnedPtr(const void* place) const override { return ThePinned().Holds(place); }
   at::Generator getNewGenerator(DeviceIndex) const override {
     return make_generator<::Generator>();
   }

@@ -213,8 +213,8 @@ class ValueSums:
     """Sums of values, returns and errors over the trained tokens (of `lrl.TurnCritic`: turns) of
     one step, gathered micro-batch by micro-batch."""
 
-    def __init__(self) -> None:
-        self.sums = torch.zeros(8, dtype=torch.float64)
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.sums = torch.zeros(8, dtype=torch.float64, device=device)
         """Tokens, weighted losses, and of the values that are learnt: their number, values,
         returns, squared returns, errors, squared errors."""
 
@@ -233,7 +233,7 @@ class ValueSums:
         each = torch.stack(
             [learns.to(values), values, returns, returns.square(), errors, errors.square()]
         )
-        whole = torch.stack([loss.new_tensor(tokens), loss]).double()
+        whole = torch.stack([torch.full_like(loss, tokens), loss]).double()
         self.sums = self.sums.to(values.device) + torch.cat([whole, each.double().sum(1)])
 
     def result(self, divisor: int) -> dict[str, float]:

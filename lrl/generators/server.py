@@ -34,9 +34,12 @@ POLL_S = 0.1
 
 FILES_VARIABLE = "LRL_GENERATOR_FILES"
 """Names the folder to a server in which it keeps files in shared memory."""
-TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables of the trainer's process group, besides MASTER_* and TORCHELASTIC_*; vLLM would obey
-them."""
+TRAINER_ONLY = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+)
+"""Variables of the trainer's process group, besides MASTER_* and TORCHELASTIC_*, which vLLM would
+obey, and those of its allocator: in expandable segments vLLM's own all-reduce fails (vllm#42609)."""
 
 LOG_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[[^\]]*\] )?")
 """vLLM's prefix of each line of a process, and of each logged line."""
@@ -265,7 +268,7 @@ class Server:
         return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
-        """Returns the trainer's environment without its process group's variables, and with
+        """Returns the trainer's environment without what is the trainer's alone, and with
         vLLM's."""
         environment = {
             name: value

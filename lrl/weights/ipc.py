@@ -7,7 +7,9 @@ The buffer takes one bucket of weights after the other (`lrl.weights.buckets`). 
 from __future__ import annotations
 
 import base64
+import os
 import pickle
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -36,8 +38,6 @@ class Ipc(Transport):
         """A CUDA handle opens on its own device."""
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
-        if machine.adapters:
-            return "which sends whole weights, and model.lora trains adapters"
         if machine.ranks > 1:
             return (
                 f"but {machine.ranks} ranks train, and only one of them shares the generator's GPU"
@@ -60,23 +60,24 @@ class Ipc(Transport):
     def __init__(self) -> None:
         self._buckets: list[Bucket] = []
         self._buffer: Tensor | None = None
+        self._dtype = torch.float32
         self._info: dict[str, Any] = {}
 
     def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
         """See `Transport.connect`."""
         self._weights = weights
         if self._buffer is None:
-            dtype = getattr(torch, calls.participants[0].server.settings.dtype)
-            shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in weights()}
+            dtype = self._dtype = getattr(torch, calls.participants[0].server.settings.dtype)
+            found = ((name, one.dtype, tuple(one.shape)) for name, one in weights(dtype))
             tensors = [
                 TensorSpec(name, transfer_dtype(own, shape, dtype), shape)
-                for name, (own, shape) in shapes.items()
+                for name, own, shape in found
             ]
             rows = [(0, one.shape[0] if one.shape else 1) for one in tensors]
             plan = Plan.of(tensors, [rows], BUCKET_BYTES)
             self._buckets = plan.buckets()
             words = max(bucket.words(0) for bucket in self._buckets)
-            self._buffer = torch.empty(words, dtype=torch.int64, device=this_device())
+            self._buffer = new_buffer(words)
             # Once: every export has a count of readers of its own, which torch adds to the buffer.
             handle = base64.b64encode(pickle.dumps(reduce_tensor(self._buffer)[1])).decode()
             self._info = {"plan": asdict(plan), "handle": handle}
@@ -84,7 +85,7 @@ class Ipc(Transport):
 
     def send(self, calls: PoolCalls) -> None:
         assert self._buffer is not None, "connected before"
-        weights = (tensor for _, tensor in self._weights())
+        weights = (tensor for _, tensor in self._weights(self._dtype))
         for number, bucket in enumerate(self._buckets):
             bucket.pack(islice(weights, len(bucket.tensors)), self._buffer[: bucket.words(0)])
             torch.cuda.current_stream().synchronize()
@@ -93,3 +94,20 @@ class Ipc(Transport):
     def close(self) -> None:
         """Frees the buffer."""
         self._buffer = None
+
+
+def new_buffer(words: int) -> Tensor:
+    """Returns a buffer that another process can open: int64 [words].
+
+    It lies in no expandable segment. Torch passes those on by a system call that needs the right to
+    trace the other process, which containers do not give (pytorch#165685).
+    """
+    own = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if "expandable_segments" not in own:
+        return torch.empty(words, dtype=torch.int64, device=this_device())
+    change: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+    change(f"{own},expandable_segments:False")
+    try:
+        return torch.empty(words, dtype=torch.int64, device=this_device())
+    finally:
+        change(own)

@@ -102,9 +102,11 @@ def test_sampling_stays_exact_and_the_users_flags_overrule_what_lrl_prefers(
         ({}, None, "VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
         *(({}, "1", name, None) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")),
         *(({}, "1", name, None) for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")),
+        ({}, "expandable_segments:True", "PYTORCH_ALLOC_CONF", None),
+        ({}, "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF", None),
     ],
 )
-def test_a_generators_environment_is_the_users_without_the_trainers_process_group(
+def test_a_generators_environment_is_the_users_without_what_is_the_trainers_alone(
     settings: dict[str, Any],
     own: str | None,
     name: str,

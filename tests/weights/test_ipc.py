@@ -6,14 +6,20 @@ Covers lrl/weights/ipc.py, lrl/vllm_plugin/ipc_engine.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig
 
+from lrl.training.lora import LoRA, whole_adapters
 from lrl.weights import ipc
+from lrl.weights.adapters import merged, named
 from lrl.weights.ipc import Ipc
+from tests.policies import SIZES, adapted, opened, save_model
 from tests.weights.whole_weights import WholeWeights
 
 CPU = torch.device("cpu")
@@ -93,6 +99,43 @@ def test_every_tensor_of_every_version_arrives_through_one_buffer(generator: Gen
             torch.testing.assert_close(generator.weights[name], value, rtol=0, atol=0)
     transport.close()
     assert generator.updates > 4, "one bounded buffer, many times"
+
+
+def test_adapters_arrive_merged_and_rounded_as_a_generator_would_merge_them(
+    generator: Generator, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, LlamaConfig(**SIZES))
+    trained = adapted(opened(folder, lora=LoRA(rank=4)))
+    transport = Ipc()
+    transport.connect(generator, trained.sent_weights, "run-0")  # type: ignore[arg-type]
+    transport.send(generator)  # type: ignore[arg-type]
+    transport.close()
+    adapters = dict(named(whole_adapters(trained.network)))
+    files = load_file(tmp_path / "model.safetensors")
+    expected = dict(merged(files.items(), adapters, torch.bfloat16))
+    assert generator.weights.keys() == expected.keys()
+    for name, value in expected.items():
+        held = value.bfloat16() if value.dim() > 1 else value
+        torch.testing.assert_close(generator.weights[name], held, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_buffer_lies_in_no_expandable_segment_and_all_else_does(
+    generator: Generator, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "max_split_size_mb:128,expandable_segments:True"
+    monkeypatch.setenv(variable, own)
+    settings, at_allocation = [own], list[str]()
+
+    def device() -> torch.device:
+        at_allocation.append(settings[-1])
+        return CPU
+
+    monkeypatch.setattr(ipc, "this_device", device)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    sent = WholeWeights(lambda: iter(policy().items()))
+    Ipc().connect(generator, sent, "run-0")  # type: ignore[arg-type]
+    assert at_allocation == [f"{own},expandable_segments:False"] and settings[-1] == own
 
 
 def test_a_buffer_that_is_not_as_it_was_packed_is_refused(

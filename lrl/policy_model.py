@@ -52,7 +52,6 @@ from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.tree_cost import attention_tokens_of
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.types import MicroBatch
-from lrl.weights.adapters import named
 from lrl.weights.staging import Served, Staged, StageOrder, Staging
 
 if TYPE_CHECKING:
@@ -347,20 +346,19 @@ class PolicyModel(L.LightningModule):
         return Staging(here=self._trainer is None or self.trainer.node_rank == 0)
 
     @collective
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the adapters (`lrl.weights.adapters`), or without them all weights with their
-        names in a Hugging Face checkpoint, whole on rank 0.
+    def whole_weights(self, merged_in: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yields all weights with their names in a Hugging Face checkpoint, whole on rank 0.
+        Adapters are merged into them, in the format `merged_in`, or the weights' own.
 
         A head tied to the embedding is left out: vLLM ties it itself.
         """
         shard_again(self)
-        if self.lora is None:
-            return checkpoint_weights(self.network)
-        return named(whole_adapters(self.network))
+        return checkpoint_weights(self.network, merged_in)
 
     @collective
     def stage_weights(self, order: StageOrder) -> Staged:
-        """Stages the tensors of `whole_weights`, a part on every rank (`Staging.stage`)."""
+        """Stages the adapters (`lrl.weights.adapters`), or without them all weights, a part on
+        every rank (`Staging.stage`)."""
         shard_again(self)
         pieces = checkpoint_pieces if self.lora is None else adapter_pieces
         return self.staging.stage(lambda: pieces(self.network, self.ranks), order, self.ranks)
@@ -383,16 +381,14 @@ class PolicyModel(L.LightningModule):
         broadcast = self.broadcasts.setdefault(pool, Broadcast())
         shard_again(self)
         return broadcast.join(
-            lambda: checkpoint_pieces(self.network, self.ranks), order, self.ranks
+            lambda: checkpoint_pieces(self.network, self.ranks, order.narrow), order, self.ranks
         )
 
     @collective
     def send_broadcast(self, pool: str) -> Future[None]:
         """Has all ranks broadcast their parts (`Broadcast.send`)."""
         shard_again(self)
-        return self.broadcasts[pool].send(
-            lambda: checkpoint_pieces(self.network, self.ranks), self.ranks
-        )
+        return self.broadcasts[pool].send(self.ranks)
 
     @collective
     def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
@@ -447,9 +443,9 @@ class SentWeights:
         """The ranks that train."""
         return self._policy.ranks
 
-    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+    def __call__(self, merged_in: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """See `PolicyModel.whole_weights`."""
-        return self._policy.whole_weights()
+        return self._policy.whole_weights(merged_in)
 
 
 def _absolute(model: str) -> str:

@@ -227,7 +227,6 @@ class GeneratorDevices(GracefulShutdown):
             host=self.server_settings.host,
             ranks=(len(self.parallel_devices or ()) or 1) * nodes,
             nodes=nodes,
-            adapters=getattr(self.lightning_module, "lora", None) is not None,
         )
         chosen = choose_transport(self.weight_transfer, machine)
         if why := chosen.server_refusal(self.server_settings):

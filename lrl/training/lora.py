@@ -2,8 +2,8 @@
 matrices are trained.
 
 A matrix W computes W + scale * B A (equation 3), with scale = alpha / rank. The adapters are
-peft's. Checkpoints and syncs hold them alone: a generator merges them into the W that it has
-(`lrl.weights.adapters`).
+peft's. Checkpoints hold them alone. So do syncs through a file, and a generator merges them into
+the W that it has (`lrl.weights.adapters`); between GPUs the trainer merges them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from peft import LoraConfig
 from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import save_file
@@ -135,17 +136,19 @@ def plain(name: str) -> str:
     return name.replace(BASE, ".")
 
 
-def merged(layer: Any, name: str, weight: Tensor) -> Tensor:
+def merged(layer: Any, name: str, weight: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Returns the whole W of a layer with its adapters, if it has any, merged as in a generator of
-    W's format.
+    `dtype`, or else of W's format.
 
     `name` is that of W without adapters. A collective if they are sharded.
     """
     if not isinstance(layer, LoraLayer):
         return weight
-    factors = _factors(layer)
+    factors = factors_of(layer)
     down, up = whole_on(factors[0]), factors[2] * whole_on(factors[1])
-    return weight if weight.is_meta else merge(name, weight, down=down, up=up, dtype=weight.dtype)
+    if weight.is_meta:
+        return weight
+    return merge(name, weight, down=down, up=up, dtype=dtype or weight.dtype)
 
 
 def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -165,7 +168,7 @@ def held_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tenso
         (saved_as,) = revert_weight_conversion(
             network, {f"{name}.weight": layer.get_base_layer().weight}
         )
-        yield saved_as, *_factors(layer)
+        yield saved_as, *factors_of(layer)
 
 
 def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -175,7 +178,8 @@ def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
     )
 
 
-def _factors(layer: LoraLayer) -> tuple[Tensor, Tensor, float]:
+def factors_of(layer: LoraLayer) -> tuple[Tensor, Tensor, float]:
+    """Returns A [rank, in] and B [out, rank] as this rank has them, and the scale of B."""
     down, up = (
         cast(nn.Linear, factor[NAME]).weight.detach() for factor in (layer.lora_A, layer.lora_B)
     )

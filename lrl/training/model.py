@@ -249,25 +249,33 @@ def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor.detach()
 
 
-def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def whole_tensors(
+    network: nn.Module, merged_in: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of `unique_tensors`, whole on rank 0
     (`lrl.training.sharding.whole_on`).
 
-    Adapters are merged into their weights, which have the names that they have without.
+    Adapters are merged into their weights, which have the names that they have without, and the
+    format `merged_in`, or their own.
     """
     layers = dict(network.named_modules())
     for name, tensor in unique_tensors(network):
         if not lora.is_adapter(name):
             plain, whole = lora.plain(name), whole_on(tensor)
             owner, _, kind = plain.rpartition(".")
-            yield plain, lora.merged(layers[owner], plain, whole) if kind == "weight" else whole
+            if kind == "weight":
+                whole = lora.merged(layers[owner], plain, whole, merged_in)
+            yield plain, whole
 
 
-def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def checkpoint_weights(
+    network: PreTrainedModel, merged_in: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yields `whole_tensors` by their names in a Hugging Face checkpoint, a layer at a time."""
     # transformers keeps some weights, such as experts, in another layout, and only whole layers
     # convert back.
-    for _, layer in groupby(whole_tensors(network), key=lambda item: layer_of(item[0])):
+    tensors = whole_tensors(network, merged_in)
+    for _, layer in groupby(tensors, key=lambda item: layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 

@@ -12,14 +12,15 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
 from lrl.distributed.ranks import Ranks
-from lrl.training.lora import held_adapters
-from lrl.training.merging import DOWN, UP
+from lrl.training.lora import adapted_layers, factors_of, held_adapters, is_adapter, plain
+from lrl.training.merging import DOWN, UP, merge
 from lrl.training.model import layer_of, unique_tensors
 from lrl.training.sharding import whole_on
 
@@ -37,12 +38,16 @@ class Piece(NamedTuple):
     """[rows, ...]."""
 
 
-def checkpoint_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
+def checkpoint_pieces(
+    network: PreTrainedModel, ranks: Ranks, merged_in: torch.dtype = torch.float32
+) -> Iterator[Piece]:
     """Yields this rank's rows of all weights; a collective of all ranks, which yield the same names
-    in the same order."""
+    in the same order. Adapters are merged into their weights, in the format `merged_in`."""
+    adapted = {f"{name}.weight": layer for name, layer in adapted_layers(network)}
+    found = ((plain(name), one) for name, one in unique_tensors(network) if not is_adapter(name))
     # Sorted, since transformers sorts the weights of a model that it has opened from its files, by
     # the same key, and not those of one that has got them from rank 0.
-    tensors = sorted(unique_tensors(network), key=lambda item: dot_natural_key(item[0]))
+    tensors = sorted(found, key=lambda item: dot_natural_key(item[0]))
     layers = groupby(tensors, key=lambda item: layer_of(item[0]))
     for number, (_, layer) in enumerate(layers):
         held = dict(layer)
@@ -54,7 +59,11 @@ def checkpoint_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]
         converted = revert_weight_conversion(network, dict(shapes))
         for saved_as, shape in converted.items():
             if name := names.pop(id(shape), None):
-                yield piece_of(saved_as, held[name], ranks)
+                piece = piece_of(saved_as, held[name], ranks)
+                layer_of_it = adapted.get(name)
+                yield (
+                    piece if layer_of_it is None else _merged(piece, layer_of_it, ranks, merged_in)
+                )
         if not names:
             continue
         # What is left has another layout in a checkpoint.
@@ -77,6 +86,21 @@ def adapter_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
         yield piece_of(name + DOWN, down, ranks)
         piece = piece_of(name + UP, up, ranks)
         yield piece._replace(rows=scale * piece.rows)
+
+
+def _merged(piece: Piece, layer: LoraLayer, ranks: Ranks, dtype: torch.dtype) -> Piece:
+    """Returns rows of a weight with its adapters; a collective if they are sharded."""
+    down, up, scale = factors_of(layer)
+    rows = merge(
+        piece.name,
+        piece.rows,
+        down=down.full_tensor() if isinstance(down, DTensor) else down,
+        up=scale * piece_of(piece.name, up, ranks).rows,  # divided as W is: both have its rows
+        dtype=dtype,
+        start=piece.start,
+        rows=piece.shape[0],
+    )
+    return piece._replace(rows=rows)
 
 
 def piece_of(name: str, weight: Tensor, ranks: Ranks) -> Piece:

@@ -1,5 +1,5 @@
-"""Low-rank adapters (LoRA) on their way: the trainer sends two small matrices for each W, a
-generator merges them.
+"""Low-rank adapters (LoRA) on their way through a file: the trainer sends two small matrices for
+each W, a generator merges them.
 
 A generator could also keep them apart, with vLLM's own adapters. But vLLM keeps the old adapter
 in every response that it is writing (seen with vLLM 0.32), so that tokens would carry a

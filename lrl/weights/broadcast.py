@@ -52,6 +52,7 @@ class Broadcast:
     def __init__(self) -> None:
         self._joined: Future[Any] = Future()
         self._sent: Future[None] | None = None
+        self._pieces: Pieces = lambda: iter(())
         self._buckets: list[Bucket] = []
 
     def join(self, pieces: Pieces, order: JoinOrder, ranks: Ranks) -> tuple[Plan, Future[Any]]:
@@ -61,6 +62,7 @@ class Broadcast:
             What travels, and the communicator.
         """
         self.close()
+        self._pieces = pieces
         tensors, own = [], []
         for piece in pieces():
             tensors.append(spec_of(piece, order.narrow))
@@ -82,12 +84,12 @@ class Broadcast:
         self._joined = start_daemon_call(join, "lrl-nccl-join")
         return plan, self._joined
 
-    def send(self, pieces: Pieces, ranks: Ranks) -> Future[None]:
+    def send(self, ranks: Ranks) -> Future[None]:
         """Begins to broadcast the weights as they are now; all ranks call it."""
         group, device = self._joined.result(JOIN_S), this_device()
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # the optimizer may still write
-        send = partial(self._send, pieces(), group, rank=ranks.rank, device=device)
+        send = partial(self._send, self._pieces(), group, rank=ranks.rank, device=device)
         self._sent = start_daemon_call(send, "lrl-nccl-broadcast")
         return self._sent
 

@@ -70,8 +70,6 @@ class Nccl(Transport):
         """
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
-        if machine.adapters:
-            return "which sends whole weights, and model.lora trains adapters"
         if machine.shares_device and "NCCL_HOSTID" not in os.environ:
             return "but the generator shares the trainer's GPU"
         return ""

@@ -16,7 +16,7 @@ from lrl.system.endpoint import LOOPBACK, Endpoint
 if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from concurrent.futures import Future
 
-    from torch import Tensor
+    from torch import Tensor, dtype
 
     from lrl.distributed.ranks import Ranks
     from lrl.generators.settings import ServerSettings
@@ -39,8 +39,6 @@ class Machine(NamedTuple):
     """Processes that train."""
     nodes: int = 1
     """Machines that they are on."""
-    adapters: bool = False
-    """Adapters travel, and not the weights (`model.lora`)."""
 
 
 class Weights(Protocol):
@@ -50,8 +48,9 @@ class Weights(Protocol):
     def ranks(self) -> Ranks:
         """The ranks that train."""
 
-    def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields them as they are now: Hugging Face names, full tensors."""
+    def __call__(self, merged_in: dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yields them as they are now: Hugging Face names, full tensors. Adapters are merged, in
+        that format."""
 
     def stage(self, order: StageOrder) -> Staged:
         """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""

@@ -6,6 +6,7 @@ worker receives when all ranks broadcast.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import lrl
-from lrl.distributed.collective import follow
+from lrl.distributed.collective import collective, follow
 from lrl.distributed.ranks import Ranks
+from lrl.training.lora import whole_adapters
+from lrl.training.model import checkpoint_weights
 from lrl.training.sharding import Sharding
 from lrl.weights import communicator
+from lrl.weights.adapters import named
 from lrl.weights.broadcast import JoinOrder
 from lrl.weights.staging import StageOrder
 from tests.strategies.forked_ranks import meet
@@ -40,6 +44,13 @@ class Divided(lrl.PolicyModule):
             self.sharding = Sharding(mesh)
         self.configure_model()
         fill_new_weights(self)
+
+    @collective
+    def staged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields what a file holds, whole on rank 0."""
+        if self.lora is None:
+            return checkpoint_weights(self.network)
+        return named(whole_adapters(self.network))
 
 
 def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
@@ -66,16 +77,17 @@ def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
             continue
         policy = Divided(str(model), them, sizes)
         if them.rank == 0:
-            weights = {name: weight.clone() for name, weight in policy.sent_weights()}
-            torch.save(weights, folder / f"{model.name}.pt")
+            of_file = {name: weight.clone() for name, weight in policy.staged_weights()}
+            torch.save(of_file, folder / f"{model.name}-file.pt")
+            sent = {name: weight.clone() for name, weight in policy.sent_weights(torch.bfloat16)}
+            torch.save(sent, folder / f"{model.name}-sent.pt")
             file = folder / f"{model.name}.safetensors"
             file.touch()
             staged = policy.sent_weights.stage(StageOrder("file", "file", None, str(file)))
             with file.open("r+b") as head:
                 head.write(staged.header.text)
             policy.sent_weights.stage(StageOrder("parts", "parts", torch.bfloat16))
-            if policy.lora is None:
-                torch.save(broadcast(policy, folder / "met"), folder / f"{model.name}-worker.pt")
+            torch.save(broadcast(policy, folder / "met"), folder / f"{model.name}-worker.pt")
         follow(policy)
         part = policy.staging.parts["parts"]
         blocks = [part.read(block.index) for block in part.blocks]

@@ -33,10 +33,10 @@ from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
 from lrl.training.beside.reference import Reference
-from lrl.training.lora import LoRA, adapted_layers, base_alone
+from lrl.training.lora import LoRA, adapted_layers, base_alone, whole_adapters
 from lrl.training.model import checkpoint_weights
 from lrl.training.trials import check_adapters
-from lrl.weights.adapters import are_adapters, merged
+from lrl.weights.adapters import are_adapters, merged, named
 from tests import policies
 from tests.policies import (
     GROUPS,
@@ -93,6 +93,11 @@ def whole_weights(policy: PolicyModule) -> dict[str, torch.Tensor]:
     return dict(checkpoint_weights(policy.network))
 
 
+def sent_adapters(policy: PolicyModule) -> dict[str, torch.Tensor]:
+    """Its adapters as they travel through a file."""
+    return dict(named(whole_adapters(policy.network)))
+
+
 def adapted(model: str, **settings: Any) -> PolicyModule:
     """A policy with adapters that change what it computes."""
     return policies.adapted(opened(model, lora=LoRA(rank=4, alpha=8.0), **settings))
@@ -111,8 +116,8 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
     with base_alone(policy.network):
         assert policy.prompt_logprobs(WORDS) == base.prompt_logprobs(WORDS)
 
-    sent = {name: weight.clone() for name, weight in policy.sent_weights()}
-    assert are_adapters(sent) and not are_adapters(dict(base.sent_weights()))
+    sent = sent_adapters(policy)
+    assert are_adapters(sent) and not are_adapters(dict(policy.sent_weights()))
     files = load_file(Path(folder) / "model.safetensors")
     received, whole = dict(merged(files.items(), sent, torch.float32)), whole_weights(policy)
     assert whole.keys() == whole_weights(base).keys()
@@ -136,7 +141,7 @@ def test_a_small_update_of_files_in_bfloat16_arrives_whole_in_a_float32_generato
             weight.mul_(1e-3 if ".lora_B." in name else 1.0)
     files = load_file(Path(folder) / "model.safetensors")
     assert {weight.dtype for weight in files.values()} == {torch.bfloat16}
-    received = dict(merged(files.items(), dict(policy.sent_weights()), torch.float32))
+    received = dict(merged(files.items(), sent_adapters(policy), torch.float32))
     for name, weight in whole_weights(policy).items():
         torch.testing.assert_close(received[name].float(), weight, rtol=1e-7, atol=1e-9)
 
@@ -146,7 +151,7 @@ def test_an_export_in_bfloat16_has_the_weights_that_the_generators_had(tmp_path:
     policy = adapted(folder, dtype="bfloat16")
     files = load_file(Path(folder) / "model.safetensors")
     halved = {name: weight.bfloat16() for name, weight in files.items()}
-    generators = dict(merged(halved.items(), dict(policy.sent_weights()), torch.bfloat16))
+    generators = dict(merged(halved.items(), sent_adapters(policy), torch.bfloat16))
     policy.export(tmp_path / "policy")
     exported = load_file(tmp_path / "policy" / "model.safetensors")
     torch.testing.assert_close(exported, generators, rtol=0, atol=0)
@@ -174,7 +179,7 @@ def test_peft_opens_the_exported_adapters(folder: str, tmp_path: Path) -> None:
 
 
 def test_adapters_of_another_model_are_no_update(folder: str) -> None:
-    sent = dict(adapted(folder).sent_weights())
+    sent = sent_adapters(adapted(folder))
     files = load_file(Path(folder) / "model.safetensors")
     gone = "model.layers.1.mlp.up_proj.weight"
     del files[gone]

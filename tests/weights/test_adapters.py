@@ -67,6 +67,15 @@ def test_only_weights_that_an_update_moves_differ_and_each_by_one_number_at_most
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
+def test_some_rows_of_a_weight_are_rounded_as_in_the_whole(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 32)
+    whole = rounded(weight, dtype, seed=1)
+    parts = [rounded(weight[at : at + 24], dtype, 1, start=at, rows=64) for at in (0, 24, 48)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("number", [1.0001, -3.3, 2e-3])
 def test_the_mean_of_a_rounded_number_is_the_number(dtype: torch.dtype, number: float) -> None:
     found = rounded(torch.full((1_000_000,), number), dtype, seed=1).double()

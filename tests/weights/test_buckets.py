@@ -179,7 +179,7 @@ def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent(
     broadcast = Broadcast()
     broadcast.join(each, JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks())
     read.clear()
-    broadcast.send(each, Ranks()).result(60)
+    broadcast.send(Ranks()).result(60)
     assert group.broadcasts == 1 and read == list(weights)
 
 

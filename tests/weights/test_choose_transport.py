@@ -70,24 +70,11 @@ def test_ipc_is_for_one_rank() -> None:
     assert choose_transport("auto", two_ranks).backend == "shared_memory"
 
 
-@pytest.mark.parametrize("shares_device", [True, False])
-def test_adapters_travel_by_a_file(shares_device: bool) -> None:
-    here = Machine(on_cuda=True, shares_device=shares_device, adapters=True)
-    assert choose_transport("auto", here).backend == "shared_memory"
-    assert choose_transport("auto", here._replace(host=OPEN)).backend == "pull"
-    with pytest.raises(
-        ValueError,
-        match="which sends whole weights, and model.lora trains adapters.*`shared_memory`",
-    ):
-        choose_transport("ipc" if shares_device else "nccl", here)
-
-
 def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start() -> None:
     devices = {"root_device": torch.device("cuda:0"), "parallel_devices": [torch.device("cuda:0")]}
     settings = ServerSettings(extra_args={"pipeline_parallel_size": 2})
     strategy: Any = SimpleNamespace(**devices, shares_device=False, weight_transfer="auto")
     strategy.server_settings = settings
-    strategy.lightning_module = None
     with pytest.raises(
         ValueError, match="extra_args sets pipeline_parallel_size to 2.*tensor_parallel_size"
     ):

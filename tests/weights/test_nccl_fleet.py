@@ -18,7 +18,9 @@ import torch
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
+from lrl.policy import PolicyModule
 from lrl.system.event_loop import LoopThread
+from lrl.training.lora import LoRA, is_adapter
 from lrl.weights import nccl
 from lrl.weights.proof import Proof
 from lrl.weights.sync import PoolSync
@@ -37,8 +39,22 @@ WORKERS = {"one": 1, "two": 2, "three": 1}
 """Workers of each server."""
 
 
+class WithAdapters(PolicyModule):
+    """A policy that trains adapters, on one rank."""
+
+    @torch.no_grad()
+    def step(self, size: float) -> None:
+        """Moves all numbers of the adapters by `size`, up or down."""
+        for name, weight in self.named_parameters():
+            if is_adapter(name):
+                weight += size * torch.randn_like(weight).sign()
+
+
 class Scene:
     """A pool whose members come and go, its policy and its syncs."""
+
+    policy: Any
+    weights: Any
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)
@@ -166,6 +182,20 @@ def test_generators_join_and_leave_and_each_worker_gets_its_part(
     assert scene.sync() == [] and holds(one, 3) and holds(two, 3)
     scene.leave(one)
     assert scene.sync() == [] and holds(two, 4)
+
+
+def test_adapters_are_merged_in_the_trainer_and_each_worker_gets_its_part(
+    scene: Scene, servers: dict[str, GlooServer], policy_folder: Path
+) -> None:
+    scene.policy = WithAdapters(str(policy_folder), lora=LoRA(rank=4))
+    scene.policy.configure_model()
+    scene.weights = scene.policy.sent_weights
+    first = scene.policy.prompt_logprobs(TOKENS)
+    one, two = scene.join(servers["one"], servers["two"])
+    for version in (1, 2):
+        assert scene.sync() == [] and holds(one, version) and holds(two, version)
+    moved = torch.tensor(scene.policy.prompt_logprobs(TOKENS)) - torch.tensor(first)
+    assert moved.abs().mean() > 1e-2, "by far more than a proof allows"
 
 
 def test_a_worker_that_gets_a_wrong_bit_says_so_and_is_evicted(

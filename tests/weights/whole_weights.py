@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint
@@ -28,7 +28,7 @@ class WholeWeights:
         self.staging = Staging()
         self.broadcast = Broadcast()
 
-    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+    def __call__(self, merged_in: dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         return self.weights()
 
     def pieces(self) -> Iterator[Piece]:
@@ -44,7 +44,7 @@ class WholeWeights:
         return self.broadcast.join(self.pieces, order, self.ranks)
 
     def send(self, pool: str) -> Future[None]:
-        return self.broadcast.send(self.pieces, self.ranks)
+        return self.broadcast.send(self.ranks)
 
     def end(self, pool: str, abort: bool, deadline_s: float) -> None:
         self.broadcast.end(abort, deadline_s)

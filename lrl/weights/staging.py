@@ -27,6 +27,7 @@ from xxhash import xxh3_64_intdigest
 from lrl.distributed.ranks import Ranks
 from lrl.system.byte_counts import in_gib
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
+from lrl.weights.host_copies import host_bytes
 from lrl.weights.version_file import Block, Header, Rows, require_room
 from lrl.weights.wire import Pieces, spec_of, unaligned
 
@@ -232,12 +233,16 @@ def _write_part(
 
 def _write(rows: Iterator[Piece], layout: Layout, order: StageOrder, descriptor: int) -> None:
     left = set(layout.places)
-    for piece in rows:
-        left.remove(piece.name)
-        dtype = spec_of(piece, order.narrow).dtype
-        in_file, in_part = layout.places[piece.name]
-        place = in_file if order.file else in_part
-        write_at(descriptor, _bytes(piece.rows.detach().to(dtype)), place)
+
+    def placed() -> Iterator[tuple[int, Tensor]]:
+        for piece in rows:
+            left.remove(piece.name)
+            dtype = spec_of(piece, order.narrow).dtype
+            in_file, in_part = layout.places[piece.name]
+            yield in_file if order.file else in_part, piece.rows.detach().to(dtype)
+
+    for place, content in host_bytes(placed()):
+        write_at(descriptor, content, place)
     if left:
         raise RuntimeError(
             f"The policy has no {min(left)} any more, which it had at the first sync."
@@ -280,7 +285,3 @@ def write_at(descriptor: int, content: memoryview | bytes, place: int) -> None:
         done = os.pwrite(descriptor, left, place)
         place += done
         left = left[done:]
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data

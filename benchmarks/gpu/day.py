@@ -19,9 +19,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Item:
     rehearsal: str
     """The same on the CPU, tiny."""
     vllm: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment."""
 
 
 TRAINER = "benchmarks.gpu.trainer --size 1.5b --steps 4 --groups 8 --folder FOLDER --out OUT"
@@ -95,6 +97,21 @@ ITEMS = (
         150,
         f"benchmarks.gpu.one_gpu {TINY_RUN}",
         vllm=True,
+    ),
+    Item(
+        "LoRA's pause",  # beside that of all weights, 0.24 s through ipc (one_gpu.jsonl)
+        f"{SHARED} --size 0.5b --lora 16 --steps 6",
+        150,
+        f"benchmarks.gpu.one_gpu {TINY_RUN} --lora 4",
+        vllm=True,
+    ),
+    Item(
+        "ipc with expandable_segments",
+        f"{SHARED} --size 0.5b --steps 6",
+        150,
+        f"benchmarks.gpu.one_gpu {TINY_RUN}",
+        vllm=True,
+        variables={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     ),
     Item(
         "nccl",
@@ -152,6 +169,7 @@ def ask(item: Item, limit_s: float, args: argparse.Namespace) -> bool:
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *words],
+            env=os.environ | item.variables,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

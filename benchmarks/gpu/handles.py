@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from benchmarks.gpu.row_processes import Part
+from lrl.weights.buckets import WORD_BYTES
+from lrl.weights.ipc import new_buffer
 
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 MARK = -1
@@ -29,9 +31,9 @@ def export(part: Part) -> None:
 
 def export_with_segments_off(part: Part) -> None:
     torch.empty(4 * part.size, dtype=torch.uint8, device=part.device)
-    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
-    buffer = part.numbers()
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    numbers = part.numbers()
+    buffer = new_buffer(part.size // WORD_BYTES).view(numbers.dtype)
+    buffer.copy_(numbers)
     later = torch.empty(part.size, dtype=torch.uint8, device=part.device)
     part.keep(later_buffer_expandable=_is_expandable(later))
     _export(part, buffer)

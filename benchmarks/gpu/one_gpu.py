@@ -2,6 +2,7 @@
 fits.
 
     python -m benchmarks.gpu.one_gpu --size 8b
+    python -m benchmarks.gpu.one_gpu --lora 16                              adapters alone are trained
     python -m benchmarks.gpu.one_gpu --size tiny --device cpu --steps 4     a rehearsal
 
 A real `Trainer.fit` of a policy with random weights. A sync is compared with a plain copy of the
@@ -160,7 +161,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         generator_devices=0, weight_transfer=args.transport, server=server
     )
     trainer, policy, data, recorder = make_run(
-        folder, problems, args.steps, machine, strategy, groups=args.groups, tokens=args.tokens
+        folder,
+        problems,
+        args.steps,
+        machine,
+        strategy,
+        groups=args.groups,
+        tokens=args.tokens,
+        lora=lrl.LoRA(rank=args.lora) if args.lora else None,
     )
     trainer.fit(policy, data)
     return {
@@ -172,6 +180,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "response_tokens": args.tokens,
         "quantization": args.quantization,
         "transport": args.transport,
+        "lora": args.lora,
         "measured_steps": len(recorder.steps[MEASURED]),
         **medians(recorder.steps),
         "copy_s": copied_s,
@@ -201,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         transport=(None, "how weights travel; ipc, on a CPU shared_memory"),
         quantization=(None, "of the generator, as strategy.server.quantization; fp8_per_channel"),
         steps=(12, "optimizer steps"),
+        lora=(0, "rank of adapters; 0 trains all weights"),
         prompts=(None, "GSM8K as a file, or any rows with a `question`; else made-up rows"),
         **STEP_SIZE,
     )

@@ -52,11 +52,6 @@ class Ipc(Transport):
             "trainer. For a fleet that grows, start it with strategy.generator_devices above 0."
         )
 
-    @classmethod
-    def buffer_bytes(cls, largest: int) -> int:
-        """The buffer, and the tensors that the generator makes of it."""
-        return 2 * (BUCKET_BYTES + largest)
-
     def __init__(self) -> None:
         self._buckets: list[Bucket] = []
         self._buffer: Tensor | None = None

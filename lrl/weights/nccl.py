@@ -105,12 +105,6 @@ class Nccl(Transport):
             if name.startswith("NCCL_") and name not in OF_ONE_MACHINE
         }
 
-    @classmethod
-    def buffer_bytes(cls, largest: int) -> int:
-        """A bucket as it travels, the tensors that are made of it, and one that is made before the
-        oldest is free; each may exceed its size by a tensor."""
-        return 3 * (BUCKET_BYTES + largest)
-
     def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
         """Makes a communicator: the trainer's ranks, and behind them the workers of all generators.
 

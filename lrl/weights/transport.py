@@ -118,12 +118,6 @@ class Transport(ABC):
         return {}
 
     @classmethod
-    def buffer_bytes(cls, largest: int) -> int:
-        """Returns the bytes that a transfer takes on each GPU, of trainer and generator, when the
-        largest tensor has `largest`."""
-        return 0
-
-    @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
         """Returns the bytes that the run's `pools` pools of `generators` together take of this
         machine's shared memory at most; `weight_bytes` are those of one copy as it travels."""

@@ -154,7 +154,3 @@ def test_a_buffer_that_is_not_as_it_was_packed_is_refused(
     with pytest.raises(ValueError, match="a checksum does not fit"):
         transport.send(generator)  # type: ignore[arg-type]
     assert generator.weights == {}
-
-
-def test_the_room_it_takes_is_a_buffer_that_holds_the_largest_tensor_and_its_copy() -> None:
-    assert Ipc.buffer_bytes(10) == 2 * (ipc.BUCKET_BYTES + 10)

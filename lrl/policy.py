@@ -357,9 +357,7 @@ class PolicyModule(PolicyModel):
         """Ranks that compute a micro-batch together, and have counted the same."""
         return self.trainer.world_size // self.data_parallel_size
 
-    def log(
-        self, name: str, value: Any, *args: Any, sync_dist: bool = False, **kwargs: Any
-    ) -> None:
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See Lightning's. A number stays on the CPU: Lightning would put each on the GPU, and
         wait for each when it is read."""
         if isinstance(value, int | float) and not kwargs.get("sync_dist"):

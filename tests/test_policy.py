@@ -565,3 +565,18 @@ class StopAfter(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step >= self.steps
+
+
+def test_a_logged_number_stays_on_the_cpu_and_every_setting_reaches_lightning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        L.LightningModule, "log", lambda self, name, value, **how: logged.append((value, how))
+    )
+    policy = PolicyModule("-")
+    policy.log("a", 1.5, prog_bar=True)
+    policy.log("b", 2, sync_dist=True)
+    (number, how), (shared, together) = logged
+    assert number.item() == 1.5 and number.device.type == "cpu" and how == {"prog_bar": True}
+    assert shared == 2 and together == {"sync_dist": True}, "a collective needs the rank's device"

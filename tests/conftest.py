@@ -88,6 +88,12 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def policy(policy_folder: Path) -> str:
+    """The same, for a run without generators (`tests/run_without_generators.py`)."""
+    return str(policy_folder)
+
+
+@pytest.fixture(scope="session")
 def lent_server(
     policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LentServer]:

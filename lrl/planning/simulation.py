@@ -131,11 +131,6 @@ class Forecast:
         return self.steps[-1].started_s + self.steps[-1].seconds
 
     @property
-    def busy(self) -> float:
-        """Share of the run in which a generator prefills or decodes, mean over all."""
-        return sum(one.busy_s for one in self.generators) / (self.seconds * len(self.generators))
-
-    @property
     def lags(self) -> Counter[int]:
         """lag -> trained response tokens of that lag."""
         return sum((Counter(step.lags) for step in self.steps), Counter())

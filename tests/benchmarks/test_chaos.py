@@ -40,11 +40,6 @@ def test_a_step_counts_for_the_last_launch_that_trained_it() -> None:
     assert trained(lineage, END)["prompts"] == 8
 
 
-def test_a_missing_step_is_reported() -> None:
-    with pytest.raises(ValueError, match=r"\[1\]"):
-        surviving([line for line in two_epochs() if line["step"] != 1])
-
-
 def in_place_of_another() -> list[dict[str, Any]]:
     lines = two_epochs()
     lines[1] = step(1, 0, [1, 3])

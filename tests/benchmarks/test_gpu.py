@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -12,20 +11,6 @@ from benchmarks import random_policy
 from benchmarks.gpu import one_gpu, trainer
 from benchmarks.gpu.memory_plan import plan_memory
 from benchmarks.gpu.step_of_ranks import Expected
-from benchmarks.gpu.step_profile import kinds
-
-
-def test_kinds_of_kernels_add_up_to_the_whole() -> None:
-    micros = Counter(
-        {
-            "nvjet_tst_128x256": 5000,
-            "void at::native::multi_tensor_apply_kernel<AdamW>": 2000,
-            "void at::native::vectorized_elementwise_kernel<direct_copy_kernel_cuda>": 1500,
-            "something new": 1000,
-        }
-    )
-    found = kinds(micros)
-    assert found == {"matrices": 5.0, "optimizer": 2.0, "copies": 1.5, "other": 1.0}
 
 
 def test_how_far_passes_are_off_is_a_share_of_what_is_expected() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl import callbacks as kinds_of
-from lrl.callbacks import Evaluation, RolloutLog, Summary, Throughput, WeightSync
+from lrl.callbacks import Evaluation
 from lrl.callbacks.base import FollowRankZero, OnRankZero
 from lrl.callbacks.default_callbacks import let_others_follow, put_in_order
 
@@ -39,14 +39,6 @@ def test_lrls_callbacks_have_one_order_and_a_users_own_stay_after_all_that_stood
     put_in_order(callbacks)
     assert [type(one) for one in callbacks if not isinstance(one, Users)] == KINDS
     assert all(those <= set(callbacks[: callbacks.index(one)]) for one, those in before.items())
-
-
-def test_callbacks_in_order_are_not_moved() -> None:
-    kinds = (Users, WeightSync, RolloutLog, Users, Throughput, Summary, Users)
-    callbacks = [make(kind) for kind in kinds]
-    given_order = list(callbacks)
-    put_in_order(callbacks)
-    assert callbacks == given_order
 
 
 def once(kind: Any) -> object:

@@ -18,17 +18,10 @@ import huggingface_hub
 import pytest
 
 from lrl.callbacks import Export
-from lrl.callbacks.export import _usual_timeout
 from lrl.errors import ConfigError
 from tests.run_without_generators import fit, trainer
-from tests.tiny_policies import tiny_llama
 
 NAME = "ada/sums"
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
 
 
 class Hub(ThreadingHTTPServer):
@@ -154,19 +147,6 @@ def test_a_hub_that_fails_costs_the_run_nothing_and_the_log_says_how_to_upload(
     fit(policy, trainer(tmp_path, export, max_steps=1))
     assert f"hf upload {NAME} {folder}" in caplog.text and said in caplog.text
     assert (folder / "model.safetensors").exists() and not hub.commits
-
-
-def test_an_upload_has_a_minute_and_a_second_for_each_megabyte(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_bytes(b"0" * 3_000_000)
-    assert _usual_timeout(tmp_path) == 63.0
-    with pytest.raises(ConfigError, match="Export.upload_timeout_s is 0"):
-        Export(upload_timeout_s=0)
-
-
-@pytest.mark.parametrize(("name", "why"), [("sums", "`user/sums`"), ("a b/c", "push_to_hub")])
-def test_a_name_that_the_hub_has_not_is_refused(name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        Export(push_to_hub=name)
 
 
 def test_an_upload_that_cannot_begin_is_refused_before_a_step(

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
-import yaml
-from jsonargparse import ArgumentParser
 
 import lrl
 from lrl.callbacks import Health
@@ -59,6 +56,10 @@ def test_a_figure_is_warned_of_once_in_a_run_in_a_short_line(lines: Lines) -> No
         "model.lr."
     )
     assert health.outside == {"policy/ess": 10}, "the summary counts them"
+    ranges: Any = {"policy/ess": (0.2, None), "policy/kl_behaviour": None}
+    row = {"policy/ess": 0.1, "policy/kl_behaviour": 9.0}
+    (text,) = lines([row], Health(ranges=ranges, steps=1))
+    assert text.startswith("WARNING step 0: policy/ess is 0.1 (healthy: at least 0.2).")
 
 
 def test_equal_rewards_are_no_news_while_a_teacher_rewards_each_token(
@@ -104,11 +105,6 @@ def test_a_figure_is_told_of_after_several_steps_that_log_it(case: str, lines: L
     assert list(health.outside) == [one.split()[1] for one in told], "the summary has no other"
 
 
-def test_one_step_is_enough_where_the_settings_say_so(lines: Lines) -> None:
-    (found,) = lines(ess(0.9, 0.3, 0.9), Health(steps=1))
-    assert found.startswith("WARNING step 1:")
-
-
 def test_the_smallest_unhealthy_lag_is_named_and_a_smaller_one_speaks_again(lines: Lines) -> None:
     (left,) = lines([at_lags(lag_0=0.1, lag_3=0.8, lag_4=0.31, lag_16=0.2)] * 6)
     assert left.endswith(
@@ -131,44 +127,6 @@ def test_every_rule_speaks_outside_of_its_bound_and_not_within(lines: Lines, rul
     (left,) = lines([{tag: bound + outwards} | share] * 4)
     assert f"{tag} is " in left
     assert len(left) <= 2 * 80 and "\n" not in left, "two lines of a narrow terminal"
-
-
-def test_settings_change_a_range_or_switch_it_off(lines: Lines) -> None:
-    config = """
-    class_path: lrl.callbacks.Health
-    init_args:
-      ranges:
-        policy/ess: [0.2, null]
-        policy/kl_behaviour: null
-        policy/by_lag/<k>/ess: [0.2, 0.9]
-      steps: 2
-    """
-    parser = ArgumentParser(parser_mode="omegaconf+")
-    parser.add_argument("--callback", type=L.Callback)
-    health = parser.instantiate_classes(
-        parser.parse_object({"callback": yaml.safe_load(config)})
-    ).callback
-    assert isinstance(health, Health)
-    row = {"policy/ess": 0.3, "policy/kl_behaviour": 9.0} | at_lags(lag_1=0.95)
-    (left,) = lines([row] * 4, health)
-    assert left.startswith("WARNING step 1: policy/by_lag/1/ess is 0.95 (healthy: 0.2 to 0.9).")
-
-
-@pytest.mark.parametrize(
-    ("settings", "fault"),
-    [
-        (
-            {"ranges": {"policy/es": (0.1, None)}},
-            "no rule for policy/es; .*policy/ess, policy/kl_behaviour, .*reward/std",
-        ),
-        ({"ranges": {"policy/ess": (0.9, 0.1)}}, "policy/ess would have to be at least 0.9 and at"),
-        ({"steps": 0}, "Health.steps is 0"),
-        ({"time_after_s": -1}, "Health.time_after_s is -1"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict[str, Any], fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
-        Health(**settings)
 
 
 def test_the_settings_that_the_advice_names_exist() -> None:

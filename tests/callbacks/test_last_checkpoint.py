@@ -17,14 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from tests.run_without_generators import MICRO_BATCHES, STEPS_PER_EPOCH, fit, trainer
-from tests.tiny_policies import tiny_llama
 
 STEPS = 7
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
 
 
 class Record(L.Callback):
@@ -128,13 +122,17 @@ def test_a_run_stopped_at_any_moment_resumes_as_if_it_had_not_stopped(
     assert logged == list(range(STEPS))
 
 
-def test_an_error_of_the_run_saves_too_and_keeps_being_the_error(
-    policy: str, tmp_path: Path
+def test_an_error_of_the_run_saves_too_keeps_being_the_error_and_the_command_to_resume_is_quoted(
+    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    end = EndAt(2, "backward", RuntimeError("no generator is left"))
+    folder, end = tmp_path / "the run's", EndAt(2, "backward", RuntimeError("no generator is left"))
+    caplog.set_level(logging.INFO, logger="lightning.pytorch")
     with pytest.raises(RuntimeError, match="no generator is left"):
-        fit(policy, trainer(tmp_path, end, never()))
-    assert [path.name for path in saved(tmp_path)] == ["last-step=2.ckpt"]
+        fit(policy, trainer(folder, end, never()))
+    (checkpoint,) = saved(folder)
+    assert checkpoint.name == "last-step=2.ckpt"
+    (told,) = [message for message in caplog.messages if "Resume with" in message]
+    assert shlex.split(told.partition("Resume with ")[2]) == ["--ckpt_path", str(checkpoint)]
 
 
 @pytest.mark.parametrize(
@@ -198,15 +196,3 @@ def test_a_last_checkpoint_that_its_folder_refuses_goes_elsewhere(
     assert torch.load(path, weights_only=True)["global_step"] == running.global_step
     assert str(path) in caplog.text
     assert "Errno" in caplog.text and str(folder) in caplog.text
-
-
-def test_the_printed_command_is_quoted_for_the_shell(
-    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, end = tmp_path / "the run's", EndAt(1, "batch end", RuntimeError("a fault"))
-    caplog.set_level(logging.INFO, logger="lightning.pytorch")
-    with pytest.raises(RuntimeError, match="a fault"):
-        fit(policy, trainer(folder, end, never()))
-    (output,) = [message for message in caplog.messages if "Resume with" in message]
-    words = shlex.split(output.partition("Resume with ")[2])
-    assert words == ["--ckpt_path", str(saved(folder)[0])]

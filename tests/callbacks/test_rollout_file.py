@@ -159,9 +159,3 @@ def test_a_full_file_gets_fewer_steps_loses_none_and_never_passes_its_limit(
     little = run(tmp_path / "little", RolloutFile(max_mb=4.5 * size / MB), steps)
     assert caplog.text.count("has no room for step") == 1
     assert 3 * size < little.path.stat().st_size <= 4.5 * size
-
-
-def test_steps_between_are_left_out(tmp_path: Path) -> None:
-    steps = [[group(step, rollout([11], 1.0), rollout([12], 0.0))] for step in range(7)]
-    index = run(tmp_path, RolloutFile(every_n_steps=3), steps)
-    assert [one.shown["step"] for one in index.groups] == [0, 3, 6]

@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 import pytest
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lrl.callbacks import RolloutLog
@@ -23,7 +23,6 @@ from lrl.callbacks.rollout_log import (
     scalars_by_lag,
 )
 from lrl.evaluation import evaluate
-from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from tests.callbacks.scripted import fit
@@ -46,15 +45,6 @@ def test_a_response_has_the_lag_of_its_oldest_token() -> None:
         "rollouts/by_lag/0/share": 0.5,
         "rollouts/by_lag/0/length": 2.0,
         "rollouts/by_lag/0/reward": 0.5,
-    }
-
-
-def test_large_lags_are_pooled() -> None:
-    lags = (1, MAX_LAG_SHOWN - 1, MAX_LAG_SHOWN, MAX_LAG_SHOWN + 1, 90)
-    found = scalars_by_lag([response([100 - lag]) for lag in lags], step=100)
-    shares = {1: 0.2, MAX_LAG_SHOWN - 1: 0.2, MAX_LAG_SHOWN: 0.6}
-    assert {tag: value for tag, value in found.items() if tag.endswith("share")} == {
-        f"rollouts/by_lag/{lag}/share": pytest.approx(share) for lag, share in shares.items()
     }
 
 
@@ -232,22 +222,15 @@ def text_of(folder: Path, shown: list[dict[str, Any]]) -> str:
     return event.tensor_proto.string_val[0].decode()
 
 
-def test_tensorboards_text_has_the_reference_answer(tmp_path: Path) -> None:
-    text = text_of(tmp_path, SAMPLES)
+def test_tensorboards_text_has_the_reference_answer_and_half_a_surrogate_pair_as_its_escape(
+    tmp_path: Path,
+) -> None:
+    text = text_of(tmp_path / "usual", SAMPLES)
     for name, value in {"Prompt": "1+1=", "Answer": "2", "Response": "it is 3"}.items():
         assert f"**{name}**\n\n    {value}" in text
-    assert "reward 0.5, 3 tokens" in text
-
-
-def test_half_a_surrogate_pair_is_shown_as_its_escape(tmp_path: Path) -> None:
     half = "half \ud83d"
     failed = sampled({"answer": half}, None, half)
     failed.rollouts[0].reward_failure = f"exception: {half}"
     shown = [sample(failed, 10), sample(sampled({half: half}), 10)]
     assert "\\ud83d" in shown[0]["answer"] and shown[1]["answer"] == r"half \ud83d: half \ud83d"
-    assert text_of(tmp_path, shown).count(r"half \ud83d") == 5
-
-
-def test_a_logger_of_numbers_alone_is_left_alone(tmp_path: Path) -> None:
-    log_samples(CSVLogger(str(tmp_path)), SAMPLES, 10)
-    assert not list(tmp_path.rglob("*.csv"))
+    assert text_of(tmp_path / "odd", shown).count(r"half \ud83d") == 5

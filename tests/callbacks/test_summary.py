@@ -25,11 +25,6 @@ def test_a_curve_in_a_line_reaches_from_the_lowest_to_the_highest_bar(values: li
             assert bars[values.index(max(values))] == HEIGHTS[-1]
 
 
-def test_a_rising_curve_has_rising_bars() -> None:
-    bars = curve_in_a_line([step**2 for step in range(100)]).partition("  ")[0]
-    assert list(bars) == sorted(bars)
-
-
 @pytest.mark.parametrize("charts", [True, False])
 def test_each_logger_says_where_its_metrics_are(tmp_path: Path, charts: bool) -> None:
     loggers = [TensorBoardLogger(tmp_path / "a b"), CSVLogger(tmp_path / "c")]

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
 from tests.callbacks.model_run import ModelRun, serving
 from tests.leftovers import wait_for
@@ -143,13 +142,6 @@ def test_a_run_that_ends_by_an_error_does_not_wait_for_a_proof(model_run: ModelR
     model_run.trainer.interrupted = True
     model_run.data.state_dict()
     assert not any(generator.eviction for generator in model_run.pool.generators)
-
-
-def test_an_unknown_keys_and_values_is_refused_with_the_choices() -> None:
-    with pytest.raises(
-        ValueError, match=r"WeightSync.keys_and_values is 'drop'; choose from recompute, keep"
-    ):
-        WeightSync(keys_and_values="drop")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("how", "clears"), [("recompute", "true"), ("keep", "false")])

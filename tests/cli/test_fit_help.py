@@ -10,20 +10,15 @@ import pytest
 import lrl
 from lrl import callbacks
 from lrl.cli import fit_help
-from lrl.cli.main import LIGHTNINGS, main
-
-
-def message(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    status = main(words)
-    printed = capsys.readouterr()
-    return status, printed.out + printed.err
+from lrl.cli.main import LIGHTNINGS
+from tests.cli.conftest import Say
 
 
 @pytest.mark.parametrize("verb", LIGHTNINGS)
 def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each(
-    verb: str, capsys: pytest.CaptureFixture[str]
+    verb: str, say: Say
 ) -> None:
-    status, text = message([verb, "--help"], capsys)
+    status, text, _ = say(verb, "--help")
     lines = text.splitlines()
     assert status == 0 and len(lines) <= 150 and max(map(len, lines)) <= fit_help.WIDTH
     names = ("model.model", "data.prompts", "trainer.strategy.server", "trainer.devices")
@@ -45,28 +40,13 @@ def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each
     assert not any("OnRankZero" in line for line in lines), "a base is no callback to name"
 
 
-def test_help_has_types_and_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    _, text = message(["fit", "--help"], capsys)
-    for words in (
-        "constant|linear|cosine = constant",
-        "float|null = 4.0",
-        "bool = false",
-        "str = 127.0.0.1",
-        "Objective|null = null",
-        "mapping = {}",
-        "list|Reward|function|str",
-    ):
-        assert words in text, words
-
-
 def test_everything_that_lightning_takes_is_still_to_be_had(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["lrl"])
     for words, named in (
         ("fit --help all", "--trainer.limit_val_batches"),
         ("fit --model.objective.help GSPO", "epsilon_low"),
     ):
-        with pytest.raises(SystemExit) as end:
-            main(words.split())
-        assert end.value.code == 0 and named in capsys.readouterr().out
+        status, out, _ = say(*words.split())
+        assert status == 0 and named in out

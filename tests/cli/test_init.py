@@ -11,6 +11,7 @@ import yaml
 
 from lrl.cli.init import TURNS_MARK
 from lrl.cli.main import main as lrl
+from tests.cli.conftest import Say
 
 
 @pytest.fixture(params=[[], ["--turns"]], ids=["plain", "turns"])
@@ -20,15 +21,13 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_its_settings_and_its_data_are_what_a_run_takes(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend(project)
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        lrl(["fit", "--config", "recipe.yaml", "--print_config"])
-    assert ended.value.code == 0
-    made = yaml.safe_load(capsys.readouterr().out)
+    status, out, _ = say("fit", "--config", "recipe.yaml", "--print_config")
+    made = yaml.safe_load(out)
+    assert status == 0
     has_environment = (project / "environment.py").exists()
     assert (made["data"]["init_args"]["environment"] is not None) == has_environment
     assert made["trainer"]["logger"]["init_args"]["name"] == "my_run"
@@ -56,7 +55,7 @@ def test_it_trains(quickstart_policy: Path, tmp_path: Path) -> None:
     assert (project / "runs" / "my_run" / "version_0" / "policy" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["2024", "2024-01-01", "1e3", "true", "null", "no"])
+@pytest.mark.parametrize("name", ["2024-01-01", "1e3", "no"])
 def test_a_name_that_yaml_takes_for_something_else_is_a_text(name: str, tmp_path: Path) -> None:
     assert lrl(["init", str(tmp_path / name)]) == 0
     recipe = yaml.safe_load((tmp_path / name / "recipe.yaml").read_text())
@@ -64,12 +63,12 @@ def test_a_name_that_yaml_takes_for_something_else_is_a_text(name: str, tmp_path
 
 
 def test_a_name_that_is_none_is_refused_and_nothing_that_is_there_is_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, say: Say
 ) -> None:
     for name in ("my run", "-x", ".hidden"):
-        assert lrl(["init", "--", str(tmp_path / name)]) == 2
-        assert "is no name of a run" in capsys.readouterr().err
+        status, _, error = say("init", "--", tmp_path / name)
+        assert status == 2 and "is no name of a run" in error
     (tmp_path / "rewards.py").write_text("mine")
-    assert lrl(["init", str(tmp_path)]) == 2
-    assert "exists and is not empty. Name a new folder" in capsys.readouterr().err
+    status, _, error = say("init", tmp_path)
+    assert status == 2 and "exists and is not empty. Name a new folder" in error
     assert [file.name for file in tmp_path.iterdir()] == ["rewards.py"]

@@ -12,6 +12,7 @@ from lrl.cli.main import main
 from lrl.members import join
 from lrl.members.join import LocalOverrides
 from lrl.members.registry import Kind
+from tests.cli.conftest import Say
 
 WORKER = ["--kind", "worker"]
 
@@ -19,24 +20,15 @@ WORKER = ["--kind", "worker"]
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["join"], "RUN"),
         (["leave"], "RUN"),
-        (["join", "somewhere", "--kind", "judge"], "invalid choice: 'judge'"),
-        (
-            ["join", "somewhere", "--devices", "a"],
-            "argument --devices: invalid indices value: 'a'",
-        ),
         (["join", "somewhere", "--workers", "2"], "--workers: a member of kind generator"),
         (["join", "somewhere", *WORKER, "--devices", "0"], "--devices: a member of kind worker"),
         (["leave", "somewhere", "--host", "10.0.0.1"], "--host"),
     ],
 )
-def test_words_that_cannot_work_are_refused(
-    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 2 and named in capsys.readouterr().err
+def test_words_that_cannot_work_are_refused(words: list[str], named: str, say: Say) -> None:
+    status, _, error = say(*words)
+    assert status == 2 and named in error
 
 
 def test_a_member_has_a_worker_for_each_core_of_its_process(
@@ -57,20 +49,13 @@ def test_a_member_has_a_worker_for_each_core_of_its_process(
 
 
 @pytest.mark.parametrize("words", [["join"], ["join", *WORKER], ["leave"]])
-def test_without_a_live_run_the_error_names_the_folder(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_without_a_live_run_or_an_address_where_nobody_answers_is_named(
+    words: list[str], tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main([*words, str(tmp_path)]) == 2
-    assert f"{tmp_path} is not the folder of a live run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["join"], ["join", *WORKER], ["leave"]])
-def test_an_address_where_nobody_answers_is_named_with_the_setting(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    status, _, error = say(*words, tmp_path)
+    assert status == 2 and f"{tmp_path} is not the folder of a live run" in error
     monkeypatch.setenv("LRL_TOKEN", "a-token-of-a-run-that-is-over")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        assert main([*words, f"http://127.0.0.1:{free.getsockname()[1]}"]) == 2
-    text = capsys.readouterr().err
-    assert "The run does not answer at http://127.0.0.1" in text and "strategy.server.host" in text
+        status, _, error = say(*words, f"http://127.0.0.1:{free.getsockname()[1]}")
+    assert status == 2 and "The run does not answer at http://127.0.0.1" in error

@@ -17,7 +17,6 @@ from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from lrl.cli.lightning import flat
 from lrl.cli.main import main
 from lrl.run import Run
 from lrl.system.endpoint import LOOPBACK
@@ -136,22 +135,3 @@ def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody
     assert metrics == ["eval/held/reward", "reward/mean"]
     names = {one.name for one in experiment.hparam_infos}
     assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= names
-
-
-def test_names_lead_through_classes_and_lists() -> None:
-    of_model = {"lr": 1.0, "betas": [0.9, 0.95], "lora": None}
-    callbacks = [{"class_path": "own.A"}, {"class_path": "own.B", "init_args": {"n": 3}}]
-    settings = {
-        "model": {"class_path": "own.Policy", "init_args": of_model},
-        "trainer": {"callbacks": callbacks, "logger": False},
-    }
-    assert dict(flat(settings)) == {
-        "model": "own.Policy",
-        "model.lr": 1.0,
-        "model.betas": [0.9, 0.95],
-        "model.lora": None,
-        "trainer.callbacks.0": "own.A",
-        "trainer.callbacks.1": "own.B",
-        "trainer.callbacks.1.n": 3,
-        "trainer.logger": False,
-    }

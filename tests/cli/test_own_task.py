@@ -105,19 +105,12 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "message"),
-    [
-        ("groups_per_step=4", "groups_per_step=40", "groups_per_step is 40, and problems has 16"),
-        ("rewards.py:right", "rewards.py:rihgt", "rewards.py has no 'rihgt'. Did you mean right?"),
-    ],
-    ids=["found in fit", "found where it is made"],
-)
 def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
-    right: str, wrong: str, message: str, readers_folder: Path
+    readers_folder: Path,
 ) -> None:
-    assert right in SCRIPT
-    done = run_script(SCRIPT.replace(right, wrong), readers_folder)
+    wrong = SCRIPT.replace("groups_per_step=4", "groups_per_step=40")
+    done = run_script(wrong, readers_folder)
+    message = "groups_per_step is 40, and problems has 16"
     errors = done.stderr[done.stderr.index("lrl: error:") :]
     assert done.returncode == 1 and message in errors, done.stderr
     assert "Traceback" not in done.stderr and len(errors.splitlines()) <= 3

@@ -26,6 +26,7 @@ from rich.table import Table
 import lrl
 from lrl.cli.main import main
 from lrl.planning.report import print_whole
+from tests.cli.conftest import Say
 from tests.planning.shapes import LLAMA_8B, LLAMA_70B, QWEN_1_5B
 
 LENGTHS = ("--lengths", "lognormal:mean=500,max=2000")
@@ -39,29 +40,18 @@ def qwen(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def plan(qwen: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def plan(qwen: str, say: Say) -> Callable[..., str]:
     """Runs `lrl plan` for the small policy; returns what it prints."""
 
     def printed(*words: str) -> str:
-        assert main(["plan", "--model", qwen, *SMALL, *words]) == 0
-        return capsys.readouterr().out
+        status, out, error = say("plan", "--model", qwen, *SMALL, *words)
+        assert status == 0, error
+        return out
 
     return printed
 
 
-@pytest.fixture
-def written(plan: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Has `lrl plan` write a recipe; returns its content."""
-
-    def recipe(*words: str) -> dict[str, Any]:
-        plan(*words, "--out", str(tmp_path / "planned.yaml"))
-        return yaml.safe_load((tmp_path / "planned.yaml").read_text())
-
-    return recipe
-
-
 FILES = {
-    "no_yaml": "x: [",
     "no_recipe": "model: {}",
     "turns": "{model: {}, data: {init_args: {environment: a.B, max_turns: 0}}, trainer: {}}",
 }
@@ -169,67 +159,21 @@ def test_a_simulated_plan_writes_the_fastest_dispatch_policy(
     assert yaml.safe_load(out.read_text())["data"]["init_args"]["dispatch"] == fastest
 
 
-def test_on_one_device_both_sides_share_its_memory(
-    written: Callable[..., dict[str, Any]],
-) -> None:
-    planned = written("--cluster", "1xH100")
-    strategy = planned["trainer"]["strategy"]["init_args"]
-    assert planned["trainer"]["devices"] == 1 and strategy["generator_devices"] == 0
-    # The trainer's state is beside it.
-    assert 0 < strategy["server"]["gpu_memory_utilization"] < 0.7
-    assert planned["data"]["init_args"]["max_lag"] == 0
-
-
-def test_a_plan_that_lrl_cannot_run_is_printed_and_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_that_lrl_cannot_run_is_printed_and_not_written(tmp_path: Path, say: Say) -> None:
     config, out = tmp_path / "config.json", tmp_path / "planned.yaml"
     config.write_text(json.dumps(LLAMA_8B))
     words = ["plan", "--model", str(config), "--cluster", "2xH100", *SMALL]
-    assert main([*words, "--out", str(out)]) == 2
-    message = capsys.readouterr()
-    assert "cannot yet" in message.out and "runs it" not in message.out
-    assert "nothing was written" in message.err and not out.exists()
-    for why in (message.out.split("Forecasts")[0], message.err):  # said before the table, too
+    status, printed, error = say(*words, "--out", out)
+    assert status == 2 and "cannot yet" in printed and "runs it" not in printed
+    assert "nothing was written" in error and not out.exists()
+    for why in (printed.split("Forecasts")[0], error):  # said before the table, too
         assert "lrl can run none of these plans today" in why and "takes 13" in why
-
-
-def test_plans_of_today_come_first_and_the_first_becomes_the_recipe(
-    plan: Callable[..., str], tmp_path: Path
-) -> None:
-    """Float8 is a forecast; the fastest plan with a node for each side comes first."""
-    out = tmp_path / "planned.yaml"
-    printed = plan("--cluster", "16xH100", "--precision", "fp8", "--out", str(out))
-    assert row(printed, "today's lrl") == ["runs it"] * 3 + ["cannot yet"] * 2
-    assert "can run none" not in printed
-    trainers, writers = row(printed, "devices")[0].split(" + ")
-    recipe = yaml.safe_load(out.read_text())
-    whole = row(printed, "  state spread over")[0] == "1"
-    strategy = recipe["trainer"]["strategy"]
-    assert strategy["class_path"] == ("lrl.AsyncDDP" if whole else "lrl.AsyncFSDP")
-    init_args = strategy["init_args"]
-    assert (recipe["trainer"]["num_nodes"], recipe["trainer"]["devices"]) == (1, 8)
-    assert (trainers, writers) == ("8", "8")
-    assert init_args["generator_devices"] == 0 and init_args["server"]["host"] == "0.0.0.0"
-    generators = int(row(printed, "generators")[0].split(",")[0])
-    assert init_args["launcher"]["init_args"] == {"jobs": generators}
-    assert "Several nodes" in out.read_text()
-    assert f"lrl runs today, {row(printed, 'step (s)')[0]} s a step" in printed
 
 
 def row(printed: str, name: str) -> list[str]:
     """Returns the cells of a row of the first table."""
     line = next(line for line in printed.splitlines() if line.startswith(f"│ {name} "))
     return [cell.strip() for cell in line.split("│")[2:-1]]
-
-
-def test_the_work_of_a_step_is_printed_with_the_settings_that_were_not_given(
-    plan: Callable[..., str],
-) -> None:
-    first, second, *_ = plan("--cluster", "8xH100", "--lengths", "fixed:700").splitlines()
-    assert "128 responses of 700 tokens in the mean and 700 at most" in first
-    assert "1.54 billion parameters on 8xH100" in first
-    assert "--responses 8, --max-lag 1" in second and "--prompts" not in second
 
 
 def test_a_table_wider_than_the_terminal_loses_nothing() -> None:
@@ -240,6 +184,42 @@ def test_a_table_wider_than_the_terminal_loses_nothing() -> None:
     assert "│ transport │ shared_memory, ipc, nccl │" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--cluster", "8xTPU"], "--cluster is '8xTPU'"),
+        (["--simulate", "2", "--generators", "8xH20"], "--generators: --simulate and --out"),
+        (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),
+        (["--base", "no_recipe"], "--base is 'no_recipe'"),
+        (["--base", "calculator"], "--turns is missing"),
+        (["--base", "turns"], "data.max_turns of --base is 'fixed:0'"),
+        (["--tool-ms", "fixed:9"], "--turns is missing"),
+        (["--compare", "no/where"], "[Errno 2] No such file or directory: 'no/where/timeline"),
+    ],
+)
+def test_bad_input_is_one_error_with_the_setting(
+    words: list[str], named: str, qwen: str, tmp_path: Path, monkeypatch: Any, say: Say
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    status, out, error = say("plan", "--model", qwen, "--cluster", "8xH100", *SMALL, *words)
+    assert status == 2 and error.startswith(f"lrl: error: {named}")
+    assert not out, "it is said before anything is planned"
+
+
+def test_on_one_device_both_sides_share_its_memory(
+    plan: Callable[..., str], tmp_path: Path
+) -> None:
+    plan("--cluster", "1xH100", "--out", str(tmp_path / "planned.yaml"))
+    planned = yaml.safe_load((tmp_path / "planned.yaml").read_text())
+    strategy = planned["trainer"]["strategy"]["init_args"]
+    assert planned["trainer"]["devices"] == 1 and strategy["generator_devices"] == 0
+    # The trainer's state is beside it.
+    assert 0 < strategy["server"]["gpu_memory_utilization"] < 0.7
+    assert planned["data"]["init_args"]["max_lag"] == 0
+
+
 def test_generators_may_be_in_a_second_cluster(plan: Callable[..., str]) -> None:
     words = ["--cluster", "16xH800", "--generators", "32xH20", "--max-lag", "0"]
     slow, fast = (plan(*words, "--link", link) for link in ("0.1", "1000"))
@@ -247,43 +227,6 @@ def test_generators_may_be_in_a_second_cluster(plan: Callable[..., str]) -> None
     assert set(row(slow, "today's lrl")) == {"cannot yet"}
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--cluster", "8xTPU"], "--cluster is '8xTPU'"),
-        (["--generators", "x"], "--generators is 'x'"),
-        (["--simulate", "2", "--generators", "8xH20"], "--generators: --simulate and --out"),
-        (["--lengths", "normal"], "--lengths is 'normal'"),
-        (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),
-        (["--base", "none"], "--base is 'none'"),
-        (["--base", "no_yaml"], "--base is 'no_yaml'"),
-        (["--base", "no_recipe"], "--base is 'no_recipe'"),
-        (["--base", "calculator"], "--turns is missing"),
-        (["--base", "turns"], "data.max_turns of --base is 'fixed:0'"),
-        (["--turns", "0"], "--turns is '0'"),
-        (["--tool-ms", "fixed:9"], "--turns is missing"),
-        (["--model", "no/model"], "--model is 'no/model'"),
-        (["--compare", "no/where"], "[Errno 2] No such file or directory: 'no/where/timeline"),
-    ],
-)
-def test_bad_input_is_one_error_with_the_setting(
-    words: list[str], named: str, qwen: str, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, *words]) == 2
-    message = capsys.readouterr()
-    assert message.err.startswith(f"lrl: error: {named}")
-    assert not message.out, "it is said before anything is planned"
-
-
-def test_without_a_cluster_or_with_too_small_a_number_the_command_says_what_to_give(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["plan"]) == 2
-    assert "give --model, --cluster and --lengths, or --compare alone" in capsys.readouterr().err
+def test_too_small_a_number_is_refused(say: Say) -> None:
     for setting in ("--prompts", "--link"):
-        with pytest.raises(SystemExit, match="2"):
-            main(["plan", f"{setting}=0"])
-        assert f"argument {setting}: 0 is below" in capsys.readouterr().err
+        assert f"argument {setting}: 0 is below" in say("plan", f"{setting}=0")[2]

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from lrl.cli.main import main
 from lrl.errors import NotRunning
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.run_file import find_generator
+from tests.cli.conftest import Say
 from tests.lent_server import LentServer
 
 WITHOUT_A_TEMPLATE = """
@@ -90,13 +90,6 @@ def started(kind: type[Server], folder: Path, number: int = 0) -> Iterator[Serve
         server.stop()
 
 
-def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Returns exit status, stdout and stderr of `lrl prompt`."""
-    status = main(["prompt", *words])
-    written = capsys.readouterr()
-    return status, written.out, written.err
-
-
 def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
     """Runs the lines in bash, in an empty folder; returns the JSON that they print."""
     home = folder / "home"
@@ -109,10 +102,10 @@ def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
 
 
 def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_read(
-    lent_server: LentServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lent_server: LentServer, tmp_path: Path, say: Say
 ) -> None:
     run, token = lent_server.log_path.parent, lent_server.token
-    status, lines, _ = say(capsys, str(run), ODD_PROMPT)
+    status, lines, _ = say("prompt", str(run), ODD_PROMPT)
     assert status == 0 and token in lines and lent_server.url in lines
     curl = tmp_path / "curl"
     curl.write_text(WATCHING_CURL.format(curl=shutil.which("curl")))
@@ -128,9 +121,9 @@ def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_
 
 
 def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
-    two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two_generators: list[Server], tmp_path: Path, say: Say
 ) -> None:
-    lines = say(capsys, str(tmp_path), ODD_PROMPT)[1]
+    lines = say("prompt", str(tmp_path), ODD_PROMPT)[1]
     answer = run_in_shell(lines, tmp_path)
     expected = {"route": "/v1/completions", "model": "base", "max_tokens": 20}
     assert expected.items() <= answer.items()
@@ -138,26 +131,17 @@ def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
     assert not (tmp_path / "home" / "harm").exists()
 
 
-def test_a_prompt_is_sent_without_the_end_that_its_tokenizer_adds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prompt_is_sent_without_the_end_that_its_tokenizer_adds(tmp_path: Path, say: Say) -> None:
     with started(Ending, tmp_path):
-        answer = run_in_shell(say(capsys, str(tmp_path), "1+1=")[1], tmp_path)
+        answer = run_in_shell(say("prompt", str(tmp_path), "1+1=")[1], tmp_path)
     assert answer["prompt"] == [1, *map(ord, "1+1=")]
 
 
-def test_another_generator_is_chosen_by_its_number(
-    two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_generator_is_found_by_number_under_any_name_of_its_run_until_its_process_ends(
+    two_generators: list[Server], tmp_path: Path, say: Say
 ) -> None:
     for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
-        assert f"{server.url}/v1\n" in say(capsys, str(tmp_path), *words)[1]
-    status, out, error = say(capsys, str(tmp_path), "--generator", "1")
-    assert (status, out) == (2, "") and "Generator 1 of" in error and "[0, 12]" in error
-
-
-def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(
-    two_generators: list[Server], tmp_path: Path
-) -> None:
+        assert f"{server.url}/v1\n" in say("prompt", str(tmp_path), *words)[1]
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     found = find_generator(link, 12)
@@ -168,24 +152,20 @@ def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(
         find_generator(link, 12)
 
 
-def test_without_a_run_the_error_says_what_to_give(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_run_the_error_says_what_to_give(tmp_path: Path, say: Say) -> None:
     (tmp_path / "generator-0.log").write_text("a run that has ended")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        status, out, error = say(capsys, str(folder))
+        status, out, error = say("prompt", str(folder))
         assert (status, out) == (2, "")
         assert str(folder) in error and f"lrl chat {folder}/policy" in error
-    with pytest.raises(SystemExit, match="2"):
-        main(["prompt"])
-    assert "RUN" in capsys.readouterr().err
+    assert "RUN" in say("prompt")[2]
 
 
 def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, say: Say
 ) -> None:
     with started(Silent, tmp_path) as server:
-        status, out, error = say(capsys, str(tmp_path))
+        status, out, error = say("prompt", str(tmp_path))
     assert (status, out) == (2, "") and server.url in error and str(server.log_path) in error
 
 
@@ -194,17 +174,15 @@ def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
     [
         (["prompt", "."], "lrl.cli.prompt.lines"),
         (["chat", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
-        (["doctor"], "lrl.cli.doctor.checks"),
-        (["plan", "--compare", "."], "lrl.planning.compare.read_run"),
     ],
 )
 def test_ctrl_c_ends_a_command_without_a_traceback(
-    words: list[str], work: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+    words: list[str], work: str, tmp_path: Path, monkeypatch: Any, say: Say
 ) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(work, interrupted)
-    assert main([str(tmp_path) if word == "FOLDER" else word for word in words]) == 130
-    assert capsys.readouterr().err == "\n"
+    found = say(*(str(tmp_path) if word == "FOLDER" else word for word in words))
+    assert (found[0], found[2]) == (130, "\n")

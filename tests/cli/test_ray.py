@@ -50,23 +50,6 @@ def test_the_number_of_nodes_need_not_be_said_twice_and_a_member_has_its_own_wor
     assert member == ["join", "http://far:7000"] and one.bundles == [{"CPU": 1.0}]
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("--nodes 2 fit", "gpus"),
-        ("--gpus 0 --nodes 0 fit", "nodes"),
-        ("--gpus 0", "there is no fit and no validate"),
-        ("--gpus 0 --resources h100 fit", "h100"),
-    ],
-)
-def test_a_wrong_word_is_named(
-    asked: list[Any], capsys: pytest.CaptureFixture[str], words: str, reason: str
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["ray", *words.split()])
-    assert reason in capsys.readouterr().err and asked == []
-
-
 def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: list[Any]) -> None:
     manifest = yaml.safe_load(MANIFEST.read_text())
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lrl.planning.batching import GenerationPhase, drained, slots_of, steady
 from lrl.planning.cluster import parse_cluster
@@ -24,8 +22,6 @@ LOGNORMAL = "lognormal:mean=2000,max=8000"
 
 FLAT = LinearGenerator(kv_tokens=10**9, step_s=1e-3)
 """A millisecond a token at every batch size."""
-LINEAR = LinearGenerator(kv_tokens=10**9, response_s=1e-3)
-"""Batching gains nothing."""
 SHARED = LinearGenerator(kv_tokens=10**9, step_s=8e-3, response_s=1e-3)
 """Batching gains."""
 HELD = LinearGenerator(kv_tokens=10**9, context_token_s=1.0)
@@ -34,22 +30,6 @@ HELD = LinearGenerator(kv_tokens=10**9, context_token_s=1.0)
 def workload(lengths: str, **changes: int) -> Workload:
     usual = {"prompts": 8, "responses": 4, "prompt_tokens": 100}
     return Workload(lengths=parse_lengths(lengths), **usual | changes)
-
-
-def test_with_room_for_all_a_drain_ends_with_the_longest_response() -> None:
-    for generators in (1, 4):
-        span_s = drained(FLAT, workload(LOGNORMAL), generators).span_s
-        assert span_s == pytest.approx(1e-3 * parse_lengths(LOGNORMAL).of(32)[-1])
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 400), st.integers(1, 8))
-def test_without_gain_from_batching_a_drain_takes_the_sum_of_its_tokens(
-    prompts: int, generators: int
-) -> None:
-    work = workload("fixed:50", prompts=prompts)
-    share = -(-work.samples // generators)
-    assert drained(LINEAR, work, generators).busy_s == pytest.approx(50e-3 * share, rel=0.02)
 
 
 def test_a_drain_adds_up_all_context_tokens_and_without_room_responses_take_turns() -> None:
@@ -69,28 +49,6 @@ def test_a_steady_flow_hides_the_tail_of_a_drain_and_less_room_makes_it_slower()
     assert flowing.span_s == pytest.approx(draining.span_s)
     tight = steady(replace(FLAT, kv_tokens=20_000), work, 2, lag=1)
     assert tight.slots < flowing.slots and tight.busy_s > flowing.busy_s
-
-
-def test_the_bound_on_lag_limits_the_batch_of_a_steady_flow() -> None:
-    work = workload(LOGNORMAL, prompts=64)
-    spans = [steady(SHARED, work, 2, lag).span_s for lag in (1, 2, 4)]
-    longest = parse_lengths(LOGNORMAL).of(work.samples)[-1]
-    alone, crowded = 8e-3 * longest, (8e-3 + 1e-3 * 1.5 * work.samples / 2) * longest
-    assert alone < spans[0] < spans[1] < spans[2]  # more lag, larger batches
-    # With every response that pacing admits, the longest would end too late.
-    assert spans[0] < crowded / 2
-
-
-def test_training_ends_after_its_work_and_after_its_last_group() -> None:
-    work = workload(LOGNORMAL, prompts=64)
-    writing = drained(FLAT, work, 2)
-    assert writing.trained_s(0.0, 0.5) == pytest.approx(writing.span_s + 0.5)
-    first = writing.group_ends_s[0]
-    assert writing.trained_s(1000.0, 0.5) == pytest.approx(first + 1000.0, rel=0.01)
-    assert list(writing.group_ends_s) == sorted(writing.group_ends_s)
-    of_one = drained(FLAT, workload(LOGNORMAL, prompts=256, responses=1), 2)
-    # A group waits for the longest of its four.
-    assert writing.group_ends_s[16] > of_one.group_ends_s[16]
 
 
 @pytest.mark.parametrize("prompt_tokens", [1, 75, 600])
@@ -156,20 +114,6 @@ def test_those_in_flight_are_in_the_batch_or_at_a_tool() -> None:
     assert rate == pytest.approx(2 / (300 * (8e-3 + 1e-3 * batch / 2) / (batch / 2)), rel=0.05)
     # A smaller batch gains less from batching; the generators stay busy.
     assert slow.flow_s == slow.busy_s > none.busy_s
-
-
-def test_too_few_in_flight_leave_the_generators_idle() -> None:
-    few = work(tool_ms="fixed:60000", prompts=2)
-    one, more = (steady(SHARED, few, 1, lag) for lag in (1, 8))
-    assert one.busy_s < 0.5 * one.flow_s
-    assert more.flow_s < 0.5 * one.flow_s and more.busy_s / more.flow_s > one.busy_s / one.flow_s
-    # 12 in flight, each for three answers of a minute and 300 tokens.
-    assert one.flow_s == pytest.approx((8 * 180 + 8 * 300 * 9e-3) / 12)
-
-
-def test_on_policy_the_longest_waits_for_its_tools() -> None:
-    quick, slow = (drained(SHARED, work(tool_ms=tool), 2) for tool in (None, "fixed:1000"))
-    assert slow.span_s == pytest.approx(quick.span_s + 3.0) and slow.busy_s == quick.busy_s
 
 
 def test_a_plan_that_tools_bind_says_so_with_the_episodes_in_flight() -> None:

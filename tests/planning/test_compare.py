@@ -98,11 +98,13 @@ def test_a_run_slower_than_its_forecast_shows_in_the_table(
 ) -> None:
     assert main(["plan", "--compare", str(run)]) == 0
     same = capsys.readouterr().out
-    configure(run, generators=1)  # as if one of the two had been lost
+    # As if one of the two had been lost; the simulator knows no replay.
+    configure(run, generators=1, replay={"class_path": "lrl.Replay"})
     assert main(["plan", f"--compare={run}"]) == 0
     slow = capsys.readouterr().out
     assert off_by(same, "step") == 0 and off_by(slow, "step") > 20
     assert "12.3" in same and "as planned" in same
+    assert "Not in the forecast: data.replay." in slow
     for name in PARTS:
         assert name.strip() in same
 
@@ -117,14 +119,6 @@ def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
     lengths = ReplayedLengths([[3, 9], [7, 7]])
     assert [lengths.of(prompt=5, index=index, responses=2) for index in (0, 1)] == [[3, 9], [7, 7]]
     assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}
-
-
-def test_settings_outside_the_simulator_are_named(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    configure(run, replay={"class_path": "lrl.Replay"})
-    assert main(["plan", "--compare", str(run)]) == 0
-    assert "Not in the forecast: data.replay." in capsys.readouterr().out
 
 
 def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:

@@ -17,12 +17,9 @@ from lrl.planning.responses import (
     ObservedLengths,
     ReplayedEpisodes,
     RunLengths,
-    fill,
 )
 from lrl.planning.simulation import Simulation
 from lrl.rollouts.timeline import GeneratorRecord, GroupRecord, Record
-from lrl.routing.dispatch import RoundRobin
-from lrl.types import Rollout
 
 
 def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
@@ -53,14 +50,6 @@ def test_lengths_follow_their_distribution() -> None:
 
 
 runs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)))
-
-
-def test_a_filled_rollout_is_finished_and_its_lists_are_equally_long() -> None:
-    rollout = Rollout()
-    fill(rollout, [(3, 4), (4, 20_000)])
-    lists = rollout.token_ids, rollout.logprobs, rollout.versions
-    assert rollout.finished and set(map(len, lists)) == {20_004}
-    assert min(rollout.versions) == 3 and rollout.versions[4] == 4
 
 
 @given(runs, runs)
@@ -124,29 +113,11 @@ def test_every_turn_of_every_episode_is_trained_once_within_the_lag(max_lag: int
     assert max(record.responses for record in work) <= SCENE.max_num_seqs
 
 
-def test_episodes_do_not_depend_on_dispatch_or_lag() -> None:
-    def episodes(scene: Simulation) -> list[GroupRecord]:
-        records: list[Record] = []
-        scene.run(records.append)
-        groups = [record for record in records if isinstance(record, GroupRecord)]
-        return sorted(groups, key=lambda group: group.index)
-
-    assert episodes(SCENE) == episodes(replace(SCENE, dispatch=RoundRobin, max_lag=3))
-
-
 def test_a_place_is_free_while_a_tool_runs() -> None:
     forecast = one_generator(episodes=three_turns(50_000), max_num_seqs=4).run()
     # One group writes its turns while the other's tools run: a step lasts three answers and not six.
     # The first group's turns take 0.4 s each, the second's begin when the first's have ended.
     assert 150 < forecast.steps[0].seconds < 155
-
-
-def test_a_tool_leaves_the_generator_idle_unless_other_episodes_are_in_flight() -> None:
-    def busy(max_lag: int) -> float:
-        slow = three_turns(1200)
-        return one_generator(episodes=slow, max_lag=max_lag, steps=20).run().busy
-
-    assert busy(0) < 0.4 and busy(0) < busy(1) < busy(3)
 
 
 def test_a_later_turn_reads_only_what_is_new_where_its_episode_was_written() -> None:

@@ -41,25 +41,6 @@ def test_every_plan_fits_its_devices(layouts: Layouts) -> None:
         assert plan.training.micro_batch_tokens >= WORK.longest
 
 
-def test_there_is_no_plan_with_a_side_that_does_not_fit() -> None:
-    trainers = {plan.training.devices for plan in asynchronous(LLAMA, EIGHT, max_lag=1)}
-    assert 1 not in trainers and trainers  # 8 billion parameters take 128 GB
-
-
-def test_waiting_is_the_rest_of_the_step() -> None:
-    for plan in asynchronous(QWEN, EIGHT, max_lag=2):
-        needs = plan.training.seconds + plan.sync_s
-        assert plan.step_s >= needs * (1 - 1e-9)
-        assert plan.idle(plan.training.seconds) == pytest.approx(1 - needs / plan.step_s)
-        assert 0 <= plan.idle(plan.generation.writing.busy_s) < 1
-
-
-def test_more_lag_is_never_slower() -> None:
-    plans = list(asynchronous(QWEN, EIGHT, max_lag=4))
-    fastest = [min(plan.step_s for plan in plans if plan.lag == lag) for lag in range(5)]
-    assert fastest == sorted(fastest, reverse=True) and fastest[1] < 0.9 * fastest[0]
-
-
 def test_the_step_is_the_largest_of_its_bounds() -> None:
     training, generation = QWEN.training(EIGHT, 4), QWEN.generation(EIGHT, 4, 1)
     assert training is not None and generation is not None
@@ -74,13 +55,6 @@ def test_the_step_is_the_largest_of_its_bounds() -> None:
     slow_writing = replace(generation, writing=replace(generation.writing, busy_s=2000.0))
     assert split(training, slow_writing, 1).bound == "writing"
     assert split(training, slow_writing, 1, between=50.0).step_s == pytest.approx(2050)
-
-
-def test_taking_turns_adds_up_time_and_memory_of_both_sides() -> None:
-    for plan in synchronous(QWEN, EIGHT):
-        both_s = plan.generation.writing.span_s + plan.training.seconds
-        assert plan.step_s == pytest.approx(both_s + plan.sync_s)
-        assert plan.memory == plan.training.memory + plan.generation.memory
 
 
 def test_of_two_clusters_the_slower_side_uses_all_devices_and_the_other_fewer() -> None:

@@ -31,11 +31,6 @@ def test_a_steps_lengths_have_the_distributions_mean_and_the_longest_grows_with_
     assert lengths.of(4)[-1] < lengths.of(64)[-1] <= lengths.of(4096)[-1] == 8000
 
 
-def test_an_unfinished_response_is_half_written_and_long_ones_count_more() -> None:
-    assert parse_lengths("fixed:512").written == 256
-    assert parse_lengths(LOGNORMAL).written > 1000
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_measured_lengths_are_read_from_a_file(ending: str, tmp_path: Path) -> None:
     texts = {"csv": "id,length\n0,7\n1,3\n2,5\n"}
@@ -46,24 +41,14 @@ def test_measured_lengths_are_read_from_a_file(ending: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "normal:mean=3",
-        "lognormal:mean=2000",
-        "lognormal:mean=9000,max=8000",
-        "lognormal:mean=20,max=80,mode=3",
-        "fixed:0",
-    ],
+    "text", ["normal:mean=3", "lognormal:mean=2000", "lognormal:mean=9000,max=8000", "fixed:0"]
 )
 def test_a_wrong_distribution_is_an_error_with_the_setting(text: str) -> None:
     with pytest.raises(ValueError, match="--lengths is "):
         parse_lengths(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", '{"words": 3}', '{"length": 0}', '{"length": 3}\n{"words": 3}', "[3]", "{"]
-)
+@pytest.mark.parametrize("text", ["", '{"length": 0}', '{"length": 3}\n{"words": 3}', "{"])
 def test_a_file_without_lengths_is_an_error_with_its_name(text: str, tmp_path: Path) -> None:
     file = tmp_path / "lengths.jsonl"
     file.write_text(text)

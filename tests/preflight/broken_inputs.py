@@ -36,8 +36,7 @@ def make(folder: Path) -> Path:
         (folder / "data" / name).write_text(
             content if isinstance(content, str) else as_lines(content)
         )
-    (folder / "checkpoints/empty").mkdir(parents=True)
-    (folder / "checkpoints/parts").mkdir()
+    (folder / "checkpoints/parts").mkdir(parents=True)
     whole = checkpoints(model)["whole"]
     dcp.save(
         {"state_dict": whole.pop("state_dict")},
@@ -48,9 +47,7 @@ def make(folder: Path) -> Path:
     for name, checkpoint in checkpoints(model).items():
         torch.save(checkpoint, folder / f"checkpoints/{name}.ckpt")
     (folder / "checkpoints/text.ckpt").write_text("no checkpoint")
-    (folder / "misspelt.yaml").write_text("data:\n  init_args:\n    stragler: wait\n")
     (folder / "broken.yaml").write_text("data:\n  init_args: [\n")
-    (folder / "trainer-of-broken.yaml").write_text("trainer: broken.yaml\n")
     (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
     (folder / "trl_rewards.py").write_text(
         "def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
@@ -125,10 +122,6 @@ def in_json(name: str, **values: Any) -> Change:
 
 def without(*names: str) -> Change:
     return lambda folder: [(folder / name).unlink() for name in names]
-
-
-def written(name: str, content: bytes) -> Change:
-    return lambda folder: (folder / name).write_bytes(content)
 
 
 def cut(folder: Path) -> None:
@@ -214,14 +207,8 @@ FACTORS = {
 }
 CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
 MODELS: dict[str, Change] = {
-    "no-config": without("config.json"),
-    "broken-config": written("config.json", b"{"),
     "unknown-type": config(model_type="oddball"),
     "own-code": config(model_type="oddball", auto_map=CODE),
-    "tokenizer-code": in_json(
-        "tokenizer_config.json", tokenizer_class="Odd", auto_map={"AutoTokenizer": ["t.T", None]}
-    ),
-    "odd-heads": config(num_attention_heads=3),
     "other-size": config(hidden_size=32, head_dim=16),
     "more-layers": config(num_hidden_layers=3),
     "no-weights": without("model.safetensors"),
@@ -229,10 +216,8 @@ MODELS: dict[str, Change] = {
     "no-shard": without_a_shard,
     "broken-index": with_a_broken_index,
     "no-tokenizer": without("tokenizer.json", "tokenizer_config.json"),
-    "broken-tokenizer": written("tokenizer.json", b"{"),
     "larger-tokenizer": with_a_larger_tokenizer,
     "added-tokens": with_added_tokens,
-    "not-a-language-model": config(model_type="vit"),
     "longrope": rotary("longrope", **FACTORS),
     "dynamic": rotary("dynamic"),
     "capped": as_gemma2,
@@ -294,5 +279,4 @@ def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
         "other-order": whole
         | {"RolloutDataModule": {"ledger": ledgers[4] | {"prompts": "of another seed"}}},
         "other-module": {"state_dict": weights, "global_step": 1},
-        "no-weights": {"global_step": 1},
     }

@@ -83,16 +83,6 @@ class Rich(Noting, RichProgressBar):
     """Lightning's default where it is."""
 
 
-class Size(ModelSummary):
-    """Records the reported size of the policy."""
-
-    found: int | None = None
-
-    @staticmethod
-    def summarize(summary_data: Any, total_parameters: int, *args: Any, **kwargs: Any) -> None:
-        Size.found = total_parameters
-
-
 @dataclass
 class Run:
     """A finished run."""
@@ -163,7 +153,7 @@ def first(
         max_time="01:00:00:00",
         logger=[CSVLogger(folder / "csv"), TensorBoardLogger(folder / "board")],
         callbacks=[
-            *(TQDM(), LearningRateMonitor(), DeviceStatsMonitor(cpu_stats=True), Size()),
+            *(TQDM(), LearningRateMonitor(), DeviceStatsMonitor(cpu_stats=True), ModelSummary()),
             *(ThroughputMonitor(lambda step: step.num_sequences, window_size=2), Timer()),
             ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, filename="{step}"),
         ],
@@ -234,22 +224,10 @@ FIRST: dict[str, Callable[[Run], bool]] = {
     "reload_dataloaders_every_n_epochs": lambda run: run.data.loaders == 2,
     "detect_anomaly": lambda run: all(anomaly for anomaly, _ in run.flags),
     "deterministic, benchmark": lambda run: all(deterministic for _, deterministic in run.flags),
-    "profiler": lambda run: "training_step" in next(run.folder.glob("*times*")).read_text(),
-    "max_time, Timer": lambda run: any(
-        isinstance(one, Timer) and one.time_elapsed() > 0 for one in run.callbacks
-    ),
     "logger (any, several, False)": lambda run: (
         "reward/mean" in run.columns and any(run.folder.glob("board/**/events*"))
     ),
-    "use_distributed_sampler": lambda run: run.steps == 4,
     "LearningRateMonitor": lambda run: "lr-AdamW" in run.columns,
-    "DeviceStatsMonitor": lambda run: (
-        "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in run.columns
-    ),
-    "ThroughputMonitor": lambda run: "batches_per_sec" in run.columns,
-    "ModelSummary, RichModelSummary": lambda run: (
-        Size.found == sum(map(torch.numel, run.policy.parameters()))
-    ),
     "ModelCheckpoint(every_n_train_steps, save_top_k)": lambda run: (
         run.saved("csv/**/*.ckpt") == [f"step={step}.ckpt" for step in range(1, 5)]
     ),
@@ -276,6 +254,12 @@ QUICK: dict[str, Callable[[Run], bool]] = {
     "precision=bf16-mixed, 32-true": lambda run: run.trainer.precision == "bf16-mixed",
 }
 
+IN_USE = (
+    *("profiler", "max_time, Timer", "use_distributed_sampler", "DeviceStatsMonitor"),
+    *("ThroughputMonitor", "ModelSummary, RichModelSummary"),
+)
+"""Rows that the first run uses, and that are Lightning's own."""
+
 ELSEWHERE = (
     "trainer.validate",  # tests/runs/test_recipes.py
     "ModelCheckpoint(monitor)",  # tests/callbacks/test_monitors.py
@@ -287,19 +271,12 @@ ELSEWHERE = (
 """Rows that other tests hold."""
 
 
-@pytest.mark.parametrize("row", FIRST)
-def test_it_works(row: str, first: Run) -> None:
-    assert FIRST[row](first)
+RUNS = {"first": FIRST, "second": SECOND, "quick": QUICK}
 
 
-@pytest.mark.parametrize("row", SECOND)
-def test_it_works_in_a_resumed_run(row: str, second: Run) -> None:
-    assert SECOND[row](second)
-
-
-@pytest.mark.parametrize("row", QUICK)
-def test_it_works_in_a_trial(row: str, quick: Run) -> None:
-    assert QUICK[row](quick)
+@pytest.mark.parametrize(("run", "row"), [(run, row) for run, rows in RUNS.items() for row in rows])
+def test_it_works(run: str, row: str, request: pytest.FixtureRequest) -> None:
+    assert RUNS[run][row](request.getfixturevalue(run))
 
 
 def test_no_prompt_is_trained_twice_when_the_newest_checkpoint_is_named_last(
@@ -362,7 +339,7 @@ def documented() -> dict[str, str]:
 
 
 def test_the_table_agrees_with_the_tests() -> None:
-    works = [*FIRST, *SECOND, *QUICK, *ELSEWHERE]
+    works = [*FIRST, *SECOND, *QUICK, *IN_USE, *ELSEWHERE]
     message = documented()
     assert {row for row, verdict in message.items() if verdict == "works"} == set(works)
     refused = {row for row, verdict in message.items() if verdict == "refused"}

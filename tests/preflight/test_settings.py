@@ -83,11 +83,11 @@ class Spread(Objective):
     [
         *(
             (objective, None, "")
-            for objective in (AIPO(), CISPO(), GSPO(), PPO(), REINFORCE(), TIS(), TOPR())
+            for objective in (
+                *(AIPO(), CISPO(), GSPO(), PPO(), REINFORCE(), TIS(), TOPR(), DecoupledPPO()),
+                *(TIS(level="sequence"), IcePop()),
+            )
         ),
-        (TIS(level="sequence"), None, ""),
-        (DecoupledPPO(), None, ""),
-        (IcePop(), None, ""),
         (Spread(), None, "model.objective Spread"),
         (AIPO(), lrl.Reference(), ""),
         (AIPO(), lrl.Reference(0.0, penalty_in="reward"), ""),

@@ -1,10 +1,8 @@
 """The quickstart's tokenizer, and the warm-up that makes its policy."""
 
-import io
 import json
 import logging
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,7 +46,7 @@ def test_a_warm_up_that_does_not_learn_is_an_error_and_leaves_no_policy(tmp_path
     assert not (tmp_path / "policy").exists()
 
 
-def test_without_a_terminal_the_warm_up_says_that_it_has_begun_and_ends_as_well(
+def test_the_saved_policy_opens_as_any_hugging_face_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
@@ -56,31 +54,12 @@ def test_without_a_terminal_the_warm_up_says_that_it_has_begun_and_ends_as_well(
     assert json.loads((folder / "warmup.json").read_text())["steps"] == 22
     first, *_ = caplog.messages
     assert first.startswith("warming up the quickstart's policy, about a minute: 0 of ")
-
-
-class Terminal(io.StringIO):
-    """What a terminal has been shown."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_in_a_terminal_a_bar_says_how_much_of_the_warm_up_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    make_policy(tmp_path / "policy", 0, TINY)
-    assert " 20/22 [" in shown.getvalue(), "the number of steps is known when the loss is reached"
-
-
-def test_the_saved_policy_opens_as_any_hugging_face_model(tmp_path: Path) -> None:
-    folder = make_policy(tmp_path / "policy", 0, TINY)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 1_054_080
-    assert model.dtype == torch.float32
-    assert tokenizer("47+38=").input_ids == make_tokenizer()("47+38=").input_ids
-    assert tokenizer.decode(tokenizer("47+38=").input_ids, skip_special_tokens=True) == "47+38="
+    assert model.num_parameters() == 1_054_080 and model.dtype == torch.float32
+    ids = tokenizer("47+38=").input_ids
+    assert ids == make_tokenizer()("47+38=").input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "47+38="
     config = model.generation_config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
 

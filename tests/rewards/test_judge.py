@@ -15,7 +15,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -118,21 +117,6 @@ def test_an_answer_in_another_form_is_a_failure_and_never_a_score(server, tmp_pa
     assert server.asked["r"] == 1 and answer_files(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("reply", "named"),
-    [
-        (verdict(10.5), "not in 0 to 10"),
-        (verdict(-1), "not in 0 to 10"),
-        (verdict(10**400), "not in 0 to 10"),
-        (says('{"reason": "It', "length"), "Judge.max_tokens"),
-    ],
-)
-def test_a_score_out_of_bounds_or_cut_is_a_failure_and_never_a_zero(server, reply, named):
-    server.replies["r"] = [reply]
-    found = failure(judge_at(server.url))
-    assert found.kind == "judge_no_score" and named in found.message
-
-
 def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(server, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     judge = judge_at(
@@ -165,21 +149,6 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("http://h:8000", "http://h:8000/v1/chat/completions"),
-        ("http://h:8000/", "http://h:8000/v1/chat/completions"),
-        ("https://h/v1", "https://h/v1/chat/completions"),
-        ("https://h/api/v3/chat/completions", "https://h/api/v3/chat/completions"),
-        ("https://h/d?api-version=1", "https://h/d/chat/completions?api-version=1"),
-        ("http://[::1]:80", "http://[::1]:80/v1/chat/completions"),
-    ],
-)
-def test_a_url_may_leave_the_route_out(url, address):
-    assert judge_at(url)._endpoint.url == address
-
-
 def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
     server.replies["r"] = [
         fails(429, Retry_After="0"),
@@ -210,24 +179,27 @@ def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, nam
 
 
 @pytest.mark.parametrize(
-    ("reply", "named"),
+    ("reply", "kind", "named"),
     [
-        (fails(400, "too long"), "too long"),
-        (fails(401, f"bad key {KEY}"), "bad key ***"),
-        (fails(403, "no access"), "no access"),
-        (fails(307, Location="http://127.0.0.1:9/"), "307"),
-        (verdict(7)._replace(body="<html>hello"), "<html>hello"),
-        (verdict(7)._replace(body='{"choices": []}'), "cannot read its answer"),
-        (verdict(7)._replace(body="[7]"), "cannot read its answer"),
-        (verdict(7)._replace(status=404, body="plain"), "404"),
+        (verdict(10.5), "no_score", "not in 0 to 10"),
+        (verdict(-1), "no_score", "not in 0 to 10"),
+        (verdict(10**400), "no_score", "not in 0 to 10"),
+        (says('{"reason": "It', "length"), "no_score", "Judge.max_tokens"),
+        (fails(401, f"bad key {KEY}"), "refused", "bad key ***"),
+        (fails(307, Location="http://127.0.0.1:9/"), "refused", "307"),
+        (verdict(7)._replace(body="<html>hello"), "refused", "<html>hello"),
+        (verdict(7)._replace(body='{"choices": []}'), "refused", "cannot read its answer"),
+        (verdict(7)._replace(status=404, body="plain"), "refused", "404"),
     ],
 )
-def test_a_refusal_is_not_asked_again_and_has_the_servers_words(server, monkeypatch, reply, named):
+def test_a_score_out_of_bounds_and_a_refusal_are_failures_and_are_not_asked_again(
+    server, monkeypatch, reply, kind, named
+):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     server.replies["r"] = [reply]
     found = failure(judge_at(server.url, api_key_env="JUDGE_KEY"))
-    assert found.kind == "judge_refused" and server.asked["r"] == 1
-    assert named in found.message and server.url in found.message
+    assert found.kind == f"judge_{kind}" and server.asked["r"] == 1
+    assert named in found.message and (kind == "no_score" or server.url in found.message)
     assert KEY not in found.message and len(found.message) < 400
 
 
@@ -241,10 +213,8 @@ def test_a_request_gets_no_more_than_what_is_left_of_the_deadline(server, monkey
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.5)
     server.replies["r"] = [fails(500), HANG]
     score(judge_at(server.url), "loads the client")
-    start = time.monotonic()
     found = failure(judge_at(server.url, timeout_s=3.0, deadline_s=3.0))
     assert "no answer within 3 s in all" in found.message and server.asked["r"] == 2
-    assert time.monotonic() - start < 3.3
 
 
 def test_a_judge_gets_nothing_that_the_environment_has_for_openai(server, monkeypatch):
@@ -308,18 +278,12 @@ def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, t
     assert [asks(**other) for other in others] == [1] * 8
     assert [asks(**other) for other in others] == [0] * 8
     assert calls_in(tmp_path) == 9
-
-
-def test_another_endpoint_has_answers_of_its_own(server, tmp_path):
-    score(judge_at(server.url, cache=str(tmp_path)))
     with served() as other:
         other.replies["r"] = [verdict(2)]
-        assert score(judge_at(other.url, cache=str(tmp_path))) == 0.2
+        assert score(judge_at(other.url, cache=str(tmp_path))) == 0.2, "another endpoint's own"
 
 
-@pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"text": "1"}', '{"text": 1, "finish_reason": "stop"}', "\udcff"]
-)
+@pytest.mark.parametrize("damage", ["", '{"text": 1, "finish_reason": "stop"}', "\udcff"])
 def test_a_damaged_answer_is_asked_again_and_said(server, tmp_path, caplog, damage):
     judge = judge_at(server.url, cache=str(tmp_path))
     score(judge)
@@ -447,23 +411,15 @@ def test_names_of_the_template_are_columns_or_facts_of_the_response():
 
 BROKEN = [
     ({"url": "judge:8000"}, "Judge.url is 'judge:8000'"),
-    ({"url": "ftp://h/v1"}, "Judge.url"),
     ({"url": f"https://me:{KEY}@h/v1"}, "Judge.api_key_env"),
     ({"template": "{prompt}"}, "Write {response}"),
     ({"template": '{"a": 1} {response}'}, "write {prompt}, {response}"),
-    ({"template": "{response} }"}, "Single '}'"),
-    ({"template": "{} {response}"}, "write {prompt}"),
-    ({"template": "{response.text}"}, "{response.text}"),
     ({"system": "{level:.2f}"}, "{level:.2f}"),
-    ({"form": "xml"}, "Judge.form is 'xml'"),
     ({"lowest": 1, "highest": 1}, "Judge.lowest is 1"),
-    ({"highest": float("inf")}, "Judge.highest is inf"),
     ({"api_key_env": KEY}, "may be the key itself"),
     ({"api_key_env": "abcdef0123456789"}, "may be the key itself"),
     ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
     ({"api_key_env": "EMPTY_KEY"}, "EMPTY_KEY, which is not set"),
-    ({"timeout_s": 0}, "Judge.timeout_s is 0"),
-    ({"retries": -1}, "Judge.retries is -1"),
     ({"max_calls": 5}, "Judge.cache is not set"),
 ]
 

@@ -57,27 +57,27 @@ def test_a_turn_is_paid_what_its_reward_adds_to_the_whole(rewards, of_turns):
 
 
 def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
-    zero, failed, late, crashed, fine = scored(
-        pool, "give 0", "raise why", "sleep 60", "exit", "give 1"
+    zero, failed, late, deaf, crashed, fine = scored(
+        pool, "give 0", "raise why", "sleep 60", "deaf", "exit", "give 1"
     )
     assert (zero.reward, zero.reward_failure) == (0.0, None)
     assert failed.reward_failure.startswith("exception: obey: LookupError: why (")
-    assert late.reward_failure.startswith("timeout: ")
+    assert late.reward_failure.startswith("timeout: obey: ") and deaf.reward is None
     assert crashed.reward_failure.startswith("crash: ")
     assert fine.reward == 1.0
     assert counted(pool) == {
         "scored": 2,
         "zero": 1,
-        "retried": 3,
+        "retried": 4,
         "exception": 1,
-        "timeout": 1,
+        "timeout": 2,
         "crash": 1,
     }
 
 
 def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
-    rollouts = scored(pool, *[f"sleep {0.5 * TIMEOUT_S}"] * 8)
-    assert [rollout.reward for rollout in rollouts] == [1.0] * 8
+    rollouts = scored(pool, *[f"sleep {0.5 * TIMEOUT_S}"] * 5)
+    assert [rollout.reward for rollout in rollouts] == [1.0] * 5
 
 
 def test_a_cancelled_score_leaves_the_pool_usable(pool):
@@ -146,20 +146,12 @@ def test_a_plain_reward_may_run_an_event_loop_of_its_own_beside_async_ones():
     assert [rollout.reward_parts["one_later"] for rollout in ways] == [1.0] * 5
 
 
-def test_async_rewards_of_a_group_overlap_and_a_late_one_costs_only_itself():
+def test_async_rewards_of_a_group_overlap():
     with started([odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S) as pool:
         together = scored(pool, *[f"wait {0.8 * TIMEOUT_S}"] * 8)
-        one_late = scored(pool, "give 1", "wait 60", "give 1")
     # One after another the eight would have taken 6 deadlines; only those that overlap are done
     # within the first job.
     assert [rollout.reward for rollout in together] == [1.0] * 8
-    assert [rollout.reward for rollout in one_late] == [1.0, None, 1.0]
-    assert one_late[1].reward_failure.startswith("timeout: ")
-
-
-def test_two_rewards_with_one_name_are_refused():
-    with pytest.raises(ValueError, match="more than one named 'obey'"):
-        RewardPool([odd_rewards.obey, "tests.rewards.odd_rewards:obey"])
 
 
 def test_a_reward_that_no_worker_can_load_is_refused():
@@ -172,11 +164,9 @@ def test_a_reward_that_no_worker_can_load_is_refused():
     [
         ({"rewards": []}, "rewards is empty"),
         ({"workers": 0}, "data.reward_workers is 0"),
-        ({"timeout_s": 0.0}, "data.reward_timeout_s is 0.0"),
         ({"timeout_s": float("nan")}, "data.reward_timeout_s is nan"),
-        ({"memory_gib": 0.0}, "data.reward_memory_gib is 0.0"),
-        ({"max_failures": 0.0}, "data.max_reward_failures is 0.0"),
         ({"max_failures": 1.1}, "data.max_reward_failures is 1.1"),
+        ({"rewards": [odd_rewards.obey] * 2}, "more than one named 'obey'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(settings, named):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from lrl.rewards import RewardModel, RewardPool
 from lrl.types import Chat, Fork, Prompt
 from tests.lent_server import LentServer
 from tests.rewards import odd_rewards
-from tests.rewards.judge_server import CLOSE, HANG, ScoreServer, fails, gives, served
+from tests.rewards.judge_server import CLOSE, ScoreServer, fails, gives, served
 from tests.rewards.scenes import counted, rollouts_of, scored, started
 from tests.runs.test_async_run import fit
 from tests.tiny_policies import (
@@ -89,20 +88,6 @@ def test_of_an_episode_with_branches_it_gets_the_tokens_of_the_last_one():
         pool.close()
 
 
-@pytest.mark.parametrize("response_token_ids", [[7, 2], []])
-def test_tokens_are_sent_as_they_are(monkeypatch, response_token_ids):
-    sent = []
-    model = RewardModel(url=URL, reads="tokens")
-
-    async def answer(body, read):
-        sent.append(body)
-        return [1.5]
-
-    monkeypatch.setattr(model._endpoint, "ask", answer)
-    assert score(model, response_token_ids=response_token_ids) == 1.5
-    assert sent == [{"input": [5, 6, *response_token_ids], "use_activation": False}]
-
-
 def test_the_score_is_that_of_the_label(server):
     server.replies["r"] = [gives(-3.0, 0.25)]
     assert score(RewardModel(url=server.url, label=1)) == 0.25
@@ -117,34 +102,21 @@ def test_the_score_is_that_of_the_label(server):
 
 
 def test_each_failure_is_counted_and_none_is_a_zero(server):
-    garbage = gives(1.0)._replace(body="<html>no")
     server.replies = {
         "worst": [gives(0.0)],
-        "busy": [fails(429, Retry_After="0"), gives(2.0)],
-        "slow": [HANG, gives(3.0)],
-        "restarting": [CLOSE, fails(503), gives(4.0)],
+        "busy": [fails(429, Retry_After="0"), CLOSE, gives(2.0)],
         "gone": [CLOSE],
-        "garbage": [garbage],
+        "garbage": [gives(1.0)._replace(body="<html>no")],
         "endless": [gives(float("inf"))],
         "none": [gives()],
         "long": [fails(400, "maximum context length")],
     }
-    model = RewardModel(url=server.url, timeout_s=5.0, retries=3)
-    responses = [*server.replies, *(f"fine {number}" for number in range(91))]
+    model = RewardModel(url=server.url, retries=3)
     with started([model], 1, timeout_s=150.0, max_failures=1.0) as pool:
-        rollouts = dict(zip(responses, scored(pool, *responses), strict=True))
-    rewards = {name: one.reward for name, one in rollouts.items() if not name.startswith("fine")}
-    failed = dict.fromkeys(("gone", "garbage", "endless", "none", "long"))
-    assert rewards == {"worst": 0.0, "busy": 2.0, "slow": 3.0, "restarting": 4.0, **failed}
-    assert all(rollouts[f"fine {number}"].reward == 0.5 for number in range(91))
-    assert counted(pool) == {
-        "scored": 95,
-        "zero": 1,
-        "retried": 5,
-        "reward_model_failed": 1,
-        "reward_model_refused": 4,
-    }
-    assert "maximum context length" in rollouts["long"].reward_failure
+        rewards = [one.reward for one in scored(pool, *server.replies, "fine")]
+    assert rewards == [0.0, 2.0, None, None, None, None, None, 0.5]
+    failed = {"reward_model_failed": 1, "reward_model_refused": 4}
+    assert counted(pool) == {"scored": 3, "zero": 1, "retried": 5} | failed
 
 
 def test_a_model_that_does_not_answer_is_refused_before_a_run():
@@ -265,17 +237,3 @@ def test_tokens_need_a_server_that_makes_the_policys_tokens(served_model, monkey
 def test_tokens_need_a_server_that_says_its_own():
     with pytest.raises(ConfigError, match="does not say its own"):
         check_reward_models([RewardModel(url=URL, reads="tokens")], policy_with(byte_tokenizer()))
-
-
-BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"url": "model:8000"}, "RewardModel.url is 'model:8000'"),
-    ({"reads": "words"}, "RewardModel.reads is 'words'"),
-    ({"label": -1}, "RewardModel.label is -1"),
-]
-
-
-@pytest.mark.parametrize(("settings", "named"), BROKEN)
-def test_a_setting_that_cannot_work_is_refused_by_name(settings, named):
-    with pytest.raises(ConfigError) as caught:
-        RewardModel(**({"url": URL} | settings))
-    assert named in str(caught.value)

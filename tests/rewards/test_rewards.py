@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
 import lrl.rewards
@@ -25,20 +23,10 @@ from lrl.rewards import (
 )
 
 
-@pytest.mark.parametrize("name", lrl.rewards.__all__)
-def test_every_public_name_is_there(name):
-    assert hasattr(lrl.rewards, name)
-
-
 def test_the_pattern_must_match_the_whole_response():
     reward = Format(r"<think>.*</think>\s*\d+")
     assert reward("", " <think>a\nb</think> 72\n") == 1.0
     assert reward("", "Well, <think>a</think> 72") == 0.0
-
-
-def test_an_invalid_pattern_is_refused():
-    with pytest.raises(ValueError, match=r"pattern='\('"):
-        Format("(")
 
 
 def test_white_space_around_an_exact_match_does_not_matter():
@@ -78,31 +66,6 @@ def test_a_column_without_a_text_or_a_number_is_no_reference(answer):
 )
 def test_the_length_penalty_equals_dapos(num_tokens, penalty):
     assert LengthPenalty(100, 200)("", "", num_tokens=num_tokens) == penalty
-
-
-@given(st.integers(0, 100), st.integers(1, 100), st.integers(0, 300))
-def test_a_longer_response_is_never_punished_less(free, span, num_tokens):
-    reward = LengthPenalty(free, free + span)
-    assert (
-        -1
-        <= reward("", "", num_tokens=num_tokens + 1)
-        <= reward("", "", num_tokens=num_tokens)
-        <= 0
-    )
-
-
-def test_a_length_penalty_without_a_slope_is_refused():
-    with pytest.raises(ValueError, match="below max_tokens"):
-        LengthPenalty(200, 200)
-
-
-class Brevity(Reward):
-    def __call__(self, prompt, response, **columns):
-        return -len(response)
-
-
-def test_a_users_own_reward_needs_no_constructor():
-    assert (Brevity().name, Brevity(0.1, name="short").weight) == ("Brevity", 0.1)
 
 
 URL = "http://127.0.0.1:9"

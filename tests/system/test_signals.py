@@ -19,14 +19,8 @@ import torch
 from lrl.cli.main import main
 from tests.leftovers import wait_for
 from tests.run_without_generators import fit, trainer
-from tests.tiny_policies import tiny_llama
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(autouse=True)

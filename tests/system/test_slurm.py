@@ -15,7 +15,6 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lrl.checkpoints.newest_checkpoint import find_by_lrl
 from tests.run_without_generators import fit, trainer
-from tests.tiny_policies import tiny_llama
 
 Start = Callable[..., list[int]]
 
@@ -31,11 +30,6 @@ class Steps(L.Callback):
         self.trained.append(trainer.global_step)
         if trainer.global_step == 2 and self.signum is not None:
             signal.raise_signal(self.signum)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -48,16 +49,15 @@ def served(tmp_path: Path) -> Iterator[Served]:
     found.server.close()
 
 
-def test_without_the_token_nobody_reads_a_rollout(served: Served) -> None:
+def test_without_the_token_nobody_reads_a_rollout_and_no_path_leads_out_of_the_page(
+    served: Served,
+) -> None:
     for path in ("/api/run", "/api/groups", "/api/group?step=0&index=0", "/api/", "/none"):
         for token in (None, "", TOKEN[:-1], TOKEN + "x"):
             status, body = served.ask(path, token)
             assert status == 401 and b"12" not in body
     for path in FILES:
         assert served.ask(path, None)[0] == 200
-
-
-def test_no_path_leads_out_of_the_page(served: Served) -> None:
     for path in ("/../server.py", "/%2e%2e/server.py", "/view.js/../../server.py", "/server.py"):
         assert served.ask(path)[0] == 404
 
@@ -149,16 +149,13 @@ def test_the_page_asks_nobody_else_and_never_makes_html_of_a_text() -> None:
 
 
 def test_a_browser_takes_no_response_for_a_page(served: Served) -> None:
-    import http.client
-    from urllib.parse import urlsplit
-
-    address = urlsplit(served.server.location().url)
     for path in ("/", "/api/group?step=1&index=1"):
-        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
-        connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
-        headers = connection.getresponse().headers
+        asked = Request(
+            served.server.location().url + path, headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        with urlopen(asked, timeout=60) as answer:
+            headers = answer.headers
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert "default-src 'none'" in headers["Content-Security-Policy"]
         assert "unsafe" not in headers["Content-Security-Policy"]
-        connection.close()
     assert headers.get_content_type() == "application/json"

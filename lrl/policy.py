@@ -42,6 +42,7 @@ from lrl.training.optimizers import (
     scale_and_clip,
     step_schedulers,
 )
+from lrl.training.rounded_adamw import RoundedAdamW
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.training.trial_step import try_step
 from lrl.types import Group, MicroBatch, Step
@@ -74,10 +75,12 @@ class PolicyModule(PolicyModel):
         schedule: Learning rate after the warm-up. `linear` and `cosine` fall to 0 at
             `trainer.max_steps`.
         max_grad_norm: The gradient of a step is scaled down to this L2 norm; null never does.
-        dtype: Dtype of weights and optimizer state. With bfloat16 weights, updates below 1/256 of a
-            weight are lost.
+        dtype: Dtype of weights, gradients and optimizer state. `float32` takes 16 bytes a parameter
+            and goes with `trainer.precision: bf16-mixed`; `bfloat16` takes 8, and AdamW rounds its
+            updates at random, right in the mean (`lrl.training.rounded_adamw`).
         gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a
-            third more time.
+            third more time. A number n recomputes every n-th layer only, which takes an n-th of
+            that time; 1 is as true.
         attention: Attention of transformers (`sdpa`, `eager`, `flash_attention_2`, ...); null lets
             transformers choose.
         head_chunk_tokens: Response tokens with logits in memory at once.
@@ -99,7 +102,7 @@ class PolicyModule(PolicyModel):
         schedule: Schedule = "constant",
         max_grad_norm: float | None = 1.0,
         dtype: Dtype = "float32",
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         attention: str | None = None,
         head_chunk_tokens: int = 1024,
     ) -> None:
@@ -161,6 +164,7 @@ class PolicyModule(PolicyModel):
             warmup_steps=self.warmup_steps,
         )
         at_least(1, "model", head_chunk_tokens=self.head_chunk_tokens)
+        at_least(0, "model", gradient_checkpointing=self.gradient_checkpointing)
         above(
             0,
             "model",
@@ -390,7 +394,10 @@ class PolicyModule(PolicyModel):
         if self.critic is not None:
             groups.append({"params": self.critic_weights, "lr": self.critic.lr})
             factors.insert(0, partial(factor, first_step=self.critic.value_only_steps))
-        optimizer = torch.optim.AdamW(groups, betas=self.betas, weight_decay=self.weight_decay)
+        adamw: Any = torch.optim.AdamW
+        if any(one.dtype == torch.bfloat16 for group in groups for one in group["params"]):
+            adamw = partial(RoundedAdamW, seed=self.ranks.share(torch.initial_seed()))
+        optimizer = adamw(groups, betas=self.betas, weight_decay=self.weight_decay)
         scheduler = {"scheduler": LambdaLR(optimizer, factors), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 

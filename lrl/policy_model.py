@@ -76,7 +76,7 @@ class PolicyModel(L.LightningModule):
     schedule: Schedule
     dtype_name: Dtype
     attention: str | None
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | int
     head_chunk_tokens: int
     responses_share = Shared()
     """What several responses may share; `configure_model` tries it on the model."""

@@ -302,12 +302,18 @@ def test_a_micro_batch_without_trained_tokens_adds_nothing(folder: str) -> None:
         assert torch.equal(gradient(policy, [*batches, one]), gradient(policy, batches))
 
 
-def test_gradient_checkpointing_gives_the_same_gradient(folder: str) -> None:
-    plain, checkpointed = opened(folder), opened(folder, gradient_checkpointing=True)
-    assert checkpointed.network.is_gradient_checkpointing
-    assert torch.allclose(
-        gradient(plain, pack(GROUPS)), gradient(checkpointed, pack(GROUPS)), atol=1e-7
-    )
+@pytest.mark.parametrize(("every", "recomputed"), [(True, 2), (1, 2), (2, 1), (0, 0)])
+def test_gradient_checkpointing_recomputes_every_nth_layer_and_gives_the_same_gradient(
+    every: int, recomputed: int, folder: str
+) -> None:
+    plain, checkpointed = opened(folder), opened(folder, gradient_checkpointing=every)
+    passes: list[int] = []
+    for number, layer in enumerate(checkpointed.network.model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, number=number: passes.append(number))
+    batches = pack(GROUPS)
+    found = gradient(checkpointed, batches)
+    assert len(passes) == (2 + recomputed) * len(batches)
+    assert torch.allclose(gradient(plain, batches), found, atol=1e-7)
 
 
 def test_the_gradient_is_aipos(folder: str) -> None:

@@ -89,7 +89,8 @@ class ModelSource:
     dtype: Dtype = "float32"
     attention: str | None = None
     """Of transformers; None for its default."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | int = False
+    """A number n recomputes every n-th layer."""
 
     def open(self, device: torch.device | str = "cpu") -> PreTrainedModel:
         """Opens the model in training mode, without noise, on `device`.
@@ -132,7 +133,8 @@ class ModelSource:
 
     def _prepared(self, network: PreTrainedModel) -> PreTrainedModel:
         if self.gradient_checkpointing:
-            network.gradient_checkpointing_enable({"use_reentrant": False})
+            every = int(self.gradient_checkpointing)
+            network.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
         return network.train()
 
 

@@ -1,6 +1,7 @@
 """A run that fits a sharded policy to given groups, without generators, and saves at every step.
 
-Rank 0 writes the weights of policy and reference, whole, into `weights.pt`.
+Rank 0 writes the weights of policy and reference, whole, into `weights.pt`; each rank its own parts
+into `ownRANK.pt`.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class StageWeights(OnRankZero):
             pl_module.sent_weights.stage(StageOrder("pool", f"version-{trainer.global_step}", None))
 
 
-def make_policy(folder: str, adapters: bool) -> Any:
+def make_policy(folder: str, adapters: bool, dtype: Any = "float32") -> Any:
+    if dtype == "bfloat16":
+        return lrl.PolicyModule(folder, lr=1e-5, dtype=dtype, reference=lrl.Reference())
     if adapters:
         torch.manual_seed(0)
         return lrl.PolicyModule(folder, lr=1e-2, lora=lrl.LoRA(rank=4), reference=lrl.Reference())
@@ -115,13 +118,19 @@ def make_policy(folder: str, adapters: bool) -> Any:
 
 
 def fit(
-    folder: str, running: L.Trainer, ckpt_path: str | None = None, adapters: bool = False
+    folder: str,
+    running: L.Trainer,
+    ckpt_path: str | None = None,
+    adapters: bool = False,
+    dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Fits a policy; returns the weights of policy and reference, whole, on rank 0."""
-    policy = make_policy(folder, adapters)
+    """Fits a policy; returns the weights of policy and reference, whole, on rank 0, and this rank's
+    own parts."""
+    policy = make_policy(folder, adapters, dtype)
     running.fit(policy, StepsOfRank(running), ckpt_path=ckpt_path)
     reference = {} if adapters else on_cpu(whole_tensors(policy.reference.network))
-    return {"policy": on_cpu(whole_tensors(policy)), "reference": reference}
+    own = {name: getattr(one, "_local_tensor", one) for name, one in policy.named_parameters()}
+    return {"policy": on_cpu(whole_tensors(policy)), "reference": reference, "own": own}
 
 
 class FullDisk(L.Callback):
@@ -153,6 +162,7 @@ def main(
     full_disk_at: int | None = None,
     dies_at: str | None = None,
     adapters: bool = False,
+    dtype: str = "float32",
     **settings: Any,
 ) -> None:
     """Fits up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
@@ -174,6 +184,7 @@ def main(
     )
     if dies_at is not None and trainer.global_rank == 1:
         die_at(dies_at, call=2)
-    found = fit(folder, trainer, ckpt_path, adapters)
+    found = fit(folder, trainer, ckpt_path, adapters, dtype)
+    torch.save(found.pop("own"), Path(results) / f"own{trainer.global_rank}.pt")
     if trainer.is_global_zero:
         torch.save(found, Path(results) / "weights.pt")

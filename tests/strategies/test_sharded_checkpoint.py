@@ -112,6 +112,28 @@ def test_adapters_are_sharded_saved_alone_and_resumed_with_another_number_of_ran
     assert main(["export", str(checkpoint), str(tmp_path / "policy")]) == 0
 
 
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_a_sharded_run_in_bfloat16_resumes_exactly_and_its_replicas_stay_alike(
+    in_parts: bool, policy_folder: Path, folder: Path
+) -> None:
+    """Weights are rounded at random: a resumed run draws what it would have drawn, replicas draw the
+    same, and ranks with other parts of a weight draw other numbers."""
+    how: dict[str, Any] = {"dtype": "bfloat16", "save_distributed_checkpoint": in_parts}
+    ranks = 2 if in_parts else 4
+    how["replicas"] = ranks // 2
+    begun = folder / f"bfloat16_{ranks}"
+    whole = fit_sharded(policy_folder, begun, ranks, 3, **how)
+    resumed = fit_sharded(
+        policy_folder, folder / f"{begun.name}_on", ranks, 3, begun / "step=2.ckpt", **how
+    )
+    assert {weight.dtype for weight in whole["policy"].values()} == {torch.bfloat16}
+    for name, weight in whole["policy"].items():
+        assert torch.equal(resumed["policy"][name], weight), name
+    own = [torch.load(begun / f"own{rank}.pt") for rank in range(ranks)]
+    for one, replica in zip(own[:2], own[2:], strict=False):
+        assert all(torch.equal(weight, replica[name]) for name, weight in one.items())
+
+
 @pytest.mark.parametrize("checkpoint", ["parts/step=3.ckpt", "whole/step=5.ckpt"])
 def test_lrl_export_makes_the_policy_of_either_format(
     checkpoint: str, runs: dict[str, Any], policy_folder: Path, folder: Path, tmp_path: Path

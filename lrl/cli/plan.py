@@ -17,6 +17,7 @@ from lrl.cli.recipes import recipes
 from lrl.planning.cluster import DEVICES_PER_NODE, Cluster, parse_cluster
 from lrl.planning.model_shape import read_shape
 from lrl.planning.report import bottleneck, in_flight, print_whole, recipe_of, table
+from lrl.planning.roofline import WEIGHT_BYTES, Held
 from lrl.planning.search import (
     Layouts,
     Plan,
@@ -36,7 +37,7 @@ GIGABIT = 1e9 / 8
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 ASSUMED = (
     *("prompts", "responses", "prompt_tokens", "max_lag", "precision", "devices_per_node"),
-    "observation_tokens",
+    *("dtype", "recompute_every", "observation_tokens"),
 )
 """Settings whose defaults decide a plan; the last one only with episodes."""
 
@@ -88,6 +89,9 @@ def parser() -> argparse.ArgumentParser:
     add("--prompt-tokens", type=at_least(1), default=512, help="tokens of a prompt (%(default)s)")
     add("--max-lag", type=at_least(0), default=1, help="largest lag to try (%(default)s)")
     add("--precision", choices=PRECISIONS, default="bf16", help="fp8: also try generators in fp8")
+    add("--dtype", choices=WEIGHT_BYTES, default="float32", help="as model.dtype (%(default)s)")
+    every = "as the number in model.gradient_checkpointing; 0 recomputes no layer (%(default)s)"
+    add("--recompute-every", type=at_least(0), default=1, metavar="N", help=every)
     add("--devices-per-node", type=at_least(1), default=DEVICES_PER_NODE, help="(%(default)s)")
     add("--generators", help="a second cluster, elsewhere, for all generators, like 32xH20")
     link = "Gb/s between the two clusters (%(default)s)"
@@ -131,7 +135,8 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         episodes=episodes,
         attention_tokens=attention_tokens_of(shape.hidden) if shares else 0,
     )
-    layouts = Layouts(shape, workload, PRECISIONS[args.precision])
+    held = Held(dtype=args.dtype, recompute_every=args.recompute_every)
+    layouts = Layouts(shape, workload, PRECISIONS[args.precision], held=held)
     today = list(plans_today(layouts, cluster, args.max_lag)) if args.generators is None else []
     later = [one for one in search(args, layouts, cluster) if not runs_today(one, cluster)]
     plans = today_first(today, later, args.top)

@@ -42,8 +42,12 @@ FIGURES = (
     ("H20", 148, 296, 96, 4.0, 450, 50),
     # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
     ("A100-80GB", 312, 0, 80, 2.039, 300, 25),
+    # NVIDIA A100 40GB data sheet, SXM; network as in the DGX A100
+    ("A100-40GB", 312, 0, 40, 1.555, 300, 25),
     # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
     ("B200", 2250, 4500, 180, 8.0, 900, 50),
+    # NVIDIA Ada architecture whitepaper, products added up in float32; link: PCIe 4.0; network: a guess
+    ("RTX4090", 165.2, 330.3, 24, 1.008, 32, 12.5),
 )
 SHEETS = tuple(
     Device(

@@ -73,6 +73,14 @@ class ModelShape:
         ends = self.embedding_parameters * (1 if self.tied else 2)
         return self.layers * self.layer_parameters + ends + self.hidden
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Returns the numbers in low-rank adapters of the layers' matrices; experts have none
+        (`lrl.LoRA`)."""
+        ends = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads)
+        if self.experts == 1:
+            ends += 3 * (self.hidden + self.ffn)
+        return rank * self.layers * ends
+
     def read_parameters(self, tokens: int) -> float:
         """Returns the mean parameters used in one pass over `tokens` tokens.
 

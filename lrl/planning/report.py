@@ -192,14 +192,17 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
         data["max_turns"] = round(workload.episodes.turns.longest)
         longest = int(workload.episodes.turn_lengths.longest)
         data["max_turn_tokens"] = min(longest, data["max_response_tokens"])
+    held = training.costs.held
+    every = held.recompute_every
+    policy = {"dtype": held.dtype, "gradient_checkpointing": every if every > 1 else bool(every)}
     return {
-        "model": {"init_args": {"dtype": "float32", "gradient_checkpointing": True}},
+        "model": {"init_args": policy},
         "data": {"init_args": data},
         "trainer": {
             "accelerator": "gpu",
             "num_nodes": nodes,
             "devices": training.devices // nodes + kept,
-            "precision": "bf16-mixed",
+            "precision": "bf16-mixed" if held.dtype == "float32" else "32-true",
             "strategy": {"class_path": f"lrl.{name}", "init_args": strategy},
         },
     }

@@ -14,14 +14,20 @@ from lrl.planning.model_shape import BYTES, ModelShape
 
 RESERVE = 4 * GB
 """CUDA's context, NCCL's buffers, CUDA graphs and the allocator's loss; not measured."""
-STATE_BYTES = 16
-"""A trained parameter: float32 weight 4, gradient 4 and AdamW's two moments 8."""
+STATES = 4
+"""Numbers of a trained parameter: weight, gradient and AdamW's two moments."""
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a number by `model.dtype`."""
+INNER_WIDTHS, INNER_KEY_WIDTHS = 19, 5
+"""Widths of the residual stream, and of the keys, that a layer keeps for its backward pass besides
+its feed-forward network, as bfloat16: as in Qwen3 under autocast, which keeps the most of Llama,
+Qwen2 and Qwen3 (counted in transformers 5.19)."""
 HEAD_CHUNK_TOKENS = 1024
 """Tokens with their logits in memory at once (`model.head_chunk_tokens`)."""
 UPDATE_BYTES = 30
 """AdamW for one parameter: reads 16 bytes, writes 12 and a bfloat16 copy (2)."""
-PASSES = 4
-"""A micro-batch in forward passes: forward, recomputation, and backward, which is two."""
+PASSES = 3
+"""A micro-batch in forward passes: forward, and backward, which is two."""
 MATMUL_SHARE = 0.55
 """Reached share of peak FLOP/s in large matrix products. Llama 3 trained with 0.38 to 0.43,
 communication and pipeline bubbles included (2407.21783, table 4)."""
@@ -54,27 +60,63 @@ class Memory:
         return int((room - self.fixed) // self.per_token)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """How a trainer holds the policy."""
+
+    dtype: str = "float32"
+    """As `model.dtype`. A float32 policy computes in bfloat16, with a copy of the weights at work."""
+    recompute_every: int = 1
+    """As the number in `model.gradient_checkpointing`; 0 recomputes no layer."""
+    lora_rank: int = 0
+    """0 trains all weights."""
+
+    def recomputed(self, shape: ModelShape) -> int:
+        """Returns the layers that are computed again in the backward pass."""
+        return -(-shape.layers // self.recompute_every) if self.recompute_every else 0
+
+    def state_bytes(self, shape: ModelShape) -> int:
+        """Returns the bytes of weights, gradients and moments; of adapters these are float32."""
+        of_number = WEIGHT_BYTES[self.dtype]
+        if not self.lora_rank:
+            return STATES * of_number * shape.parameters
+        adapters = shape.adapter_parameters(self.lora_rank)
+        return of_number * shape.parameters + STATES * WEIGHT_BYTES["float32"] * adapters
+
+
 def usable(device: Device) -> float:
     """Returns the bytes of a device that plans may fill."""
     return device.memory - RESERVE
 
 
-def training_memory(shape: ModelShape, shards: int, tp: int) -> Memory:
+def training_memory(shape: ModelShape, shards: int, tp: int, held: Held = Held()) -> Memory:
     """Returns training's memory on a device, by the tokens of its micro-batch.
 
     Fixed: the state, spread over `shards` devices (FSDP and tensor parallelism together); the
-    current layer, the prefetched one and the ends of the network, gathered in bfloat16; the logits
-    of one chunk with their softmax and gradient in float32. Each token: a layer's input for the
-    backward pass, and the inner values and gradients of one layer (about 10 widths and 4
+    bfloat16 weights at work (FSDP's: the current layer, the prefetched one and the ends of the
+    network; those that autocast makes of whole float32 weights: every layer's that is not
+    recomputed, for the backward pass); the logits of one chunk with their softmax and gradient in
+    float32. Each token: a layer's input for the backward pass, the inner values of the layers that
+    are not recomputed, and the inner values and gradients of one layer (about 10 widths and 4
     feed-forward widths, for every expert of a token).
     """
-    states = STATE_BYTES * shape.parameters / shards
-    ends = shape.embedding_parameters * (1 if shape.tied else 2)
-    gathered = BYTES["bf16"] * (2 * shape.layer_parameters + ends) / tp if shards > tp else 0.0
-    logits = 3 * 4 * HEAD_CHUNK_TOKENS * shape.vocabulary / tp
-    kept = BYTES["bf16"] * shape.layers * shape.hidden
-    at_work = 2 * BYTES["bf16"] * (10 * shape.hidden + 4 * shape.ffn * shape.experts_per_token)
-    return Memory(fixed=states + gathered + logits, per_token=(kept + at_work) / tp)
+    kept_whole = shape.layers - held.recomputed(shape)
+    at_work = 0
+    if shards > tp:
+        ends = shape.embedding_parameters * (1 if shape.tied else 2)
+        at_work = 2 * shape.layer_parameters + ends
+    elif held.dtype == "float32":
+        at_work = (kept_whole + 1) * shape.layer_parameters + shape.embedding_parameters
+    logits = 3 * 4 * HEAD_CHUNK_TOKENS * shape.vocabulary
+    wide = shape.ffn * shape.experts_per_token
+    inputs = shape.layers * shape.hidden
+    inner = INNER_WIDTHS * max(shape.hidden, shape.heads * shape.head_dim) + 4 * wide
+    inner += INNER_KEY_WIDTHS * shape.kv_heads * shape.head_dim
+    one_layer = 2 * (10 * shape.hidden + 4 * wide)
+    return Memory(
+        fixed=held.state_bytes(shape) / shards + (BYTES["bf16"] * at_work + logits) / tp,
+        per_token=BYTES["bf16"] * (inputs + kept_whole * inner + one_layer) / tp,
+    )
 
 
 def all_reduce_s(size: float, cluster: Cluster, tp: int) -> float:
@@ -151,7 +193,7 @@ class RooflineGenerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineTrainer:
-    """The trainer on `devices` devices: FSDP over groups of `tp`, with recomputation."""
+    """The trainer on `devices` devices: FSDP over groups of `tp`."""
 
     shape: ModelShape
     cluster: Cluster
@@ -159,6 +201,7 @@ class RooflineTrainer:
     shards: int
     """Devices with a part of the state, a multiple of `tp`; fewer than all make copies."""
     tp: int = 1
+    held: Held = Held()
     pause_overlaps = False
     """Weights are sent from the devices without a copy."""
 
@@ -166,11 +209,14 @@ class RooflineTrainer:
         """The longer of computing and of FSDP's traffic, which overlaps with it (weights gathered
         for forward and backward, gradient scattered); tensor parallelism's all-reduces come on top:
         two a layer in each of forward, recomputation and backward."""
+        again = self.held.recomputed(self.shape) / self.shape.layers
         attention = self.shape.attention_flops * tokens_squared / 2  # causal: half of the square
-        flops = PASSES * (self.shape.flops_per_token * tokens + attention)
+        flops = (PASSES + again) * (self.shape.flops_per_token * tokens + attention)
         computing = flops / (self.devices * self.cluster.device.bf16_flops * MATMUL_SHARE)
         size = BYTES["bf16"] * self.shape.hidden * tokens * self.tp / self.devices
-        all_reduces = 6 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
+        all_reduces = (
+            (4 + 2 * again) * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
+        )
         return max(computing, 3 * self._over_group_s(self.shards // self.tp)) + all_reduces
 
     @property

@@ -24,7 +24,13 @@ from functools import cache
 from lrl.planning.batching import GenerationPhase, drained, slots_of, steady
 from lrl.planning.cluster import GB, Cluster
 from lrl.planning.model_shape import BYTES, ModelShape
-from lrl.planning.roofline import RooflineGenerator, RooflineTrainer, training_memory, usable
+from lrl.planning.roofline import (
+    Held,
+    RooflineGenerator,
+    RooflineTrainer,
+    training_memory,
+    usable,
+)
 from lrl.planning.workload import Workload
 
 MICRO_BATCHES = tuple(2**power for power in range(10, 18))
@@ -70,6 +76,7 @@ class Layouts:
     """Of the generators."""
     trainer_tp: int | None = None
     """Most devices of a trainer rank; None for a node's."""
+    held: Held = Held()
 
     @cache  # noqa: B019 - it lives as long as the search
     def training(
@@ -89,9 +96,14 @@ class Layouts:
             used = devices // tp * tp
             spread = shards or used
             costs = RooflineTrainer(
-                shape=self.shape, cluster=cluster, devices=used, tp=tp, shards=spread
+                shape=self.shape,
+                cluster=cluster,
+                devices=used,
+                tp=tp,
+                shards=spread,
+                held=self.held,
             )
-            taken = training_memory(self.shape, spread, tp)
+            taken = training_memory(self.shape, spread, tp, self.held)
             room = taken.tokens_in(usable(cluster.device))
             for tokens in (size for size in MICRO_BATCHES if work.longest <= size <= room):
                 count = math.ceil(work.tokens / (used // tp * tokens))
@@ -330,7 +342,8 @@ def memory_needed(layouts: Layouts, cluster: Cluster) -> str:
     """Explains why there is no plan: what training takes, spread over all devices but one."""
     trainers = max(1, cluster.count - 1)
     longest = layouts.workload.longest
-    taken = training_memory(layouts.shape, trainers, tp=1).bytes_for(longest)
+    memory = training_memory(layouts.shape, trainers, tp=1, held=layouts.held)
+    taken = memory.bytes_for(longest)
     return (
         f"with one response of {longest:,} tokens, training takes {taken / GB:.0f} GB of each of "
         f"{trainers} devices, of which plans may fill {usable(cluster.device) / GB:.0f}, and "

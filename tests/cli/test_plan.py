@@ -126,6 +126,17 @@ def test_lrl_fit_builds_the_written_recipe(plan: Callable[..., str], build: Any)
     assert data.max_lag == 1 and arguments["model"].gradient_checkpointing
 
 
+def test_a_plan_holds_the_policy_as_it_is_told_and_the_recipe_says_so(
+    plan: Callable[..., str], written: Callable[..., dict[str, Any]]
+) -> None:
+    cluster = ("--cluster", "2xRTX4090", "--lengths", "fixed:900")
+    assert "lrl can run none of these plans today: with one response" in plan(*cluster)
+    recipe = written(*cluster, "--dtype", "bfloat16", "--recompute-every", "2")
+    model = recipe["model"]["init_args"]
+    assert (model["dtype"], model["gradient_checkpointing"]) == ("bfloat16", 2)
+    assert recipe["trainer"]["precision"] == "32-true"
+
+
 @pytest.mark.parametrize(
     ("name", "config"), [("llama_8b_one_node", LLAMA_8B), ("llama_70b_four_nodes", LLAMA_70B)]
 )

@@ -23,5 +23,8 @@ def test_a_ring_over_nodes_uses_the_network_ports_of_its_members() -> None:
 
 @pytest.mark.parametrize("text", ["H100", "8xH999", "0xH100", "x", "8x", "-1xH100", "8.5xH100"])
 def test_a_wrong_cluster_is_an_error_with_the_known_devices(text: str) -> None:
-    with pytest.raises(ValueError, match="--cluster is .*H100, H200, H800, H20, A100-80GB, B200"):
+    with pytest.raises(
+        ValueError,
+        match="--cluster is .*H100, H200, H800, H20, A100-80GB, A100-40GB, B200, RTX4090",
+    ):
         parse_cluster(text)

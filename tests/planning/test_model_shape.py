@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from lrl.planning.model_shape import read_shape
+from lrl.training.lora import LoRA, is_adapter
 from tests.planning.shapes import LLAMA_8B
 
 SIZES: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
@@ -47,6 +48,16 @@ def test_parameters_and_kv_bytes_equal_the_models_own(
     ends = ("k_proj.weight", "v_proj.weight")
     made = [one.shape[0] for name, one in model.named_parameters() if name.endswith(ends)]
     assert shape.kv_bytes == 2 * sum(made)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
+def test_adapters_are_as_many_numbers_as_peft_makes(kind: str) -> None:
+    config = config_of(kind, SIZES | {"head_dim": 32})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        LoRA(rank=4).add_to(model)
+    made = sum(one.numel() for name, one in model.named_parameters() if is_adapter(name))
+    assert read_shape(config.to_dict()).adapter_parameters(4) == made
 
 
 def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:

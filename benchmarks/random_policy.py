@@ -115,6 +115,23 @@ def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device:
     unfinished.rename(folder)
 
 
+def made(size: str) -> Path:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = Path("runs") / f"policy-{size}"
+    make_policy(llama(size), [row["question"] for row in made_up_rows()], folder, device)
+    return folder
+
+
+def tiny() -> Path:
+    """As `--model.model benchmarks.random_policy:tiny` of `lrl fit`."""
+    return made("tiny")
+
+
+def of_1_5b() -> Path:
+    """Likewise, of Qwen2.5-1.5B's size."""
+    return made("1.5b")
+
+
 def random_tokens(draw: random.Random, count: int, vocabulary: int) -> list[int]:
     return [draw.randrange(vocabulary) for _ in range(count)]
 

@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
@@ -74,6 +76,13 @@ def tiny_qwen2(folder: Path) -> Path:
     folder."""
     torch.manual_seed(0)
     return _save(Qwen2ForCausalLM(Qwen2Config(**_sizes(), tie_word_embeddings=True)), folder)
+
+
+def tiny_qwen3(folder: Path) -> Path:
+    """A Qwen3, likewise; returns the folder."""
+    torch.manual_seed(0)
+    sizes = _sizes() | {"head_dim": 32, "tie_word_embeddings": True}
+    return _save(Qwen3ForCausalLM(Qwen3Config(**sizes)), folder)
 
 
 def with_chats(policy: Path, folder: Path, special: Sequence[str], chat_template: str) -> Path:

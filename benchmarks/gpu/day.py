@@ -69,12 +69,18 @@ SHARED = "benchmarks.gpu.one_gpu --folder FOLDER --out OUT"
 TINY_RUN = "--size tiny --device cpu --steps 4 --groups 2 --tokens 16 --folder FOLDER --out OUT"
 CASES = "tests.standin_cuda --out OUT"
 KERNELS = "benchmarks.gpu.attention --folder FOLDER --out OUT"
+RECIPE = (
+    "lrl.cli.main fit --config one_gpu_24gb --data.prompts.source benchmarks.random_policy:made_up_rows "
+    "--trainer.callbacks lrl.callbacks.WeightSync --trainer.logger.save_dir FOLDER "
+    "--model.model benchmarks.random_policy"
+)
+ON_CPU = "--trainer.accelerator cpu --trainer.strategy.server.dtype float32"
 ITEMS = (
     Item("stand-in's cases", f"{CASES} --device gpu", 120, f"{CASES} AIPO"),
     trainer("profile", "--profile", 100),
     Item("attention", KERNELS, 90, f"{KERNELS} --device cpu --tokens 32 --lengths 16"),
     trainer("varlen", "--attention varlen --dtype bfloat16"),
-    trainer("bfloat16 weights", "--dtype bfloat16"),
+    trainer("bfloat16 weights, rounded", "--dtype bfloat16"),
     trainer("fused AdamW", "--fused"),
     Item("two processes", f"{PAIR} --row-s 45", 200, f"{PAIR} --device cpu --mib 1 --policy tiny"),
     Item("ranks", f"{RANKS} --device gpu --size 0.5b", 90, f"{RANKS} --device cpu --size tiny"),
@@ -82,7 +88,12 @@ ITEMS = (
     trainer("4,096 tokens a micro-batch", "--micro-batch-tokens 4096"),
     trainer("sdpa by cuDNN", "--sdpa CUDNN_ATTENTION", rehearsal="--sdpa MATH"),
     trainer("sdpa by the efficient kernel", "--sdpa EFFICIENT_ATTENTION", rehearsal="--sdpa MATH"),
-    trainer("checkpointing", "--checkpointing"),
+    trainer("checkpointing", "--checkpointing 1"),
+    trainer("checkpoint every 2nd layer", "--checkpointing 2"),
+    trainer(
+        "recipe for 24 GB",
+        "--lora-rank 16 --dtype bfloat16 --checkpointing 1 --micro-batch-tokens 8192",
+    ),
     trainer("flex", "--attention flex_attention", 150, rehearsal="--attention eager"),
     Item(
         "several runs on one server",
@@ -128,6 +139,15 @@ ITEMS = (
         180,
         "lrl.cli.main fit --config quickstart --trainer.max_steps 2 --trainer.logger.save_dir "
         "FOLDER --data.groups_per_step 2",
+        vllm=True,
+    ),
+    Item(
+        "recipe for 24 GB, whole",
+        f"{RECIPE}:of_1_5b --trainer.max_steps 4 "
+        "--trainer.strategy.server.gpu_memory_utilization 0.08",
+        240,
+        f"{RECIPE}:tiny --trainer.max_steps 2 {ON_CPU} --data.groups_per_step 2 "
+        "--data.max_response_tokens 16",
         vllm=True,
     ),
     Item(

@@ -1,7 +1,7 @@
 """The memory of a run on one GPU, added up before anything is allocated.
 
-Weights, gradients and AdamW's moments are bfloat16. That loses small updates, which matters to
-learning and not to speed. In float32 these alone would take 128 GB with the 8 B policy.
+Weights, gradients and AdamW's moments are bfloat16. In float32 these alone would take 128 GB with
+the 8 B policy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
-from benchmarks.random_policy import num_parameters
+from lrl.planning.model_shape import read_shape
+from lrl.planning.roofline import Held, training_memory
 
 GIB = 2**30
 GROUPS_PER_STEP, ROLLOUTS_PER_GROUP = 16, 8
@@ -24,10 +25,10 @@ class MemoryPlan:
     """Bytes on the GPU, by purpose."""
 
     weights: int
-    """The policy's. Gradients, both of AdamW's moments and its working space take four times as
-    much again."""
-    activations: int
-    """Of one micro-batch with gradient checkpointing, the head's logits among them."""
+    """The policy's."""
+    training: int
+    """Weights, gradients, both of AdamW's moments, and the activations of one micro-batch with
+    gradient checkpointing, the head's logits among them."""
     kv_cache: int
     """Space for every response at full length, so that vLLM never has to preempt one."""
     staging: int = 2 * GIB
@@ -38,7 +39,7 @@ class MemoryPlan:
 
     @property
     def trainer(self) -> int:
-        return 5 * self.weights + self.activations + self.staging + self.context
+        return self.training + self.staging + self.context
 
     @property
     def generator(self) -> int:
@@ -62,17 +63,11 @@ class MemoryPlan:
 def plan_memory(config: LlamaConfig) -> MemoryPlan:
     """Returns the memory of a run with a policy of this shape, all of it in bfloat16 but the
     logits."""
-    layers = config.num_hidden_layers
-    hidden = config.hidden_size
-    head_dim = config.head_dim
-    checkpoints = MICRO_BATCH_TOKENS * layers * hidden * 2
-    # Forward and backward.
-    one_layer = MICRO_BATCH_TOKENS * (10 * hidden + 4 * config.intermediate_size) * 2 * 2
-    # logits, their log-softmax, their gradient.
-    head = HEAD_CHUNK_TOKENS * config.vocab_size * 4 * 3
-    kv_per_token = 2 * layers * config.num_key_value_heads * head_dim * 2
+    shape = read_shape(config.to_dict())
+    memory = training_memory(shape, shards=1, tp=1, held=Held(dtype="bfloat16"))
+    tokens = CONCURRENT_RESPONSES * (MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS)
     return MemoryPlan(
-        weights=2 * num_parameters(config),
-        activations=checkpoints + one_layer + head,
-        kv_cache=CONCURRENT_RESPONSES * (MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS) * kv_per_token,
+        weights=2 * shape.parameters,
+        training=int(memory.bytes_for(MICRO_BATCH_TOKENS)),
+        kv_cache=tokens * shape.kv_bytes,
     )

@@ -2,7 +2,7 @@
 not needed.
 
     python -m benchmarks.gpu.trainer --size 1.5b
-    python -m benchmarks.gpu.trainer --size 8b --dtype bfloat16 --checkpointing
+    python -m benchmarks.gpu.trainer --size 8b --dtype bfloat16 --checkpointing 1
     python -m benchmarks.gpu.trainer --size tiny --device cpu --steps 3 --groups 2 --tokens 32     a rehearsal
 
 Real optimizer steps of lrl's `PolicyModule` under Lightning, on responses that are there already.
@@ -33,6 +33,8 @@ from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy, n
 from benchmarks.ready_responses import ReadyResponses
 from benchmarks.records import append, origin
 from benchmarks.runs import EveryStep, quiet_trainer
+from lrl.planning.model_shape import read_shape
+from lrl.planning.roofline import Held, training_memory
 from lrl.training.model import Dtype, open_tokenizer
 
 MAX_PROMPT_TOKENS = 512
@@ -112,6 +114,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         dtype=args.dtype,
         attention=args.attention,
         gradient_checkpointing=args.checkpointing,
+        lora=lrl.LoRA(rank=args.lora_rank) if args.lora_rank else None,
     )
     steps = StepSeconds(machine)
     callbacks: list[L.Callback] = [steps]
@@ -147,6 +150,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "attention": args.sdpa or policy.network.config._attn_implementation,
         "fused": args.fused,
         "checkpointing": args.checkpointing,
+        "lora_rank": args.lora_rank,
         "micro_batch_tokens": args.micro_batch_tokens,
         "responses": args.groups * args.responses,
         "response_tokens": args.tokens,
@@ -158,10 +162,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "peak_tflops": peak / 1e12,
         "share_of_peak": achieved / peak,
         "peak_gib": machine.peak / GIB,
+        "forecast_gib": forecast(config, args) / GIB,
         "responses_share_rows": policy.responses_share.rows,
         "responses_share_prompts": policy.responses_share.prefixes and not args.copies,
         **({"profile": profiled} if profiled else {}),
     }
+
+
+def checkpointed(every: int) -> str:
+    return {0: "no", 1: "yes"}.get(every, f"every {every}th layer")
+
+
+def forecast(config: LlamaConfig, args: argparse.Namespace) -> float:
+    """Returns the bytes by `lrl.planning`."""
+    held = Held(dtype=args.dtype, recompute_every=args.checkpointing, lora_rank=args.lora_rank)
+    memory = training_memory(read_shape(config.to_dict()), shards=1, tp=1, held=held)
+    return memory.bytes_for(args.micro_batch_tokens)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -170,13 +186,14 @@ def table(result: dict[str, Any]) -> str:
         "weights": result["dtype"],
         "attention": result["attention"],
         "prompts": "read once" if result["responses_share_prompts"] else "copies",
-        "checkpointing": "yes" if result["checkpointing"] else "no",
+        "checkpointing": checkpointed(int(result["checkpointing"])),
         "tokens a micro-batch": f"{result['micro_batch_tokens']:,}",
         "step s": f"{result['step_s']:.2f}",
         "tokens/s": f"{result['tokens_per_s']:,.0f}",
         "TFLOP/s": f"{result['tflops']:.3g}",
         "of the peak": f"{result['share_of_peak']:.0%}",
         "peak GiB": f"{result['peak_gib']:.1f}",
+        "forecast GiB": f"{result['forecast_gib']:.1f}",
     }
     step = rows.table(columns, result)
     profiled = result.get("profile")
@@ -195,7 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sdpa=(None, "sdpa's backend", backends),
         fused=(False, "AdamW in one kernel"),
         profile=(False, "also the kernels of the last step, by time"),
-        checkpointing=(False, "as model.gradient_checkpointing"),
+        checkpointing=(0, "every n-th layer, as model.gradient_checkpointing; 0 for none"),
+        lora_rank=(0, "of adapters; 0 trains all weights"),
         copies=(False, "a copy of the prompt for each of its responses"),
         micro_batch_tokens=(16384, "of one forward pass"),
         groups=(16, "prompts a step"),

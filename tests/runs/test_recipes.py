@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,14 @@ from lightning.pytorch.cli import LightningCLI
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.gpu.what_fits import CARDS, POLICIES, generator_bytes
 from lrl.callbacks import Evaluation
 from lrl.callbacks.base import find_all
 from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import main
 from lrl.cli.recipes import FOLDER, recipes
+from lrl.planning.cluster import parse_cluster
+from lrl.planning.roofline import Held, training_memory, usable
 from lrl.quickstart.calculator import calculate
 from lrl.routing.dispatch import LeastLoaded
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -37,7 +41,7 @@ from tests.data_rows import gsm8k_rows, math_rows
 from tests.lent_server import LentServer, start_server
 from tests.runs import recipe_run
 from tests.strategies.forked_ranks import DEADLINE_S, run_ranks, start_fork
-from tests.tiny_policies import byte_tokenizer, tiny_qwen2, with_chats
+from tests.tiny_policies import byte_tokenizer, tiny_qwen2, tiny_qwen3, with_chats
 
 PROBLEMS = 8
 """Of each evaluation."""
@@ -209,6 +213,41 @@ def test_a_file_takes_the_place_of_a_recipes_data_set(
     assert next(iter(data.prompts)).text.endswith("put your final answer in \\boxed{}.")
 
 
+README = FOLDER / "README.md"
+ON_GPUS = dict(
+    re.findall(r"^\| (\d of \d+ GB) \|.*\| `lrl fit (.*)` \|$", README.read_text(), re.M)
+)
+"""The words after `lrl fit` by the GPUs for which the page names them."""
+
+
+@pytest.mark.parametrize("gpus", ON_GPUS)
+def test_a_run_fits_the_gpus_for_which_the_page_names_it(gpus: str, build: Any) -> None:
+    """Beside it CUDA and NCCL have 4 GB, and the generator has room for as many responses as it may
+    write, each half as long as it may be."""
+    trainer, policy, data = build(*ON_GPUS[gpus].split())
+    count, gigabytes = gpus.split(" of ")
+    card = parse_cluster(f"1x{CARDS[gigabytes]}").device
+    strategy = trainer.strategy
+    server = strategy.server_settings
+    shape = POLICIES[policy.model.removeprefix("Qwen/").removesuffix("-Instruct")]
+    held = Held(
+        dtype=policy.dtype_name,
+        recompute_every=int(policy.gradient_checkpointing),
+        lora_rank=policy.lora.rank if policy.lora else 0,
+    )
+    taken = training_memory(shape, strategy.shards, 1, held).bytes_for(data.micro_batch_tokens)
+    generator = server.gpu_memory_utilization * card.memory
+    assert taken + (generator if strategy.shares_device else 0) < usable(card)
+    assert generator_bytes(shape, server.max_num_seqs, data.max_model_tokens // 2) < generator
+    assert server.dtype == "bfloat16", "what is left of the recipe"
+    devices = len(strategy.parallel_devices) + len(strategy.generator_devices)
+    assert devices == int(count)
+
+
+def test_the_page_names_a_run_for_each_size_of_a_gpu() -> None:
+    assert {gpus.partition(" of ")[2] for gpus in ON_GPUS} == CARDS.keys()
+
+
 @dataclass(frozen=True)
 class OnCpu:
     """How a recipe is run here: what of its settings is another one, besides `FEW`."""
@@ -220,6 +259,8 @@ class OnCpu:
     """Tokens of a prompt that are fewer than those of the longest one."""
     ranks: int = 1
     settings: str = ""
+    on_gpus: str = ""
+    """Settings of the page for other GPUs than the recipe's."""
 
 
 OFTEN = "--trainer.callbacks.every_n_train_steps 2"
@@ -228,6 +269,8 @@ SAVED = f"--trainer.callbacks+ lightning.pytorch.callbacks.ModelCheckpoint {OFTE
 MATH = {"math500"}
 OF_GPUS = f"{OFTEN} --trainer.strategy.server.dtype float32"
 """Not every CPU computes in bfloat16 (`lrl doctor` says)."""
+LONG = "--data.max_prompt_tokens 1024"
+"""The longest problem of GSM8K here has 900 tokens, one for each byte."""
 TWO_RANKS = f"{OF_GPUS} --trainer.strategy.generator_devices 1 --trainer.devices 3"
 ONE_NODE = "--trainer.num_nodes 1 --trainer.strategy.launcher null"
 # The tiny ones have a single head.
@@ -236,6 +279,16 @@ ONE_HEAD += " --trainer.strategy.server.tensor_parallel_size 1"
 RECIPES = {
     "gsm8k": OnCpu("chatml", {"gsm8k", "math500"}, 900, settings=OF_GPUS),
     "math": OnCpu("chatml", MATH, 450, settings=OF_GPUS),
+    "gsm8k on eight GPUs": OnCpu(
+        "chatml",
+        {"gsm8k", "math500"},
+        900,
+        ranks=2,
+        settings=TWO_RANKS,
+        on_gpus=ON_GPUS["8 of 80 GB"].removeprefix("--config gsm8k"),
+    ),
+    "one_gpu_24gb": OnCpu("chatml", {"gsm8k"}, 450, settings=f"{OF_GPUS} {LONG}"),
+    "qwen3": OnCpu("thinking", MATH, 450, settings=OF_GPUS),
     "word_problems": OnCpu(
         "chatml", {"held_out"}, 90, settings=f"{SAVED} --data.max_response_tokens 32"
     ),
@@ -244,23 +297,38 @@ RECIPES = {
         "llama", MATH, 450, ranks=2, settings=f"{TWO_RANKS} {ONE_NODE} {ONE_HEAD}"
     ),
 }
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPECIAL = {
-    "chatml": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    "chatml": CHATML,
+    "thinking": CHATML,
     "llama": ("<|bot|>", "<|head|>", "<|eot|>", "<|/head|>"),
 }
 Served = Callable[[str], tuple[Path, LentServer]]
+
+
+@contextmanager
+def with_server(policy: Path, folders: pytest.TempPathFactory) -> Iterator[tuple[Path, LentServer]]:
+    server = start_server(policy, folders.mktemp("server"), 1, max_model_len=2048)
+    try:
+        yield policy, LentServer(server)
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="module")
 def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LentServer]]:
     """A Qwen2 and its server."""
     policy = tiny_qwen2(tmp_path_factory.mktemp("qwen2"))
-    folder = tmp_path_factory.mktemp("server")
-    server = start_server(policy, folder, 1, max_model_len=2048)
-    try:
-        yield policy, LentServer(server)
-    finally:
-        server.stop()
+    with with_server(policy, tmp_path_factory) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LentServer]]:
+    """A Qwen3 and its server."""
+    policy = tiny_qwen3(tmp_path_factory.mktemp("qwen3"))
+    with with_server(policy, tmp_path_factory) as both:
+        yield both
 
 
 @pytest.fixture
@@ -269,12 +337,13 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     it."""
 
     def serve(name: str) -> tuple[Path, LentServer]:
-        if name in ("gsm8k", "math"):
-            policy, server = request.getfixturevalue("qwen2")
-        else:
+        family = RECIPES[name].family
+        if "llama" in name or name == "word_problems":
             policy = request.getfixturevalue("policy_folder")
             server = request.getfixturevalue("lent_server")
-        family = RECIPES[name].family
+        else:
+            kind = "qwen3" if family == "thinking" else "qwen2"
+            policy, server = request.getfixturevalue(kind)
         chats = SPECIAL[family], FAMILIES[family].template
         return with_chats(policy, tmp_path / "policy", *chats), server
 
@@ -285,9 +354,9 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
 def test_a_recipe_trains_resumes_evaluates_and_exports(
     name: str, hub: Path, served: Served, tmp_path: Path
 ) -> None:
-    how, file = RECIPES[name], FOLDER / f"{name}.yaml"
+    how, file = RECIPES[name], FOLDER / f"{name.partition(' ')[0]}.yaml"
     policy, server = served(name)
-    words = ["--config", str(file), "--model.model", str(policy), *FEW]
+    words = ["--config", str(file), *how.on_gpus.split(), "--model.model", str(policy), *FEW]
     words += how.settings.split()
     words += ["--trainer.logger.save_dir", str(tmp_path)]
     for more in (["2"], ["3", "--ckpt_path", "last"]):
@@ -299,7 +368,8 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(
     tags = set(board.Tags()["scalars"])
     assert {"policy/loss", "reward/mean", "time/step", "fleet/alive"} <= tags
     assert {tag.split("/")[1] for tag in tags if tag.startswith("eval/")} == how.evaluations
-    assert any(re.match(r"eval/\w+/(level|kind)/", tag) for tag in tags)
+    of_kinds = any(re.match(r"eval/\w+/(level|kind)/", tag) for tag in tags)
+    assert of_kinds == (how.evaluations != {"gsm8k"}), "its problems are of one kind"
 
     groups = [*groups_of(first), *groups_of(second)]
     assert [group["step"] for group in groups] == [0, 0, 1, 1, 2, 2]

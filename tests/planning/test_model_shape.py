@@ -52,7 +52,7 @@ def test_parameters_and_kv_bytes_equal_the_models_own(
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
 def test_adapters_are_as_many_numbers_as_peft_makes(kind: str) -> None:
-    config = config_of(kind, SIZES | {"head_dim": 32})
+    config = CONFIG_MAPPING[kind](**SIZES, head_dim=32)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         LoRA(rank=4).add_to(model)

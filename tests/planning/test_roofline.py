@@ -24,7 +24,7 @@ from lrl.planning.roofline import (
     training_memory,
     usable,
 )
-from tests.planning.shapes import LLAMA_8B, shape
+from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 FIGURE_6 = {1: 8.4, 4: 8.9, 16: 9.4, 32: 10.2, 64: 11.7, 128: 15.2, 256: 22.0, 512: 37.0}
 """StreamRL's milliseconds a token by batch (7B, H800, vLLM), read off its plot."""

@@ -32,15 +32,16 @@ from lrl.system.lightning_warnings import forget_last_step
 from lrl.training.beside.critic import Critic, ValueSums
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank, each_rollout
+from lrl.training.kernels import Kernels
 from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import (
-    average_over_ranks,
     check_norm,
     on_cpu_together,
     restart_at,
     scale_and_clip,
     step_schedulers,
+    sum_over_ranks,
 )
 from lrl.training.rounded_adamw import RoundedAdamW
 from lrl.training.schedule import Schedule, lr_factor
@@ -83,6 +84,13 @@ class PolicyModule(PolicyModel):
             that time; 1 is as true.
         attention: Attention of transformers (`sdpa`, `eager`, `flash_attention_2`, ...); null lets
             transformers choose.
+        kernels: Kernels of the layers. `eager`: one after another, as transformers has them.
+            `liger`: RMSNorm, rotary embedding and SwiGLU fused by Liger (`pip install lrl[liger]`),
+            on CUDA GPUs, for the families that it knows. `compile`: each layer by torch.compile,
+            of any family; the first step takes a minute or more, and so does a step with another
+            kind of mask. Both also compile the head's log-probs. They are tried before a server
+            starts: log-probs and gradients must be those of `eager` but for rounding. `auto` takes
+            `liger` where it works, else `eager`.
         head_chunk_tokens: Response tokens with logits in memory at once.
     """
 
@@ -104,6 +112,7 @@ class PolicyModule(PolicyModel):
         dtype: Dtype = "float32",
         gradient_checkpointing: bool | int = False,
         attention: str | None = None,
+        kernels: Kernels = "auto",
         head_chunk_tokens: int = 1024,
     ) -> None:
         super().__init__()
@@ -133,6 +142,7 @@ class PolicyModule(PolicyModel):
         self.schedule = schedule
         self.dtype_name = dtype
         self.attention = attention
+        self.kernels = kernels
         self.gradient_checkpointing = gradient_checkpointing
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
@@ -154,6 +164,7 @@ class PolicyModule(PolicyModel):
         one_of(
             "model",
             dtype=(get_args(Dtype), self.dtype_name),
+            kernels=(get_args(Kernels), self.kernels),
             schedule=(get_args(Schedule), self.schedule),
         )
         at_least(
@@ -267,9 +278,11 @@ class PolicyModule(PolicyModel):
             for group in self.trainer.optimizers[0].param_groups
             for weight in group["params"]
         ]
-        average_over_ranks(trained, self.trainer.world_size)
+        sum_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
-        scale = self.data_parallel_size / divisor  # the sum over ranks was divided by their number
+        # FSDP's backward pass has averaged over the ranks.
+        averaged_over = 1 if self.sharding is None else self.data_parallel_size
+        scale = averaged_over / divisor
         norms = self._scale_and_clip(trained, scale)
         for name, value in self._metrics(step, loss, norms, divisor=divisor).items():
             self.log(name, value, prog_bar=name == "policy/lag_mean")
@@ -397,7 +410,9 @@ class PolicyModule(PolicyModel):
         adamw: Any = torch.optim.AdamW
         if any(one.dtype == torch.bfloat16 for group in groups for one in group["params"]):
             adamw = partial(RoundedAdamW, seed=self.ranks.share(torch.initial_seed()))
-        optimizer = adamw(groups, betas=self.betas, weight_decay=self.weight_decay)
+        # None: as torch chooses.
+        fused = True if all(weight.is_cuda for weight in trained) else None
+        optimizer = adamw(groups, betas=self.betas, weight_decay=self.weight_decay, fused=fused)
         scheduler = {"scheduler": LambdaLR(optimizer, factors), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 

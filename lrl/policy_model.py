@@ -31,6 +31,7 @@ from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank
 from lrl.training.export import save_policy
+from lrl.training.kernels import Kernels, fuse, fuse_tried
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from lrl.weights.buckets import Plan
 
 Output = Literal["logprobs", "values", "both"]
+TRIED_TOKENS = 32
+"""Of the text on which kernels are tried."""
 
 
 class PolicyModel(L.LightningModule):
@@ -76,8 +79,11 @@ class PolicyModel(L.LightningModule):
     schedule: Schedule
     dtype_name: Dtype
     attention: str | None
+    kernels: Kernels
     gradient_checkpointing: bool | int
     head_chunk_tokens: int
+    kernels_in_use: Kernels = "eager"
+    """What `kernels` has come to; `configure_model` tries it on the model."""
     responses_share = Shared()
     """What several responses may share; `configure_model` tries it on the model."""
 
@@ -152,25 +158,58 @@ class PolicyModel(L.LightningModule):
             self.responses_share = self.ranks.share(self.responses_share)
             if self.lora is not None:
                 self.lora.add_to(self.network)
-        networks, wholes = [self.network], [whole]
+        networks: list[PreTrainedModel] = [self.network]
+        wholes = [whole]
         if self.critic is not None:
             of_critic = self.critic.open(self.network, self.source, *where)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
             networks += self.critic.trunks
             wholes += [of_critic] * len(self.critic.trunks)
-        if sharding is None:
-            return
-        sharding.divide(self, *networks)
-        for network, its_whole in zip(networks, wholes, strict=True):
-            sharding.fill(network, its_whole, self.device_of_use)
-        of_critic = None
-        del whole, wholes, its_whole
-        trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
+        if sharding is not None:
+            sharding.divide(self, *networks)
+            for network, its_whole in zip(networks, wholes, strict=True):
+                sharding.fill(network, its_whole, self.device_of_use)
+            of_critic = None
+            del whole, wholes, its_whole
+            trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
+        self._fuse(*networks)
 
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit" and self.reference_has_model:
             self.reference.open(self.source, self.device_of_use, self.ranks, self.sharding)
+            fuse(self.reference.network, self.kernels_in_use)
+
+    def _fuse(self, policy: PreTrainedModel, *others: PreTrainedModel) -> None:
+        """Gives the networks the kernels of `kernels`, after a trial on the policy."""
+        precision = (
+            nullcontext if self._trainer is None else self.trainer.precision_plugin.forward_context
+        )
+        device = self.device_of_use
+        ids = torch.arange(1, TRIED_TOKENS) % policy.get_input_embeddings().num_embeddings
+        micro = text_as_micro_batch(ids.tolist(), device)
+        sharding = self.sharding
+
+        def passes() -> Tensor:
+            once = sharding is not None and sharding.reduce_gradients == "once"
+            with precision(), sharding.reduces(self) if sharding and once else nullcontext():
+                logprobs = self(micro)[micro.mask]
+                weights = torch.linspace(-1, 1, len(logprobs), device=device)
+                (weights * logprobs).sum().backward()
+            return logprobs.detach()
+
+        with precision():
+            halves = torch.is_autocast_enabled(device.type) or self.compute_dtype == "bfloat16"
+        self.kernels_in_use = fuse_tried(
+            policy,
+            self.kernels,
+            device=device,
+            ranks=self.ranks,
+            passes=passes,
+            in_16_bits=halves,
+        )
+        for network in others:
+            fuse(network, self.kernels_in_use)
 
     def _try_out(self, network: PreTrainedModel) -> None:
         """Tries what responses may share in a whole model, and adds its adapters."""
@@ -229,7 +268,9 @@ class PolicyModel(L.LightningModule):
         micro = text_as_micro_batch(token_ids, self.device_of_use)
         errors = nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as)
         weights = nullcontext() if weights_as is None else rounded_weights(self.network, weights_as)
-        with torch.autocast(self.device_of_use.type, enabled=False), errors, weights:
+        # A compiled layer does not see the hooks of the last two.
+        eager = torch.compiler.set_stance("force_eager")
+        with torch.autocast(self.device_of_use.type, enabled=False), errors, weights, eager:
             return self(micro)[micro.mask].tolist()
 
     @property

@@ -101,7 +101,7 @@ def passes(policy: Policy, micros: Sequence[MicroBatch], tokens: int) -> tuple[f
         with policy.sharding.reduces(policy):
             policy.blank_loss(blank().to(policy.device_of_use)).backward()
     scale = policy.data_parallel_size / tokens
-    norm = scale_and_clip(policy.parameters(), scale, MAX_NORM, 0)
+    norm = scale_and_clip(policy.parameters(), scale, MAX_NORM)
     return loss.item() / tokens, norm.item()
 
 

@@ -35,7 +35,8 @@ from benchmarks.records import append, origin
 from benchmarks.runs import EveryStep, quiet_trainer
 from lrl.planning.model_shape import read_shape
 from lrl.planning.roofline import Held, training_memory
-from lrl.training.model import Dtype, open_tokenizer
+from lrl.training.kernels import Kernels
+from lrl.training.model import FUSED_HEAD, Dtype, open_tokenizer
 
 MAX_PROMPT_TOKENS = 512
 WARM_UP_STEPS = 2
@@ -43,13 +44,21 @@ WARM_UP_STEPS = 2
 LEAST_STEPS = WARM_UP_STEPS + 1
 
 
-class FusedAdamW(lrl.PolicyModule):
-    """The policy with AdamW in one kernel."""
+class Tried(lrl.PolicyModule):
+    """The policy with what no setting of lrl chooses."""
+
+    unfused_adamw = False
+    fused_head = False
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if self.fused_head:
+            setattr(self.network, FUSED_HEAD, True)
 
     def configure_optimizers(self) -> Any:
         found = super().configure_optimizers()
         for group in found["optimizer"].param_groups:
-            group["fused"] = True
+            group["fused"] = None if self.unfused_adamw else group["fused"]
         return found
 
 
@@ -108,14 +117,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         micro_batch_tokens=args.micro_batch_tokens,
         share_prefixes=not args.copies,
     )
-    kind = FusedAdamW if args.fused else lrl.PolicyModule
-    policy = kind(
+    policy = Tried(
         str(folder),
         dtype=args.dtype,
         attention=args.attention,
+        kernels=args.kernels,
         gradient_checkpointing=args.checkpointing,
         lora=lrl.LoRA(rank=args.lora_rank) if args.lora_rank else None,
     )
+    policy.unfused_adamw, policy.fused_head = args.unfused_adamw, args.fused_head
     steps = StepSeconds(machine)
     callbacks: list[L.Callback] = [steps]
     if args.profile:
@@ -148,7 +158,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "size": args.size,
         "dtype": args.dtype,
         "attention": args.sdpa or policy.network.config._attn_implementation,
-        "fused": args.fused,
+        "kernels": policy.kernels_in_use,
+        "fused_head": args.fused_head or policy.kernels_in_use != "eager",
+        "fused_adamw": bool(trainer.optimizers[0].param_groups[0]["fused"]),
         "checkpointing": args.checkpointing,
         "lora_rank": args.lora_rank,
         "micro_batch_tokens": args.micro_batch_tokens,
@@ -185,6 +197,7 @@ def table(result: dict[str, Any]) -> str:
         "policy": result["size"],
         "weights": result["dtype"],
         "attention": result["attention"],
+        "kernels": result["kernels"],
         "prompts": "read once" if result["responses_share_prompts"] else "copies",
         "checkpointing": checkpointed(int(result["checkpointing"])),
         "tokens a micro-batch": f"{result['micro_batch_tokens']:,}",
@@ -210,7 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         dtype=("float32", "of the weights; float32 is trained in bf16-mixed", get_args(Dtype)),
         attention=(None, f"as model.attention, {varlen}"),
         sdpa=(None, "sdpa's backend", backends),
-        fused=(False, "AdamW in one kernel"),
+        kernels=("eager", "as model.kernels", get_args(Kernels)),
+        fused_head=(False, "compile the head's log-probs beside eager kernels"),
+        unfused_adamw=(False, "AdamW by torch's own choice of kernels"),
         profile=(False, "also the kernels of the last step, by time"),
         checkpointing=(0, "every n-th layer, as model.gradient_checkpointing; 0 for none"),
         lora_rank=(0, "of adapters; 0 trains all weights"),

@@ -50,6 +50,7 @@ SETTINGS = {
     "`configure_optimizers` of a lrl.PolicyModule of your own": "optim optimizer",
     "model.model": "model_name_or_path model_name pretrained_model model_path",
     "model.attention": "attn_implementation",
+    "model.kernels": "use_liger_kernel torch_compile use_torch_compile",
     "model.dtype": "torch_dtype bf16 fp16",
     "model.gradient_checkpointing": "enable_gradient_checkpointing",
     "model.lora": "peft_config use_peft r lora_r lora_rank lora_alpha lora_target_modules",

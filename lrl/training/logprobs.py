@@ -12,11 +12,15 @@ chunk nothing is computed twice. The head's gradient is one tensor that every ch
 
 Logits have the dtype of the weights (of autocast if it is on) and become float32 for the softmax,
 as in vLLM; then the temperature divides them. docs/logprobs.md has measurements.
+
+Eager kernels write each of these steps to memory, so they work on a few rows at a time. Compiled,
+they are fused, and work on a whole chunk.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -70,6 +74,7 @@ def token_logprobs(
     temperature: float = 1.0,
     transform: LogitTransform = IDENTITY,
     chunk_tokens: int = 1024,
+    fused: bool = False,
 ) -> Tensor:
     """Returns the log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) /
     temperature)[label].
@@ -87,6 +92,7 @@ def token_logprobs(
         transform: The model's change of its logits.
         chunk_tokens: Tokens per chunk; chunk_tokens x V logits are in memory until the backward
             pass ends.
+        fused: Whether torch compiles what comes behind the products.
 
     Returns:
         float32 [N], nats.
@@ -98,39 +104,84 @@ def token_logprobs(
         hidden = hidden.to(dtype)
         weight = weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    softmax = _Softmax(labels, transform, temperature=temperature, chunk_tokens=chunk_tokens)
+    softmax = _Softmax(
+        labels, transform, temperature=temperature, chunk_tokens=chunk_tokens, fused=fused
+    )
     return _TokenLogprobs.apply(hidden, weight, bias, softmax)
 
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """Logits to log-probs and gradients in float32, a few rows at a time to save memory."""
+    """Logits to log-probs and gradients in float32."""
 
     labels: Tensor
     """int64 [N]."""
     transform: LogitTransform
     temperature: float
     chunk_tokens: int
+    fused: bool
 
     def logprobs(self, logits: Tensor, part: slice, out: Tensor) -> None:
         """Writes log-probs, float32 [n], of a part of the labels; keeps logits [n, V]."""
-        labels = self.labels[part]
-        for rows in _blocks(logits):
-            scaled = self.transform(logits[rows].float()) / self.temperature
-            out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
+        labels = self.labels[part, None]
+        for rows in self._blocks(logits):
+            out[rows] = self._run(_logprobs, logits[rows], labels[rows])
 
-    def to_gradient_(self, logits: Tensor, part: slice, upstream: Tensor) -> None:
-        """Overwrites logits [n, V] of a part of the labels with the gradient by them; upstream,
-        float32 [n], is the one by the log-probs."""
-        labels = self.labels[part]
-        for rows in _blocks(logits):
-            transformed = self.transform(logits[rows].float())
-            # One at the label minus the probability.
-            gradient = (transformed / self.temperature).softmax(-1).neg_()
-            gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
-            gradient *= upstream[rows, None] / self.temperature
-            gradient *= self.transform.slope(transformed)
-            logits[rows] = gradient
+    def to_gradient_(self, logits: Tensor, part: slice, logprobs: Tensor, upstream: Tensor) -> None:
+        """Overwrites logits [n, V] of a part of the labels with the gradient by them; log-probs,
+        and upstream, the gradient by them, are float32 [n]."""
+        labels = self.labels[part, None]
+        for rows in self._blocks(logits):
+            numbers = logprobs[rows, None], upstream[rows, None]
+            of_labels = self._run(_gradient_, logits[rows], labels[rows], *numbers)
+            logits[rows].scatter_(-1, labels[rows], of_labels)
+
+    def _run(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        run = _compiled(function) if self.fused else function
+        return run(*tensors, self.transform, self.temperature)
+
+    def _blocks(self, logits: Tensor) -> Iterator[slice]:
+        if self.fused:
+            return iter([slice(0, len(logits))])
+        # On the CPU a block fits the cache; on a GPU it is worth the launch of a kernel.
+        numbers = 1 << 21 if logits.device.type == "cpu" else 1 << 24
+        return _slices(len(logits), max(1, numbers // logits.shape[1]))
+
+
+def _logprobs(
+    logits: Tensor, labels: Tensor, transform: LogitTransform, temperature: float
+) -> Tensor:
+    """Returns the log-probs, float32 [n], of labels [n, 1]."""
+    scaled = transform(logits.float()) / temperature
+    return scaled.log_softmax(-1).gather(-1, labels).squeeze(-1)
+
+
+def _gradient_(
+    logits: Tensor,
+    labels: Tensor,
+    logprobs: Tensor,
+    upstream: Tensor,
+    transform: LogitTransform,
+    temperature: float,
+) -> Tensor:
+    """Overwrites logits with their gradient, as if none were that of a label, which it returns,
+    [n, 1]. Both are those of `to_gradient_`, as [n, 1].
+
+    A label's logit less its log-prob is the logarithm of the softmax's divisor: nothing is summed
+    over the vocabulary again.
+    """
+    of_labels = transform(logits.gather(-1, labels).float())
+    log_divisor = of_labels / temperature - logprobs
+    factor = upstream / temperature
+    transformed = transform(logits.float())
+    probabilities = (transformed / temperature).sub_(log_divisor).exp_()
+    logits.copy_(probabilities.mul_(-factor * transform.slope(transformed)))
+    return (-torch.expm1(logprobs) * factor * transform.slope(of_labels)).to(logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=True)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -145,7 +196,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for part in _slices(len(hidden), softmax.chunk_tokens):
             logits = _logits(hidden[part], weight, bias, buffer)
             softmax.logprobs(logits, part, out=logprobs[part])
-        ctx.save_for_backward(hidden, weight, bias)
+        ctx.save_for_backward(hidden, weight, bias, logprobs)
         ctx.softmax = softmax
         ctx.buffer = buffer  # freed with the node, at once if no input needs a gradient
         return logprobs
@@ -154,7 +205,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("token_logprobs has no second derivative: leave create_graph out")
-        hidden, weight, bias = ctx.saved_tensors
+        hidden, weight, bias, logprobs = ctx.saved_tensors
         chunk_tokens = ctx.softmax.chunk_tokens
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(tensor) if needed else None
@@ -168,7 +219,7 @@ class _TokenLogprobs(torch.autograd.Function):
             rows = hidden[part]
             logits = _logits(rows, weight, bias, buffer) if kept is None else buffer[: len(rows)]
             kept = None
-            ctx.softmax.to_gradient_(logits, part, upstream[part])
+            ctx.softmax.to_gradient_(logits, part, logprobs[part], upstream[part])
             if by_hidden is not None:
                 torch.mm(logits, weight, out=by_hidden[part])
             if by_weight is not None:
@@ -192,9 +243,3 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor)
 
 def _slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
-def _blocks(logits: Tensor) -> Iterator[slice]:
-    # On the CPU a block fits the cache; on a GPU it is worth the launch of a kernel.
-    numbers = 1 << 21 if logits.device.type == "cpu" else 1 << 24
-    return _slices(len(logits), max(1, numbers // logits.shape[1]))

@@ -41,6 +41,8 @@ from lrl.types import MicroBatch
 Dtype = Literal["float32", "bfloat16"]
 LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
 """Words in errors of an installation that does not fit, never of a model."""
+FUSED_HEAD = "lrl_fused_head"
+"""The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
 MODEL_ERRORS = (TypeError, AttributeError, ValueError, LookupError, RuntimeError)
 """What a model raises that cannot compute what it is given."""
 
@@ -210,6 +212,7 @@ def head_logprobs(
         temperature=micro.temperature,
         transform=LogitTransform.from_config(network.config.get_text_config()),
         chunk_tokens=chunk_tokens,
+        fused=getattr(network, FUSED_HEAD, False),
     )
     return micro.at_labels(logprobs)
 

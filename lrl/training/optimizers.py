@@ -2,7 +2,7 @@
 and the schedulers of a user's `configure_optimizers`."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import lightning as L
@@ -10,15 +10,21 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from lrl.distributed.ranks import explain_rank_loss
 from lrl.errors import ConfigError
 
+NORM_EPSILON = 1e-6
+"""As in torch's `clip_grad_norm_`."""
+BUCKET_BYTES = 2**26
+"""Of the gradients that one collective sums."""
 
-def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
-    """Gives every rank the mean of all gradients, a rank without one counting as zero; a collective
+
+def sum_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
+    """Gives every rank the sum of all gradients, a rank without one counting as zero; a collective
     of all ranks.
 
     Sharded parameters are left out: the backward pass has averaged their gradients. Raises
@@ -39,10 +45,22 @@ def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> 
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             gradients.append(weight.grad)
     with explain_rank_loss("Another rank"):
-        for sum_of_ranks in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
-            sum_of_ranks.wait()
+        for bucket in _buckets(gradients):
+            # NCCL sums them in one kernel, where they are; gloo copies them together.
+            with _coalescing_manager():
+                for gradient in bucket:
+                    dist.all_reduce(gradient)
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields the gradients in lists of one dtype and about `BUCKET_BYTES`."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
-        gradient.div_(ranks)
+        bucket = by_dtype.setdefault(gradient.dtype, [])
+        bucket.append(gradient)
+        if sum(each.nbytes for each in bucket) >= BUCKET_BYTES:
+            yield by_dtype.pop(gradient.dtype)
+    yield from by_dtype.values()
 
 
 def scale_and_clip(
@@ -50,13 +68,14 @@ def scale_and_clip(
 ) -> Tensor:
     """Multiplies gradients by `scale`, then limits their L2 norm over all parameters to `max_norm`;
     returns the norm before it was limited, float32 []."""
-    weights = [parameter for parameter in parameters if parameter.grad is not None]
-    for weight in weights:
-        assert weight.grad is not None
-        weight.grad.mul_(scale)
-    norm = norm_of(weight.grad for weight in weights)
+    gradients = [weight.grad for weight in parameters if weight.grad is not None]
+    norm = scale * norm_of(gradients).float()
+    factor = torch.full_like(norm, scale)
     if max_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
+        factor *= (max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
+    if gradients:
+        local = [one.to_local() if isinstance(one, DTensor) else one for one in gradients]
+        torch._foreach_mul_(local, factor.to(local[0].device))
     return norm
 
 

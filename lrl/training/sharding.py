@@ -71,7 +71,7 @@ class Sharding:
             plan = tensor_parallel_plan(network, self.tensor_parallel_size)
             apply_tensor_parallelism(network, self.mesh["tensor"], plan)
         names = tuple(name for name in self.mesh.mesh_dim_names or () if name != "tensor")
-        layers = [layer for network in networks for layer in _layers(network)]
+        layers = [layer for network in networks for layer in layers_of(network)]
         precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
         offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
         for module in [*layers, root]:
@@ -110,9 +110,13 @@ class Sharding:
             set_model_state_dict(network, weights, options=options)
 
 
-def _layers(network: PreTrainedModel) -> Iterator[nn.Module]:
+def layers_of(network: PreTrainedModel) -> Iterator[nn.Module]:
+    """Yields the modules that a model calls indivisible: its layers."""
     names = set(network._no_split_modules or ())
-    return (module for module in network.modules() if type(module).__name__ in names)
+    for module in network.modules():
+        # FSDP makes a subclass of a layer's class.
+        if names & {kind.__name__ for kind in type(module).__mro__}:
+            yield module
 
 
 PARALLEL_STYLES = (

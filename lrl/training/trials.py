@@ -206,7 +206,7 @@ def _takes_no_mask(network: PreTrainedModel) -> str:
     return f"lrl knows no mask for its layers of {', '.join(sorted(kinds))}" if kinds else ""
 
 
-class _Result(NamedTuple):
+class Result(NamedTuple):
     """Results of one layout; samples always come in the same order."""
 
     logprobs: Tensor  # float32 [labels]
@@ -225,7 +225,7 @@ class _Trial:
 
     def gap(self, rows: list[list[PrefixTree]], masks: bool = False) -> Gap:
         """Returns how far these rows, with lrl's masks or without, are from each sample alone."""
-        return _gap(self._run(rows, masks), self._truth)
+        return gap_of(self._run(rows, masks), self._truth)
 
     def padded(self) -> Gap:
         """Returns how far rows of their own, padded to the longest, differ from each alone."""
@@ -248,14 +248,14 @@ class _Trial:
         if self._network.dtype == torch.float32:
             return MAX_GAP_FLOAT32
         with rounding_errors(self._network, "bfloat16"):
-            return _gap(self._alone(), self._truth).doubled(MIN_GAP_16_BITS)
+            return gap_of(self._alone(), self._truth).doubled(MIN_GAP_16_BITS)
 
-    def _alone(self) -> _Result:
+    def _alone(self) -> Result:
         each = [self._run([[tree]]) for tree in self.trees]
         gradients = torch.stack([one.gradient for one in each])
-        return _Result(torch.cat([one.logprobs for one in each]), gradients.sum(0))
+        return Result(torch.cat([one.logprobs for one in each]), gradients.sum(0))
 
-    def _run(self, rows: list[list[PrefixTree]], masks: bool = False) -> _Result:
+    def _run(self, rows: list[list[PrefixTree]], masks: bool = False) -> Result:
         """Returns log-probs and their weighted sum's gradient; keeps gradients and random state."""
         micro = fill_rows(rows, temperature=1.0, masks=masks).to(self._network.device)
         with trial_pass(self._network), _same_random_state(self._network), torch.enable_grad():
@@ -264,10 +264,11 @@ class _Trial:
                 (micro.advantages * found).sum(), self._layer, materialize_grads=True
             )
         gradient = torch.cat([part.flatten().float() for part in parts])
-        return _Result(found.detach()[micro.mask], gradient)
+        return Result(found.detach()[micro.mask], gradient)
 
 
-def _gap(one: _Result, truth: _Result) -> Gap:
+def gap_of(one: Result, truth: Result) -> Gap:
+    """Returns how far a result is from the true one."""
     nats = (one.logprobs - truth.logprobs).abs()
     norm = truth.gradient.norm().clamp_min(torch.finfo(torch.float32).tiny)
     gradient = (one.gradient - truth.gradient).norm() / norm

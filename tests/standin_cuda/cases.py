@@ -212,7 +212,8 @@ def train(
             enable_progress_bar=False,
             default_root_dir=work,
         )
-        module = kind(folder, **policy)
+        # Fused kernels are no part of a device that has none.
+        module = kind(folder, kernels="eager", **policy)
         trainer.fit(module, responses, ckpt_path=checkpoint)
         checkpoint = work / "step.ckpt"
         trainer.save_checkpoint(checkpoint)

@@ -42,6 +42,19 @@ def test_the_gradient_does_not_depend_on_the_number_of_ranks(
         )
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_buckets_of_gradients_give_the_sums_of_each(tmp_path: Path, ranks: int) -> None:
+    """A rank without gradients counts as zero; what no rank has stays without."""
+    run_ranks(gradient_of_ranks.sums, ranks, tmp_path, tmp_path)
+    for number in range(ranks):
+        rank = torch.load(tmp_path / f"{number}.pt")
+        exact = {"atol": 0, "rtol": 0} if ranks == 2 else {}  # three numbers, in another order
+        first, *found = rank["found"]
+        assert first is None and all(one.abs().max() > 0 for one in found[1:])
+        for one, alone in zip(found, rank["each"][1:], strict=True):
+            torch.testing.assert_close(one, alone, **exact)
+
+
 def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
     words, port = (tmp_path, str(policy_folder), tmp_path), free_port()
     first, second = (

@@ -4,6 +4,7 @@ allocations."""
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lrl.training.logprobs import IDENTITY, LogitTransform, token_logprobs
+from lrl.training.logprobs import IDENTITY, LogitTransform, _compiled, token_logprobs
 from lrl.training.logprobs import _buffer as make_buffer
 
 VOCABULARY, WIDTH = 50, 16
@@ -129,8 +130,8 @@ def test_rows_worked_on_in_small_blocks_are_the_same(
 ) -> None:
     hidden, weight, labels, _ = inputs(23)
     monkeypatch.setattr(
-        "lrl.training.logprobs._blocks",
-        lambda logits: (slice(at, at + 3) for at in range(0, len(logits), 3)),
+        "lrl.training.logprobs._Softmax._blocks",
+        lambda _, logits: (slice(at, at + 3) for at in range(0, len(logits), 3)),
     )
     ours = token_logprobs(hidden, weight, labels, transform=transform, chunk_tokens=10)
     theirs = naive(hidden, weight, labels, transform=transform)
@@ -190,6 +191,27 @@ def test_logits_are_kept_only_while_a_gradient_may_be_asked_for(
         token_logprobs(hidden, weight, labels, chunk_tokens=8)
     frozen = token_logprobs(hidden.detach(), weight.detach(), labels, chunk_tokens=8)
     assert not frozen.requires_grad and [buffer() for buffer in buffers] == [None] * 3
+
+
+@pytest.mark.parametrize("transform", [IDENTITY, LogitTransform(0.5, 5.0)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_compiled_log_probs_and_gradients_are_those_of_the_formula(
+    kind: torch.dtype, transform: LogitTransform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    trace = partial(
+        torch.compile, backend="aot_eager"
+    )  # tests/training/test_kernels.py generates code
+    monkeypatch.setattr(torch, "compile", trace)
+    _compiled.cache_clear()
+    hidden, weight, labels, offset = inputs(23, bias=True)
+    leaves = [leaf.detach().to(kind).requires_grad_() for leaf in (hidden, weight, offset)]
+    settings = {"bias": leaves[2], "temperature": 0.7, "transform": transform}
+    ours = token_logprobs(*leaves[:2], labels, chunk_tokens=10, fused=True, **settings)
+    theirs = naive(*leaves[:2], labels, **settings)
+    assert_same_at_scale(ours, theirs, 1e-5 if kind == torch.float32 else 2e-2)
+    assert_same_gradients(ours, theirs, leaves, 2e-5 if kind == torch.float32 else 3e-2)
+    _compiled.cache_clear()
 
 
 @pytest.mark.parametrize(("tokens", "chunk", "products"), [(8, 8, 3), (16, 8, 3.5), (64, 8, 3.875)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 import lrl
+from lrl.training.optimizers import scale_and_clip
 from tests.policies import GROUPS, FakeStep, Steps, pack, trainer
 
 EPOCH = 3
@@ -151,6 +154,27 @@ def test_a_run_with_a_users_optimizer_resumes_exactly(
 
 def by_the_loss(optimizer: Optimizer) -> Any:
     return ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.5, 1e6])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_scaling_and_clipping_at_once_is_scaling_and_then_torchs_clipping(
+    kind: torch.dtype, max_norm: float | None
+) -> None:
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.zeros(size, 3, dtype=kind)) for size in range(1, 9)]
+    for weight in ours[1:]:
+        weight.grad = torch.randn_like(weight)
+    theirs = copy.deepcopy(ours)
+    for weight, one in zip(theirs, ours, strict=True):
+        weight.grad = None if one.grad is None else 0.37 * one.grad
+    wanted = torch.nn.utils.clip_grad_norm_(theirs, math.inf if max_norm is None else max_norm)
+    found = scale_and_clip(ours, 0.37, max_norm)
+    rounding = {torch.float32: 1e-6, torch.bfloat16: 1e-2}[kind]
+    torch.testing.assert_close(found, wanted.float(), rtol=rounding, atol=0)
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=2 * rounding, atol=1e-7)
+    assert ours[0].grad is None
 
 
 def two(policy: lrl.PolicyModule) -> Any:

@@ -1,0 +1,158 @@
+"""Fused kernels: norms, rotary embedding, activation and residuals of a layer in few passes over
+memory, and the head's log-probs in one.
+
+They differ from the layers' own by rounding, and may fail only where they first run. So both are
+tried before a server starts: log-probs and the gradient of the first layer, as a step computes
+them.
+"""
+
+import logging
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import FunctionType, MethodType
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError
+from lrl.training.model import FUSED_HEAD, shortened
+from lrl.training.rounding import rounding_errors
+from lrl.training.sharding import layers_of
+from lrl.training.trials import MAX_GAP_FLOAT32, MIN_GAP_16_BITS, Result, gap_of
+
+log = logging.getLogger(__name__)
+
+Kernels = Literal["auto", "liger", "compile", "eager"]
+VARIANTS = 64
+"""Compilations of one kind of layer before torch leaves it unfused, by default 8: one row or
+several, with masks, gradients and adapters or without, of policy, critic and reference."""
+
+
+def fuse_tried(
+    network: PreTrainedModel,
+    kernels: Kernels,
+    device: torch.device,
+    ranks: Ranks,
+    passes: Callable[[], Tensor],
+    in_16_bits: bool,
+) -> Kernels:
+    """Gives the network these kernels if they work, and returns which it has; a collective of all
+    ranks. `auto` takes Liger's on a CUDA GPU, if they work.
+
+    Args:
+        network: The policy's.
+        kernels: As `model.kernels`.
+        device: Where it trains.
+        ranks: Those that train it.
+        passes: Runs the same text forward and back; returns its log-probs, float32 [n].
+        in_16_bits: Whether they compute in 16 bits.
+
+    Raises:
+        ConfigError: Kernels that `kernels` names do not work.
+    """
+    if kernels == "eager" or (kernels == "auto" and device.type != "cuda"):
+        return "eager"
+    wanted: Kernels = "liger" if kernels == "auto" else kernels
+    own = {module: dict(vars(module)) for module in network.modules()}
+    reasons = ranks.share(ranks.gather(_unable(wanted, network, device)))
+    if not any(reasons):
+        reasons = ranks.share(ranks.gather(_fails(wanted, network, passes, in_16_bits)))
+    why = next(filter(None, reasons), "")
+    if not why:
+        return wanted
+    if kernels != "auto":
+        raise ConfigError(f"model.kernels is {kernels!r}, and {why}. Leave it out.")
+    for module, attributes in own.items():
+        vars(module).clear()
+        vars(module).update(attributes)
+    rank_zero_only(log.info)("model.kernels: the layers stay as they are, because %s.", why)
+    return "eager"
+
+
+def fuse(network: PreTrainedModel, kernels: Kernels) -> None:
+    """Gives the kernels to this network, and to no other of its class. A family that Liger does not
+    know keeps its own."""
+    if kernels == "eager":
+        return
+    setattr(network, FUSED_HEAD, True)
+    if kernels == "compile":
+        torch._dynamo.config.recompile_limit = VARIANTS
+        for layer in layers_of(network):
+            # All layers share a compilation. Hooks, checkpointing and FSDP stay outside of it.
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+    elif _liger_knows(network):
+        _add_liger(network)
+
+
+def _unable(kernels: Kernels, network: PreTrainedModel, device: torch.device) -> str:
+    """Returns why the network cannot have the kernels; nothing if it may."""
+    kind = type(network).__name__
+    if kernels == "compile":
+        return "" if any(layers_of(network)) else f"{kind} does not say what its layers are"
+    if device.type != "cuda":
+        return f"Liger's kernels need a CUDA GPU, and the policy trains on {device.type}"
+    if find_spec("liger_kernel") is None:
+        return "liger-kernel is not installed (pip install lrl[liger])"
+    return "" if _liger_knows(network) else f"Liger has no kernels for {kind}"
+
+
+def _fails(
+    kernels: Kernels, network: PreTrainedModel, passes: Callable[[], Tensor], in_16_bits: bool
+) -> str:
+    """Gives the network the kernels; returns why it must not keep them, nothing if they work."""
+    truth, limit = _result(network, passes), MAX_GAP_FLOAT32
+    if in_16_bits:
+        with rounding_errors(network, "bfloat16"):
+            limit = gap_of(_result(network, passes), truth).doubled(MIN_GAP_16_BITS)
+    kind = type(network).__name__
+    try:
+        fuse(network, kernels)
+        gap = gap_of(_result(network, passes), truth)
+    except Exception as error:  # those of Triton and of torch's compiler have no base in common
+        return f"{kernels} fails on {kind} ({shortened(error)})"
+    return "" if gap.within(limit) else f"{kernels} gives {kind} other numbers than eager ({gap})"
+
+
+def _result(network: PreTrainedModel, passes: Callable[[], Tensor]) -> Result:
+    with torch.enable_grad():
+        logprobs = passes()
+    first = next(layers_of(network), network)
+    gradients = [weight.grad for weight in first.parameters() if weight.grad is not None]
+    local = [one.to_local() if isinstance(one, DTensor) else one for one in gradients]
+    gradient = torch.cat([logprobs.new_zeros(1), *(one.flatten().float() for one in local)])
+    network.zero_grad()
+    return Result(logprobs, gradient)
+
+
+def _liger_knows(network: PreTrainedModel) -> bool:
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    return network.config.model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
+
+
+def _add_liger(network: PreTrainedModel) -> None:
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    # It also exchanges names in the module of the class, which all models of the process share.
+    shared = vars(sys.modules[type(network).__module__])
+    before = dict(shared)
+    _apply_liger_kernel_to_instance(network, cross_entropy=False, fused_linear_cross_entropy=False)
+    exchanged = {name: value for name, value in shared.items() if value is not before.get(name)}
+    shared.update(before)
+    for module in network.modules():
+        forward = type(module).forward
+        if isinstance(forward, FunctionType) and exchanged.keys() & set(forward.__code__.co_names):
+            module.forward = MethodType(_with_globals(forward, exchanged), module)
+
+
+def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """Returns a function that finds other things under these names: the rotary embedding, which
+    attention looks up in its module."""
+    parts = (function.__name__, function.__defaults__, function.__closure__)
+    return FunctionType(function.__code__, function.__globals__ | names, *parts)

@@ -82,8 +82,9 @@ class PolicyModule(PolicyModel):
         gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a
             third more time. A number n recomputes every n-th layer only, which takes an n-th of
             that time; 1 is as true.
-        attention: Attention of transformers (`sdpa`, `eager`, `flash_attention_2`, ...); null lets
-            transformers choose.
+        attention: Null takes `varlen`, lrl's own, which has no masks, on a GPU with passes in 16 bits
+            where the model can have it, and elsewhere what transformers chooses. Or a name: `varlen`,
+            or one of transformers (`sdpa`, `eager`, `flash_attention_2`, ...).
         kernels: Kernels of the layers. `eager`: one after another, as transformers has them.
             `liger`: RMSNorm, rotary embedding and SwiGLU fused by Liger (`pip install lrl[liger]`),
             on CUDA GPUs, for the families that it knows. `compile`: each layer by torch.compile,

@@ -52,6 +52,7 @@ from lrl.training.schedule import Schedule
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.tree_cost import attention_tokens_of
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
+from lrl.training.varlen import computes_in, in_its_dtype
 from lrl.types import MicroBatch
 from lrl.weights.staging import Served, Staged, StageOrder, Staging
 
@@ -145,8 +146,20 @@ class PolicyModel(L.LightningModule):
     def source(self) -> ModelSource:
         """The first version, and how it is opened."""
         return ModelSource(
-            self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
+            self.policy_folder,
+            self.dtype_name,
+            self.attention,
+            self.gradient_checkpointing,
+            takes_flash=self._takes_flash,
         )
+
+    @property
+    def _takes_flash(self) -> bool:
+        device = self.device_of_use
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+            return False
+        mixed = self._trainer is not None and self.trainer.precision == "bf16-mixed"
+        return mixed or self.dtype_name == "bfloat16"
 
     def _open(self) -> None:
         sharding, in_parts = self.sharding, self.sharding is not None
@@ -155,7 +168,8 @@ class PolicyModel(L.LightningModule):
         if whole is not None:
             self._try_out(whole)
         if in_parts:
-            self.responses_share = self.ranks.share(self.responses_share)
+            found = self.ranks.share(self.responses_share)
+            self.responses_share = found.under(self.network)
             if self.lora is not None:
                 self.lora.add_to(self.network)
         networks: list[PreTrainedModel] = [self.network]
@@ -220,10 +234,10 @@ class PolicyModel(L.LightningModule):
 
     @property
     def compute_dtype(self) -> Dtype:
-        """Dtype of the passes, outside of autocast."""
+        """Dtype of the passes outside of autocast, which 16-bit attention has on there, too."""
         if self.sharding is not None and self.sharding.compute_dtype:
             return "bfloat16"
-        return self.dtype_name
+        return "bfloat16" if computes_in(self.network) == torch.bfloat16 else self.dtype_name
 
     @property
     def attention_tokens(self) -> int:
@@ -270,7 +284,7 @@ class PolicyModel(L.LightningModule):
         weights = nullcontext() if weights_as is None else rounded_weights(self.network, weights_as)
         # A compiled layer does not see the hooks of the last two.
         eager = torch.compiler.set_stance("force_eager")
-        with torch.autocast(self.device_of_use.type, enabled=False), errors, weights, eager:
+        with in_its_dtype(self.network), errors, weights, eager:
             return self(micro)[micro.mask].tolist()
 
     @property

@@ -340,6 +340,36 @@ def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if to_gpu else tensor.to(device)
 
 
+class SequenceBounds(NamedTuple):
+    """Where the sequences of a micro-batch lie, as kernels of flash attention take it: those that
+    know no mask, but sequences of different lengths.
+
+    The N sequences are the pieces of all R * L tokens: the shared tokens of a tree, each of its
+    branches, a rollout of its own, the padding of a row. A token attends to those before it in its
+    sequence; a branch's keys are the shared tokens and its own.
+    """
+
+    queries: Tensor
+    """int32 [N + 1]: the first token of each sequence, and R * L."""
+    keys: Tensor
+    """int32 [N + 1]: the same among the keys."""
+    longest_query: int
+    """Tokens of the longest sequence."""
+    longest_key: int
+    """Keys of the sequence with most."""
+    key_places: Tensor | None = None
+    """int32 [K]: r * L + i of each key; None where every sequence has its own tokens alone."""
+
+    def moved(self, device: torch.device | str) -> SequenceBounds:
+        """Returns a copy on the device."""
+        places = self.key_places
+        return self._replace(
+            queries=_moved(self.queries, device),
+            keys=_moved(self.keys, device),
+            key_places=None if places is None else _moved(places, device),
+        )
+
+
 def _changes(tensor: Tensor) -> int:
     """Returns how often a tensor was changed in place, as torch counts."""
     return 0 if tensor.is_inference() else tensor._version
@@ -404,6 +434,8 @@ class MicroBatch:
     train, or in another branch."""
     label_index: LabelIndex | None = None
     """See `index`; made by `to`."""
+    bounds: SequenceBounds | None = None
+    """The sequences that `position_ids` and `readers_end` tell apart; made in collation."""
 
     @property
     def index(self) -> LabelIndex:
@@ -450,7 +482,8 @@ class MicroBatch:
             for name in self.__slots__
             if isinstance(value := getattr(self, name), Tensor)
         }
-        return replace(self, label_index=self.index.moved(moved["mask"]), **moved)
+        bounds = None if self.bounds is None else self.bounds.moved(device)
+        return replace(self, label_index=self.index.moved(moved["mask"]), bounds=bounds, **moved)
 
 
 class Step(Protocol):

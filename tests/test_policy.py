@@ -18,7 +18,6 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from transformers import (
-    AttentionInterface,
     AutoModelForCausalLM,
     Gemma2Config,
     GraniteConfig,
@@ -96,31 +95,6 @@ def test_packing_does_not_change_logprobs(folder: str, attention: str) -> None:
         packed = sequence_logprobs(policy, pack(GROUPS, budget))
         for one, other in zip(alone, packed, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-def test_flash_attention_gets_all_responses_in_one_row(folder: str) -> None:
-    """It reads the responses' bounds from position_ids, but only in a single row."""
-
-    def flash_like(
-        module: Any, query: Any, key: Any, value: Any, mask: None, scaling: float, **given: Any
-    ) -> Any:
-        assert query.shape[0] == 1 and mask is None
-        starts = torch.diff(given["position_ids"][0], prepend=torch.tensor([-1])) != 1
-        numbers, length = starts.cumsum(0), query.shape[2]
-        allowed = (numbers[:, None] == numbers[None]) & torch.ones(
-            length, length, dtype=torch.bool
-        ).tril()
-        attend = torch.nn.functional.scaled_dot_product_attention
-        return attend(
-            query, key, value, attn_mask=allowed, scale=scaling, enable_gqa=True
-        ).transpose(1, 2), None
-
-    AttentionInterface.register("flash_like", flash_like)
-    plain, flash = opened(folder), opened(folder)
-    flash.network.config._attn_implementation = "flash_like"
-    for batch in pack(GROUPS, 100):
-        assert batch.input_ids.shape[0] > 1
-        torch.testing.assert_close(flash(batch), plain(batch), atol=1e-5, rtol=1e-5)
 
 
 def test_no_response_sees_another(folder: str) -> None:

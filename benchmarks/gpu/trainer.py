@@ -25,7 +25,7 @@ from transformers import LlamaConfig
 import lrl
 from benchmarks import arguments
 from benchmarks.forced_lengths import equal
-from benchmarks.gpu import attention, rows, step_profile
+from benchmarks.gpu import rows, step_profile
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import GIB
 from benchmarks.gpu.step_profile import StepProfile
@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     policy = Tried(
         str(folder),
         dtype=args.dtype,
-        attention=args.attention,
+        attention="sdpa" if args.sdpa else args.attention,
         kernels=args.kernels,
         gradient_checkpointing=args.checkpointing,
         lora=lrl.LoRA(rank=args.lora_rank) if args.lora_rank else None,
@@ -216,12 +216,11 @@ def table(result: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = rows.make_parser("trainer", __doc__)
     backends = ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
-    varlen = f"or {attention.VARLEN}: torch's attention over sequences of different lengths"
     arguments.add(
         parser,
         size=("1.5b", "of the policy", SHAPES),
         dtype=("float32", "of the weights; float32 is trained in bf16-mixed", get_args(Dtype)),
-        attention=(None, f"as model.attention, {varlen}"),
+        attention=(None, "as model.attention"),
         sdpa=(None, "sdpa's backend", backends),
         kernels=("eager", "as model.kernels", get_args(Kernels)),
         fused_head=(False, "compile the head's log-probs beside eager kernels"),

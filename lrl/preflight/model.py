@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lrl.policy_model import PolicyModel
 
 TensorShapes = dict[str, tuple[int, ...]]
-CAPPING_ATTENTIONS = "eager, flex_attention or flash_attention_2"
+CAPPING_ATTENTIONS = "eager or flash_attention_2"
 """Attentions of transformers that apply a cap to the scores. Read in transformers 5.19; sdpa has no
 argument for it."""
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
+from lrl.training.sequence_bounds import bounds_of
 from lrl.types import Group, MicroBatch, Rollout
 
 Numbers = Iterator[tuple[Rollout, Tensor]]
@@ -111,6 +112,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
         # no finite gradient in Gemma 3n.
         batch.input_ids[row, start:] = batch.input_ids[row, start - 1]
         batch.position_ids[row, start:] = torch.arange(shape[1] - start)
+    batch.bounds = bounds_of(batch)
     return batch
 
 

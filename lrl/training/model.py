@@ -6,7 +6,6 @@ model that changes its logits in a way `LogitTransform` does not know is refused
 `lrl.training.trials` tests that responses do not see each other.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.errors import ConfigError
 from lrl.system import hub, import_by_name
-from lrl.training import lora
-from lrl.training.attention_masks import masks_of
+from lrl.training import lora, varlen
 from lrl.training.collate import fill_rows
 from lrl.training.logprobs import LogitTransform, token_logprobs
 from lrl.training.prefix_tree import PrefixTree, text_sequence
@@ -93,6 +91,16 @@ class ModelSource:
     """Of transformers; None for its default."""
     gradient_checkpointing: bool | int = False
     """A number n recomputes every n-th layer."""
+    takes_flash: bool = False
+    """Whether the passes are in 16 bits on a CUDA device, as flash kernels need it."""
+
+    def __post_init__(self) -> None:
+        if varlen.is_flash(self.attention) and not self.takes_flash:
+            raise ConfigError(
+                f"model.attention is {self.attention!r}, which computes in 16 bits on a GPU (Ampere "
+                "or newer): train on one, with trainer.precision bf16-mixed or model.dtype bfloat16, "
+                "or leave it out."
+            )
 
     def open(self, device: torch.device | str = "cpu") -> PreTrainedModel:
         """Opens the model in training mode, without noise, on `device`.
@@ -174,18 +182,14 @@ def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
 
 def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
     """Returns the last hidden state of a micro-batch: [R, L, H]."""
-    # Flash attention reads from position_ids where sequences begin, but only if all of them are in
-    # one row.
-    flat = "flash" in (decoder.config._attn_implementation or "")
-    shape = (1, -1) if flat else micro.input_ids.shape
     outputs = decoder(
-        input_ids=micro.input_ids.view(shape),
-        position_ids=micro.position_ids.view(shape),
+        input_ids=micro.input_ids,
+        position_ids=micro.position_ids,
         use_cache=False,
-        **masks_of(decoder, micro),
+        **varlen.arguments(decoder, micro),
     )
     hidden: Tensor = outputs.last_hidden_state
-    return hidden.view(*micro.input_ids.shape, -1)
+    return hidden
 
 
 def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
@@ -296,10 +300,11 @@ def _check_logits(network: PreTrainedModel) -> None:
     micro = text_as_micro_batch(ids.tolist(), network.device)
     with torch.no_grad(), trial_pass(network):
         ours = label_logprobs(network, micro, chunk_tokens=len(ids))[0, :-1]
-        logits = network(input_ids=micro.input_ids, use_cache=False).logits[0, :-1].float()
+        given = varlen.arguments(decoder_of(network), micro)
+        logits = network(input_ids=micro.input_ids, use_cache=False, **given).logits[0, :-1].float()
     theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
     gap = (ours - theirs).abs().max().item()
-    if not gap < (1e-3 if network.dtype == torch.float32 else 0.25):
+    if not gap < (1e-3 if varlen.computes_in(network) == torch.float32 else 0.25):
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after "
             f"the head in a way lrl does not know (log-probs differ by {gap:.3g} nats). Add it to "
@@ -309,15 +314,10 @@ def _check_logits(network: PreTrainedModel) -> None:
 
 @contextmanager
 def trial_pass(network: PreTrainedModel) -> Iterator[None]:
-    """For passes that try a model: nothing is compiled, and exceptions of a model that needs other
-    arguments become a ValueError that names it.
-
-    Each layout of a trial has a shape of its own. Flex attention would compile its kernel for each,
-    and reach torch's limit of recompilations before the first step.
-    """
+    """For passes that try a model: in the dtype that its attention knows, and exceptions of a model
+    that needs other arguments become a ValueError that names it."""
     try:
-        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        with varlen.in_its_dtype(network):
             yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
         raise

@@ -6,6 +6,7 @@ the config, from rank 0, and the weights over the network.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,10 +15,16 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks, explain_broken_collective
+from lrl.errors import ConfigError
 from lrl.training.model import ModelSource
+from lrl.training.trials import cannot_have_varlen
+from lrl.training.varlen import VARLEN, is_flash
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 """Suffixes of files with weights."""
@@ -73,21 +80,47 @@ def open_on_ranks(
         weights. With `in_parts`, for `Sharding.divide`: the model without memory for its weights,
         and on rank 0 the whole one, on the CPU (None on the other ranks).
     """
-    whole = source.open() if in_parts and ranks.rank == 0 else None
+    named = None if source.attention == VARLEN else source.attention
+    tries_varlen = source.takes_flash and named is None
+    whole = None
+    if in_parts and ranks.rank == 0:  # the CPU has no flash kernel
+        masked = None if is_flash(named) else named
+        whole = replace(source, attention=masked, takes_flash=False).open()
     with model_files(source.folder, ranks) as (here, everywhere):
-        source = replace(source, folder=here)
+        opened = replace(source, folder=here, attention=named)
         if in_parts:
-            return source.open_empty(), whole
-        if everywhere or ranks.rank == 0:
-            network = source.open(device)
+            network = opened.open_empty()
+        elif everywhere or ranks.rank == 0:
+            network = opened.open(device)
         else:
-            network = source.open_empty()
+            network = opened.open_empty()
             network._apply(
                 lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device)
             )
             network.tie_weights()
-    if not everywhere:
+    if not in_parts:
+        whole = network
+    if not in_parts and not everywhere:
         with explain_broken_collective():
             for tensor in network.state_dict().values():
                 dist.broadcast(tensor, 0)
-    return network, network
+    if tries_varlen:
+        _choose_attention(network, whole, source, ranks)
+    return network, whole
+
+
+def _choose_attention(
+    network: PreTrainedModel, whole: PreTrainedModel | None, source: ModelSource, ranks: Ranks
+) -> None:
+    """Gives a model lrl's own attention if rank 0, which has it whole, finds that it can have it."""
+    why = ranks.share("" if whole is None else cannot_have_varlen(whole))
+    if why and source.attention is not None:
+        raise ConfigError(
+            f"model.attention is {source.attention!r}, and {source.folder!r} cannot have it: {why}. "
+            "Leave it out."
+        )
+    if not why:
+        network.set_attn_implementation(VARLEN)
+    chosen = network.config._attn_implementation
+    reason = why and f", because {why}"
+    rank_zero_only(log.info)("model=%r: attention %s%s", source.folder, chosen, reason)

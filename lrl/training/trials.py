@@ -37,6 +37,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.errors import ConfigError
+from lrl.training import varlen
 from lrl.training.attention_masks import WITH_MASKS, unknown_layers
 from lrl.training.collate import fill_rows
 from lrl.training.lora import NAME, adapted_layers
@@ -69,7 +70,7 @@ HIGH_QUANTILE = 0.9
 """The quantile of the differences that counts, too. A leak reaches most tokens of a response."""
 ADAPTER_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
 """Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the
-format of W."""
+format of the pass."""
 
 
 class Gap(NamedTuple):
@@ -121,6 +122,13 @@ class Shared(NamedTuple):
         rows = self.rows and other.rows and (self.masks == other.masks or prefixes)
         return Shared(rows, rows and prefixes, rows and masks)
 
+    def under(self, network: PreTrainedModel) -> "Shared":
+        """Returns what they may share in a network that was tried with another attention, with
+        masks."""
+        if network.config._attn_implementation in (*WITH_MASKS, varlen.VARLEN):
+            return self
+        return Shared(rows=self.rows and not self.masks)
+
 
 def check_rows(network: PreTrainedModel) -> None:
     """Raises ConfigError unless padded responses are computed as if each were alone."""
@@ -160,9 +168,8 @@ def may_share_prefixes(network: PreTrainedModel) -> bool:
     why = _takes_no_mask(network)
     if not why:
         trial = _Trial(network, _branches(network))
-        tree = PrefixTree(trial.samples[:-1], PREFIX - 1)
         try:
-            gap = trial.gap([[tree, trial.trees[-1]]])
+            gap = trial.gap(trial.tree_and_other())
         except ConfigError as error:
             why = str(error)
         else:
@@ -177,15 +184,32 @@ def may_share_prefixes(network: PreTrainedModel) -> bool:
     return False
 
 
+def cannot_have_varlen(network: PreTrainedModel) -> str:
+    """Returns why a network cannot have lrl's own attention in the place of transformers'; nothing
+    if log-probs and gradients of trees are those that each response has alone without it."""
+    if not network._supports_flash_attn or not network._can_set_attn_implementation():
+        return "transformers has no flash attention for it"
+    network = narrowed(network)
+    trial = _Trial(network, _branches(network))
+    network.set_attn_implementation(varlen.VARLEN)
+    try:
+        gap, rounding = trial.gap(trial.tree_and_other()), trial.rounding()
+    except ConfigError as error:
+        return str(error.__cause__)
+    return "" if gap.within(rounding) else f"responses then differ by {gap}"
+
+
 def narrowed(network: PreTrainedModel) -> PreTrainedModel:
     """Returns a model of the same class and weights, with windows, chunks and top-k sizes that end
-    within the trial's sequences."""
+    within the trial's sequences; in the place of lrl's own attention it has transformers'."""
     config = copy.deepcopy(network.config)
     for part in (config, config.get_text_config()):
         for name, value in list(vars(part).items()):
             if type(value) is int and value > NARROW and REACH.search(name):
                 setattr(part, name, NARROW)
     attention = network.config._attn_implementation
+    if attention == varlen.VARLEN:
+        attention = None
     with parameters_without_memory():
         narrow = type(network)._from_config(
             config, dtype=network.dtype, attn_implementation=attention
@@ -227,6 +251,10 @@ class _Trial:
         """Returns how far these rows, with lrl's masks or without, are from each sample alone."""
         return gap_of(self._run(rows, masks), self._truth)
 
+    def tree_and_other(self) -> list[list[PrefixTree]]:
+        """Returns the rows of `_branches`: one, with a tree of the first samples."""
+        return [[PrefixTree(self.samples[:-1], PREFIX - 1), self.trees[-1]]]
+
     def padded(self) -> Gap:
         """Returns how far rows of their own, padded to the longest, differ from each alone."""
         return self.gap([[tree] for tree in self.trees])
@@ -234,7 +262,7 @@ class _Trial:
     def check_padded(self) -> Gap:
         """Returns `padded`; raises ConfigError if it is more than rounding explains."""
         found = self.padded()
-        if found.within(self._rounding()):
+        if found.within(self.rounding()):
             return found
         network = self._network
         raise ConfigError(
@@ -243,9 +271,9 @@ class _Trial:
             f"be trained: take another model{other_attention(network)}."
         )
 
-    def _rounding(self) -> Gap:
+    def rounding(self) -> Gap:
         """Returns the largest gap between layouts of different shapes that rounding explains."""
-        if self._network.dtype == torch.float32:
+        if varlen.computes_in(self._network) == torch.float32:
             return MAX_GAP_FLOAT32
         with rounding_errors(self._network, "bfloat16"):
             return gap_of(self._alone(), self._truth).doubled(MIN_GAP_16_BITS)
@@ -343,7 +371,10 @@ def check_adapters(network: PreTrainedModel) -> None:
         why = "is a part of another weight in the model's files: no generator could merge it"
         _refuse(network, layers, bad, why)
     expected = _expected_gradients(network, layers)
-    bad = [name for name, layer in layers.items() if not _learns(layer, expected.get(name))]
+    rounding = ADAPTER_ROUNDING[varlen.computes_in(network)]
+    bad = [
+        name for name, layer in layers.items() if not _learns(layer, expected.get(name), rounding)
+    ]
     network.zero_grad()
     if bad:
         why = "the model also reads without it: generators, which merge it, would differ"
@@ -385,7 +416,7 @@ def _expected_gradients(network: PreTrainedModel, layers: Layers) -> dict[str, T
             hooks.callback(taking.remove)
             hooks.callback(beginning.remove)
         try:
-            with _same_random_state(network):
+            with _same_random_state(network), varlen.in_its_dtype(network):
                 logprobs = label_logprobs(network, micro, ADAPTER_TOKENS)[micro.mask]
         except torch.OutOfMemoryError:
             raise
@@ -398,12 +429,11 @@ def _expected_gradients(network: PreTrainedModel, layers: Layers) -> dict[str, T
     return expected
 
 
-def _learns(layer: Any, expected: Tensor | None) -> bool:
+def _learns(layer: Any, expected: Tensor | None, rounding: float) -> bool:
     """Returns whether the gradient of a layer's B is the expected one; None for a layer, such as an
     expert, that no token has reached."""
     up = layer.lora_B[NAME].weight
     found, wanted = (torch.zeros_like(up) if one is None else one for one in (up.grad, expected))
-    rounding = ADAPTER_ROUNDING[layer.get_base_layer().weight.dtype]
     return bool((found - wanted).norm() <= rounding * max(found.norm(), wanted.norm()))
 
 

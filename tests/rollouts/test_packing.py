@@ -3,6 +3,7 @@
 import copy
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
-from lrl.training.attention_masks import sequence_ends
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
 
@@ -163,7 +163,10 @@ def test_rows_that_need_a_mask_say_who_reads_what() -> None:
         for masks in (False, True)
     )
     assert without.readers_end is None and masked.readers_end is not None
-    assert torch.equal(masked.readers_end, sequence_ends(masked.position_ids))
+    length = masked.position_ids.shape[1]
+    for positions, found in zip(masked.position_ids, masked.readers_end, strict=True):
+        starts = [*(positions == 0).nonzero().flatten().tolist(), length]
+        assert found.tolist() == [end for start, end in pairwise(starts) for _ in range(start, end)]
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.standin_cuda import guard
+from tests.standin_cuda import flash_attn, guard
 
 
 def main() -> int:
@@ -21,6 +21,7 @@ def main() -> int:
             library = Path(folder) / "guard.so"
             guard.build(library)
             guard.load(library)
+        flash_attn.install(Path(folder))
         from tests.standin_cuda.play import play
 
         play(args.rows, args.device, Path(folder), args.out)

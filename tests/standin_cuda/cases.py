@@ -1,6 +1,7 @@
 """What is trained on the stand-in device: a tiny policy with every objective, kind of critic and
 reference, and way of opening it."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,8 @@ from lrl.weights.wire import spec_of
 
 STEPS, GROUPS, RESPONSES, TOKENS, MICRO_BATCH_TOKENS = 2, 2, 4, 24, 128
 SHAPE = llama("tiny")
+WITH_WINDOWS, WINDOW = "-with-windows", 16
+"""End of the folder of a policy whose layers read so many tokens."""
 READ_TOKENS = range(1, 40)
 """The text whose log-probs are read after the steps."""
 OBSERVED = range(8, 12)
@@ -42,11 +45,30 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
     """Returns the settings of each case: arguments of `lrl.PolicyModule`, and those of `train`.
 
     Args:
-        folder: Of the policy.
+        folder: Of the policy; beside it are the others of `make_folders`.
     """
     return {
         "AIPO": lambda: {"objective": objectives.AIPO()},
         "bf16-mixed": lambda: {"precision": "bf16-mixed"},
+        "bf16-mixed, copies, checkpointing": lambda: {
+            "precision": "bf16-mixed",
+            "share_prefixes": False,
+            "gradient_checkpointing": True,
+        },
+        "bf16-mixed, sliding windows": lambda: {
+            "precision": "bf16-mixed",
+            "model": folder + WITH_WINDOWS,
+        },
+        "bf16-mixed, flash_attention_2": lambda: {
+            "precision": "bf16-mixed",
+            "attention": "flash_attention_2",
+        },
+        "bf16-mixed, lora, critic with a model, reference": lambda: {
+            "precision": "bf16-mixed",
+            "lora": lrl.LoRA(rank=4),
+            "critic": lrl.Critic(model=folder),
+            "reference": lrl.Reference(model=folder, coefficient=0.1),
+        },
         "bfloat16": lambda: {"dtype": "bfloat16"},
         "PPO, checkpointing, head in chunks, not clipped": lambda: {
             "objective": objectives.PPO(),
@@ -131,9 +153,21 @@ def _let_observe(rollout: Rollout) -> None:
     rollout.turn_rewards = [rollout.reward / 2, rollout.reward / 2]
 
 
-def make_folder(folder: Path) -> None:
-    """Writes the tiny policy."""
-    make_policy(SHAPE, [row["question"] for row in made_up_rows()], folder, "cpu")
+def on_cpu(settings: Settings) -> Settings:
+    """Returns the settings of the same case where no flash kernel is."""
+    flash = "flash" in (settings.get("attention") or "")
+    return {**settings, "attention": None} if flash else settings
+
+
+def make_folders(folder: Path) -> None:
+    """Writes the tiny policy, and one with sliding windows."""
+    texts = [row["question"] for row in made_up_rows()]
+    make_policy(SHAPE, texts, folder, "cpu")
+    other = folder.with_name(folder.name + WITH_WINDOWS)
+    make_policy(SHAPE, texts, other, "cpu")
+    config = json.loads((other / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    (other / "config.json").write_text(json.dumps(config | {"sliding_window": WINDOW}))
 
 
 class StepEnds(L.Callback):
@@ -168,6 +202,7 @@ def train(
     share_prefixes: bool = True,
     data: type[ReadyResponses] = ReadyResponses,
     resumes: bool = False,
+    model: str | None = None,
     **policy: Any,
 ) -> tuple[L.Trainer, lrl.PolicyModule]:
     """Trains two steps of made-up responses, the same on every device.
@@ -183,6 +218,7 @@ def train(
         data: The responses.
         resumes: Whether the second step is that of another trainer, from the first one's
             checkpoint.
+        model: Its folder, if not that of the tokens.
         **policy: Other settings of the module.
     """
     prompts = lrl.Prompts(list(made_up_rows(8)), prompt_column="question", shuffle=False)
@@ -213,7 +249,7 @@ def train(
             default_root_dir=work,
         )
         # Fused kernels are no part of a device that has none.
-        module = kind(folder, kernels="eager", **policy)
+        module = kind(model or folder, kernels="eager", **policy)
         trainer.fit(module, responses, ckpt_path=checkpoint)
         checkpoint = work / "step.ckpt"
         trainer.save_checkpoint(checkpoint)

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.import_utils import is_flash_attn_2_available, is_torch_cuda_available
 
+from tests.flash_kernel import flash_kernel
 from tests.standin_cuda.cases import (
     Settings,
     StepEnds,
     cases,
-    make_folder,
+    make_folders,
     numbers,
+    on_cpu,
     staged,
     train,
 )
@@ -71,10 +74,12 @@ def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     gpu = standin_cuda if device == "standin" else real_cuda
+    for asked in (is_torch_cuda_available, is_flash_attn_2_available):  # while it was imported
+        asked.cache_clear()
     folder = str(work / "policy")
-    make_folder(Path(folder))
+    make_folders(Path(folder))
     settings = cases(folder)
-    with nullcontext(sys.stdout) if out is None else out.open("a") as lines:
+    with nullcontext(sys.stdout) if out is None else out.open("a") as lines, flash_kernel():
         for name in rows or [*settings, *FAULTS]:
             try:
                 with gpu() as log:
@@ -89,7 +94,7 @@ def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None
 
 
 def _case(settings: Callable[[], Settings], folder: str, work: Path, log: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": numbers(*train(folder, CPU, work, **settings()), work)}
+    found: dict[str, Any] = {"cpu": numbers(*train(folder, CPU, work, **on_cpu(settings())), work)}
 
     def keep(micro_batches: int) -> None:
         found["micro_batches"] = micro_batches

@@ -123,7 +123,7 @@ class Critic(nn.Module):
         network, whole = open_on_ranks(own, device, ranks, in_parts)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
-        self.responses_share = ranks.share(self.responses_share)
+        self.responses_share = ranks.share(self.responses_share).under(network)
         self.trunk = decoder_of(network)
         self._add_head(network)
         return None if whole is None else decoder_of(whole)

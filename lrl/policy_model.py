@@ -186,13 +186,14 @@ class PolicyModel(L.LightningModule):
             of_critic = None
             del whole, wholes, its_whole
             trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
+        if self.reference is not None and hasattr(self.reference, "network"):
+            networks.append(self.reference.network)  # Lightning's `setup` comes first
         self._fuse(*networks)
 
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit" and self.reference_has_model:
             self.reference.open(self.source, self.device_of_use, self.ranks, self.sharding)
-            fuse(self.reference.network, self.kernels_in_use)
 
     def _fuse(self, policy: PreTrainedModel, *others: PreTrainedModel) -> None:
         """Gives the networks the kernels of `kernels`, after a trial on the policy."""

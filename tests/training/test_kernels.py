@@ -27,6 +27,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.training import logprobs
 from lrl.training.kernels import fuse_tried
+from lrl.training.model import FUSED_HEAD
 from tests.policies import GROUPS, SIZES, adapted, opened, pack, save_model
 
 MOST_GRAPHS = 6
@@ -118,6 +119,22 @@ def test_a_compiled_policy_is_saved_and_sent_as_it_is(folder: str, traced: None)
     assert [name for name, _ in compiled.sent_weights()] == [
         name for name, _ in eager.sent_weights()
     ]
+
+
+def test_a_reference_and_a_critics_model_have_the_policys_kernels(
+    folder: str, traced: None
+) -> None:
+    settings: dict[str, Any] = {
+        "reference": lrl.Reference(),
+        "critic": lrl.Critic(model=folder),
+        "kernels": "compile",
+    }
+    policy = lrl.PolicyModule(folder, **settings)
+    policy.setup("fit")  # as Lightning does, before the model is opened
+    policy.configure_model()
+    assert policy.reference is not None and policy.critic is not None
+    for network in (policy.network, policy.reference.network, *policy.critic.trunks):
+        assert getattr(network, FUSED_HEAD)
 
 
 def test_kernels_that_cannot_work_are_refused_and_auto_goes_without(

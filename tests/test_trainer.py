@@ -94,7 +94,7 @@ def test_an_own_loss_is_tried_before_a_server_starts(
             lrl.Trainer(**quiet).fit(policy, data)
         assert policy.tried == 1
     assert all(weight.grad is None or not weight.grad.any() for weight in policy.parameters())
-    assert policy.log.__func__ is L.LightningModule.log, "Lightning's again"  # type: ignore[attr-defined]
+    assert policy.log.__func__ is lrl.PolicyModule.log, "its own again"  # type: ignore[attr-defined]
 
 
 def test_data_of_another_kind_and_an_empty_validation_are_refused(

@@ -20,7 +20,6 @@ SEVERAL_NODES = """\
 # Several nodes: start it by `lrl ray`, torchrun or SLURM. The generators are tasks of Ray; SLURM may start them, too.
 # They are reached in plain HTTP (insecure), which a network of your own allows; else give tls_cert and tls_key.
 """
-THROUGHPUT = "lrl.callbacks.Throughput"
 TIMELINE = "lrl.callbacks.Timeline"
 
 
@@ -144,15 +143,10 @@ def recipe_of(
 
 
 def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list[Mapping[str, Any]]:
-    """Returns a recipe's callbacks with a `Timeline` that knows the forecast, after `Throughput`."""
+    """Returns a recipe's callbacks with a `Timeline` that knows the forecast."""
     others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
-    names = [callback["class_path"] for callback in others]
-    if THROUGHPUT not in names:
-        others.append({"class_path": THROUGHPUT})
-        names.append(THROUGHPUT)
     timeline = {"class_path": TIMELINE, "init_args": {"planned_step_s": float(f"{step_s:.4g}")}}
-    others.insert(names.index(THROUGHPUT) + 1, timeline)
-    return others
+    return [timeline, *others]
 
 
 def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:

@@ -127,11 +127,13 @@ def test_lrl_fit_builds_the_written_recipe(plan: Callable[..., str], build: Any)
 
 
 def test_a_plan_holds_the_policy_as_it_is_told_and_the_recipe_says_so(
-    plan: Callable[..., str], written: Callable[..., dict[str, Any]]
+    plan: Callable[..., str], tmp_path: Path
 ) -> None:
     cluster = ("--cluster", "2xRTX4090", "--lengths", "fixed:900")
     assert "lrl can run none of these plans today: with one response" in plan(*cluster)
-    recipe = written(*cluster, "--dtype", "bfloat16", "--recompute-every", "2")
+    out = tmp_path / "planned.yaml"
+    plan(*cluster, "--dtype", "bfloat16", "--recompute-every", "2", "--out", str(out))
+    recipe = yaml.safe_load(out.read_text())
     model = recipe["model"]["init_args"]
     assert (model["dtype"], model["gradient_checkpointing"]) == ("bfloat16", 2)
     assert recipe["trainer"]["precision"] == "32-true"

@@ -10,7 +10,7 @@ import yaml
 
 from lrl.cli.main import main
 from lrl.planning.compare import PARTS, read_run
-from lrl.planning.report import THROUGHPUT, TIMELINE, with_timeline
+from lrl.planning.report import TIMELINE, with_timeline
 from lrl.planning.responses import DrawnEpisodes, Lognormal, ObservedLengths, ReplayedLengths
 from lrl.planning.simulation import Simulation
 from lrl.rollouts.timeline import Record, write
@@ -122,11 +122,11 @@ def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
 
 
 def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:
-    others = [{"class_path": name} for name in ("a", THROUGHPUT, TIMELINE, "b")]
+    others = [{"class_path": name} for name in ("a", TIMELINE, "b")]
     found = with_timeline(others, 3.14159)
-    assert [one["class_path"] for one in found] == ["a", THROUGHPUT, TIMELINE, "b"]
-    assert found[2]["init_args"] == {"planned_step_s": 3.142}
-    assert [one["class_path"] for one in with_timeline([], 1.0)] == [THROUGHPUT, TIMELINE]
+    assert [one["class_path"] for one in found] == [TIMELINE, "a", "b"]
+    assert found[0]["init_args"] == {"planned_step_s": 3.142}
+    assert [one["class_path"] for one in with_timeline([], 1.0)] == [TIMELINE]
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ class Divided(lrl.PolicyModule):
 
 
 def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
-    """Returns what one worker receives of all ranks; gloo stands for NCCL."""
+    """Returns what one worker receives of all ranks; gloo stands for NCCL. The ranks meet at a place
+    of their own: groups of an earlier one may end later, and would write there."""
     unique_id, size = str(place).encode(), policy.ranks.size + 1
-    place.unlink(missing_ok=True)
     with ThreadPoolExecutor(1) as thread:
         worker = thread.submit(Communicator, unique_id, size - 1, size, "cpu")
         order = JoinOrder(unique_id, size, torch.bfloat16, bucket_bytes=1000)
@@ -87,7 +87,9 @@ def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
             with file.open("r+b") as head:
                 head.write(staged.header.text)
             policy.sent_weights.stage(StageOrder("parts", "parts", torch.bfloat16))
-            torch.save(broadcast(policy, folder / "met"), folder / f"{model.name}-worker.pt")
+            torch.save(
+                broadcast(policy, folder / f"{model.name}-met"), folder / f"{model.name}-worker.pt"
+            )
         follow(policy)
         part = policy.staging.parts["parts"]
         blocks = [part.read(block.index) for block in part.blocks]

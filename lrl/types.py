@@ -341,12 +341,11 @@ def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 
 class SequenceBounds(NamedTuple):
-    """Where the sequences of a micro-batch lie, as kernels of flash attention take it: those that
-    know no mask, but sequences of different lengths.
+    """The N sequences of a micro-batch, for attention without masks.
 
-    The N sequences are the pieces of all R * L tokens: the shared tokens of a tree, each of its
-    branches, a rollout of its own, the padding of a row. A token attends to those before it in its
-    sequence; a branch's keys are the shared tokens and its own.
+    A sequence is the shared part of a tree, one of its branches, a rollout of its own, or the
+    padding of a row. A token attends to those before it in its sequence; a branch's keys are the
+    shared tokens and its own.
     """
 
     queries: Tensor

@@ -62,7 +62,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """How a trainer holds the policy."""
+    """Settings of the policy that decide the trainer's memory."""
 
     dtype: str = "float32"
     """As `model.dtype`. A float32 policy computes in bfloat16, with a copy of the weights at work."""

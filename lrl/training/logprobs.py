@@ -164,11 +164,11 @@ def _gradient_(
     transform: LogitTransform,
     temperature: float,
 ) -> Tensor:
-    """Overwrites logits with their gradient, as if none were that of a label, which it returns,
-    [n, 1]. Both are those of `to_gradient_`, as [n, 1].
+    """Overwrites logits [n, V] with the gradient by them, wrong at the labels [n, 1]; returns the
+    right one there, [n, 1]. Log-probs and upstream are those of `to_gradient_`, as [n, 1].
 
-    A label's logit less its log-prob is the logarithm of the softmax's divisor: nothing is summed
-    over the vocabulary again.
+    The softmax's divisor follows from the label's logit and log-prob, so nothing is summed over the
+    vocabulary again.
     """
     of_labels = transform(logits.gather(-1, labels).float())
     log_divisor = of_labels / temperature - logprobs

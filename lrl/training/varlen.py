@@ -36,8 +36,7 @@ def is_flash(attention: str | None) -> bool:
 
 
 def computes_in(network: PreTrainedModel) -> torch.dtype:
-    """Returns the dtype in which a model is tried and probed: that of its weights, but bfloat16 for
-    an attention that knows 16 bits alone."""
+    """Returns the dtype of trials and probes: bfloat16 with a flash kernel, else the weights'."""
     flash = is_flash(network.config._attn_implementation) and network.device.type == "cuda"
     return torch.bfloat16 if flash else network.dtype
 
@@ -190,7 +189,7 @@ def _read(key: Tensor, value: Tensor, bounds: SequenceBounds) -> tuple[Tensor, T
 
 
 def _summed(gradient: Tensor, of: Tensor, places: Tensor | None) -> Tensor:
-    """Returns the gradient of a tensor, of those of its copies; many are summed in float32."""
+    """Returns the gradient of a tensor: the sum over its copies, in float32."""
     if places is None:
         return gradient
     sums = torch.zeros_like(of, dtype=torch.promote_types(of.dtype, torch.float32))

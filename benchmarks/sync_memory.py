@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.gpu.machine import Machine
-from lrl.distributed.collective import follow
+from lrl.distributed.ranks import follow
 from lrl.weights import communicator, nccl
 from lrl.weights.broadcast import JoinOrder
 from lrl.weights.buckets import Plan

@@ -7,7 +7,7 @@ Hides the callbacks that every run has (`default_callbacks`).
 
 from typing import TYPE_CHECKING
 
-from lrl.system.lazy_names import lazy_names
+from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.callbacks.base import OnRankZero

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import lightning as L
 from torch import Tensor
 
-from lrl.distributed.collective import follow
+from lrl.distributed.ranks import follow
 from lrl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
 from lrl.system.config_errors import above, at_least, fault
-from lrl.system.progress_bar import progress_bar
+from lrl.system.terminal import progress_bar
 from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from lrl.evaluation import MEAN, Report
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.serialisation import Resumed
-from lrl.system.best_effort import may_not_log
+from lrl.system.best_effort import may_not_log, writable
 from lrl.system.config_errors import at_least
-from lrl.system.writable_text import writable
 from lrl.types import Group, Prompt, Rollout
 
 Layout = dict[str, dict[str, list[object]]]

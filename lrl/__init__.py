@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lrl.system.lazy_names import lazy_names
+from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     __version__: str
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from lrl.rollouts.prompts import Prompts
     from lrl.rollouts.prompts.reasoning_gym import ReasoningGym
     from lrl.rollouts.replay import Replay
-    from lrl.strategies.ddp import AsyncDDP
     from lrl.strategies.fsdp import AsyncFSDP
-    from lrl.strategies.single_device import AsyncSingleDevice
+    from lrl.strategies.generator_devices import AsyncSingleDevice
+    from lrl.strategies.several_ranks import AsyncDDP
     from lrl.trainer import Trainer
     from lrl.training.beside.critic import Critic
     from lrl.training.beside.reference import Reference

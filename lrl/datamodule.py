@@ -34,7 +34,7 @@ from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
-from lrl.system import lightning_warnings
+from lrl.system import terminal
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.types import LEAST_TEMPERATURE, Sampling
 from lrl.workers.user_code import START_TIMEOUT_S
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lrl.rollouts.episodes.episode import Episodes
     from lrl.run import Run
 
-lightning_warnings.silence()
+terminal.silence()
 
 Stragglers = Literal["wait", "mask"]
 

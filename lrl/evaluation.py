@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
-from lrl.system.writable_text import writable
+from lrl.system.best_effort import writable
 from lrl.types import Group, Prompt, Rollout, Sampling
 
 MEAN = ("reward", "reward_low", "reward_high")

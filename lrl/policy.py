@@ -28,7 +28,6 @@ from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
-from lrl.system.lightning_warnings import forget_last_step
 from lrl.training.beside.critic import Critic, ValueSums
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank, each_rollout
@@ -383,7 +382,10 @@ class PolicyModule(PolicyModel):
         super().log(name, value, *args, **kwargs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again
+        # Lightning would log the metrics of an earlier step again.
+        for metric in (self.trainer._results or {}).values():
+            if not metric.meta.on_epoch:
+                metric.reset()
 
     def validation_step(self, evaluation: Any, batch_idx: int) -> None:
         """Runs one evaluation (`lrl.callbacks.Evaluation`) of the current policy and logs its

@@ -47,8 +47,8 @@ from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.generator_servers import join_spec, make_fleet, make_members
-from lrl.system.progress_bar import progress_bar
 from lrl.system.stopwatch import Stopwatch
+from lrl.system.terminal import progress_bar
 from lrl.types import Group, Sampling, Step
 from lrl.weights.syncs import Syncs
 

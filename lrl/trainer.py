@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import Strategy
 
 from lrl import callbacks as usual
-from lrl.strategies.single_device import AsyncSingleDevice
+from lrl.strategies.generator_devices import AsyncSingleDevice
 
 USUAL_CALLBACKS = (
     *("RolloutLog", "RolloutFile", "Throughput"),

@@ -22,7 +22,7 @@ def start(module: str, *arguments: object, **how: Any) -> subprocess.Popen[str]:
 
 
 if __name__ == "__main__":
-    from lrl.system.quick_imports import quick_imports
+    from lrl.system.imports import quick_imports
 
     # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this
     # program.

@@ -19,7 +19,6 @@ ON_A_LAPTOP = ("lrl.cli.main", "lrl.cli.lightning", "lrl.policy", "lrl.datamodul
 OF_OTHER_RUNS = (
     "lrl.distributed.rendezvous",
     "lrl.planning",
-    "lrl.strategies.ddp",
     "lrl.strategies.fsdp",
     "lrl.strategies.several_ranks",
     "lrl.vllm_plugin",

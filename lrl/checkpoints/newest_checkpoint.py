@@ -5,6 +5,7 @@ where there is none yet, and so trains from scratch. Without a `ckpt_path` it co
 of SLURM has left where the run starts.
 """
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lrl.checkpoints.checkpoint_file import READ_ERRORS
 from lrl.system.config_errors import fault
-from lrl.system.slurm import requeued, run_of_job
+from lrl.system.signals import run_of_job
 
 SLURM_RUN = "slurm_run"
 """Entry of a checkpoint: the command and the job of SLURM that have written it."""
@@ -36,7 +37,7 @@ def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
     lightnings = partial(type(connector)._parse_ckpt_path, connector)
 
     def find(verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
-        found = _of_requeued_job(trainer) if verb == TrainerFn.FITTING and requeued() else None
+        found = _of_requeued_job(trainer) if verb == TrainerFn.FITTING else None
         if found is None and ckpt_path == "last":
             found = newest_checkpoint(trainer)
         elif found is None and (ckpt_path is not None or not how["model_provided"]):
@@ -71,7 +72,9 @@ def _newest(checkpoints: list[Path]) -> str:
 
 
 def _of_requeued_job(trainer: L.Trainer) -> str | None:
-    """Returns the newest checkpoint of the earlier starts of this job, None if there is none."""
+    """Returns the newest checkpoint that earlier starts of this SLURM job have written, if any."""
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        return None
     written = [path for folder in _folders(trainer) for path in folder.glob("*.ckpt")]
     own = [path for path in written if _read(path, SLURM_RUN) == run_of_job()]
     return _newest(own) if own else None

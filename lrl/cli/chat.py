@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lrl.rollouts import prompt_form
-from lrl.system.quick_imports import quick_imports
+from lrl.system.imports import quick_imports
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl.rollouts import prompt_form
-from lrl.system.quick_imports import quick_imports
+from lrl.system.imports import quick_imports
 
 if TYPE_CHECKING:
     from torch import Tensor

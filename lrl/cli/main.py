@@ -14,7 +14,7 @@ import lrl
 from lrl.cli.recipes import recipes, with_recipe_paths
 from lrl.errors import NotRunning
 from lrl.system.import_by_name import did_you_mean, with_current_folder
-from lrl.system.quick_imports import quick_imports
+from lrl.system.imports import quick_imports
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
@@ -106,7 +106,6 @@ def run_lightning(words: Sequence[str]) -> int:
     with quick_imports():
         from lrl.cli.lightning import LrlCLI
         from lrl.cli.parsing import from_the_root
-        from lrl.system.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
     # LightningCLI reads it, and other ranks start with it.
@@ -114,7 +113,7 @@ def run_lightning(words: Sequence[str]) -> int:
     try:
         LrlCLI()
     except KeyboardInterrupt:  # before the run listens for signals, or after it
-        return exit_status(signal.SIGINT)
+        return 128 + signal.SIGINT
     except LrlCLI.expected_errors as error:
         return bad_input(str(error))
     return 0

@@ -5,13 +5,21 @@ Rank 0 sends without waiting for a busy rank. Ranks differ from micro-batch to m
 they have equal work over the step, and in lockstep each would take as long as the slowest one: with
 sixteen ranks that cost 24 % more, and 5 % without (`python -m
 benchmarks.rank_balance` at tag before-0.3).
+
+A command is the call of a `collective` function of the policy: rank 0 calls it, and every rank runs
+it. All that reads the policy's weights is one, because no rank may have all of them. Rank 0 alone
+decides when: the other ranks obey its commands wherever they listen, which is within a step
+(`lrl.rollouts.stream.RankStream`) and while rank 0 runs its own callbacks (`follow`). With one rank
+it is a plain call.
 """
 
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +27,7 @@ from torch import Tensor
 
 from lrl.errors import RankLostError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -102,7 +111,12 @@ def explain_rank_loss(rank: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(f"{rank} has ended or cannot be reached: {_look(error)}") from error
+        # The library's own words may have the rank's address.
+        said = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
+        raise RankLostError(
+            f"{rank} has ended or cannot be reached: look for its error above, or on its machine; "
+            f"one that is gone has none ({said:.200})."
+        ) from error
 
 
 @contextmanager
@@ -115,15 +129,76 @@ def explain_broken_collective() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "/gloo/" in str(error):
-            raise RankLostError(
-                f"Another rank has ended or cannot be reached: {_look(error)}"
-            ) from error
-        raise
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
+            raise
+        with explain_rank_loss("Another rank"):
+            raise
 
 
-def _look(error: RuntimeError) -> str:
-    """Returns where to look for a lost rank's error, and the library's own words, which may have
-    its address."""
-    said = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
-    return f"look for its error above, or on its machine; one that is gone has none ({said:.200})."
+class HasRanks(Protocol):
+    """A policy, as far as its collective functions are concerned."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that train."""
+
+
+Policy = TypeVar("Policy", bound=HasRanks)
+
+BODIES: dict[str, Callable[..., Any]] = {}
+"""Each collective function by its module and name."""
+
+
+class Command(NamedTuple):
+    """A call that rank 0 has sent."""
+
+    function: str
+    arguments: tuple[Any, ...]
+
+    def obey(self, policy: HasRanks) -> None:
+        """Runs the function on another rank than 0."""
+        result = BODIES[self.function](policy, *self.arguments)
+        if isinstance(result, Iterator):
+            deque(result, maxlen=0)  # a generator does its part only as it is read
+
+
+def follow(policy: HasRanks, last: bool = False) -> None:
+    """Obeys rank 0's commands until rank 0 comes here, too. Every rank calls it.
+
+    `last` says that the ranks do not follow again before the next step or hook.
+    """
+    ranks = policy.ranks
+    if ranks.rank == 0:
+        ranks.scatter([None] * ranks.size)
+        if last:
+            ranks.wait_sent()  # if this process ended now, what is on its way would be lost
+        ranks.listening = not last
+        return
+    while (command := ranks.receive()) is not None:
+        command.obey(policy)
+
+
+def collective(body: Callable[Concatenate[Policy, P], T]) -> Callable[Concatenate[Policy, P], T]:
+    """Makes every rank run `body` when rank 0 calls it; `body` takes the policy, and arguments that
+    can be pickled.
+
+    The result is rank 0's own. RuntimeError if another rank calls it by itself, or if a rank has
+    ended.
+    """
+    name = f"{body.__module__}.{body.__qualname__}"
+    BODIES[name] = body
+
+    @wraps(body)
+    def call(policy: Policy, *arguments: P.args, **named: P.kwargs) -> T:
+        assert not named, "a command carries no names"
+        ranks = policy.ranks
+        if ranks.rank:
+            raise RuntimeError(
+                f"Rank {ranks.rank} has called {body.__qualname__} by itself. Rank 0 leads all "
+                "reads of the policy's weights: call it in a hook of a callback that derives from "
+                "lrl.callbacks.OnRankZero."
+            )
+        ranks.scatter([None, *[Command(name, arguments)] * (ranks.size - 1)])
+        return body(policy, *arguments, **named)
+
+    return call

@@ -6,7 +6,7 @@ A worker imports this room, so it imports no torch, and each class at its first 
 
 from typing import TYPE_CHECKING
 
-from lrl.system.lazy_names import lazy_names
+from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.environments.agent import Agent

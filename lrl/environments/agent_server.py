@@ -34,9 +34,8 @@ from lrl.environments.base import Written
 from lrl.environments.chat_request import RequestError, called
 from lrl.environments.play import finite
 from lrl.system.auth import is_allowed
+from lrl.system.auth import log as request_log
 from lrl.system.endpoint import LOOPBACK
-from lrl.system.token_server import credentials_of
-from lrl.system.token_server import log as request_log
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +181,7 @@ class AgentServer:
         return web.json_response(model if name else {"object": "list", "data": [model]})
 
     async def _take(self, request: web.Request) -> web.Response:
-        if not is_allowed(credentials_of(request), self._key):
+        if not is_allowed(request.raw_headers, self._key):
             raise Refusal(401, "the API key is not the run's key for agents")
         episode = self._next_episode()
         if episode is None:
@@ -227,7 +226,7 @@ class AgentServer:
         """Returns the episode of a caller with its key, if it is played now: it may end while a body
         is read."""
         key = request.match_info["key"]
-        if is_allowed(credentials_of(request), key):
+        if is_allowed(request.raw_headers, key):
             if key in self.playing:
                 return self.playing[key]
             if key in self._ended:

@@ -10,9 +10,9 @@ from typing import Any
 
 from lrl.environments.base import Environment, Message, Policy, ToolCall
 from lrl.errors import ConfigError
+from lrl.system.best_effort import writable
 from lrl.system.config_errors import at_least
 from lrl.system.import_by_name import function
-from lrl.system.writable_text import writable
 from lrl.workers.user_code import message_of
 
 Tool = Callable[..., Any]

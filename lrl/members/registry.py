@@ -24,10 +24,9 @@ from typing import Any
 from aiohttp import web
 
 from lrl.errors import NoAnswer, NotRunning
-from lrl.system.auth import bearer
+from lrl.system.auth import TokenServer, bearer
 from lrl.system.endpoint import Endpoint, Location, connect, is_loopback
 from lrl.system.processes import ProcessIdentity
-from lrl.system.token_server import TokenServer
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from lrl.system.lazy_names import lazy_names
+from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.objectives.aipo import AIPO

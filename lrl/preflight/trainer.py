@@ -16,8 +16,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from lrl.callbacks.evaluation import Evaluation
 from lrl.errors import ConfigError
-from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.strategies.single_device import AsyncSingleDevice
+from lrl.strategies.generator_devices import AsyncSingleDevice, GeneratorDevices
 from lrl.training.schedule import check_end
 
 if TYPE_CHECKING:

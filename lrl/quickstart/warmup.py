@@ -24,7 +24,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from lrl.quickstart.task import problems, worked
 from lrl.quickstart.whole_folder import find_or_make
-from lrl.system.progress_bar import progress_bar
+from lrl.system.terminal import progress_bar
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ the start of every worker.
 
 from typing import TYPE_CHECKING
 
-from lrl.system.lazy_names import lazy_names
+from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.errors import RewardFailuresError

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from lrl.errors import BadAnswer, CountedError
 from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward
 from lrl.rewards.failure_stats import KINDS
-from lrl.system.writable_text import writable
+from lrl.system.best_effort import writable
 from lrl.workers.user_code import LONGEST_MESSAGE, OUT_OF_MEMORY, message_of, where_raised
 from lrl.workers.worker import NOBODY, ProcessClock, RunningCode, UserCode, calls, line
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lrl.system.writable_text import writable
+from lrl.system.best_effort import writable
 
 FILE = "prompt_form.json"
 """The file of `Prompts.form`, in the policy's folder."""

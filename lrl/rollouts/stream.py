@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol
 
-from lrl.distributed.collective import Command, HasRanks
+from lrl.distributed.ranks import Command, HasRanks
 from lrl.errors import LrlError
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.learners import Learners

@@ -4,7 +4,7 @@ it.
 A layer's weights are gathered for its forward and its backward pass, and its gradient is averaged
 over the ranks. So all ranks do as many passes: one without a micro-batch in a round trains a blank
 (`lrl.training.collate.blank`). Reads of whole weights are collectives that rank 0 leads
-(`lrl.distributed.collective`).
+(`lrl.distributed.ranks`).
 """
 
 from typing import Any, Literal, get_args

@@ -21,6 +21,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.ranks import Ranks
@@ -306,3 +307,29 @@ def check_launcher(launcher: Launcher, generator_devices: int, evaluation_genera
             f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators "
             "all write rollouts. Set it to 0, or leave strategy.launcher out."
         )
+
+
+class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
+    """One trainer process on one device, and the rest of the job's devices for generators; see
+    `GeneratorDevices`."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """The trainer's device."""
+        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
+
+    def usual_generator_devices(self, devices: int) -> int:
+        """Returns all but the trainer's: a single device is shared."""
+        return devices - 1
+
+    @GeneratorDevices.parallel_devices.setter  # type: ignore[attr-defined]
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        """Refuses a second trainer device: this strategy would leave it idle."""
+        GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
+        if self._parallel_devices and len(self._parallel_devices) > 1:
+            raise ConfigError(
+                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} "
+                f"minus strategy.generator_devices {self.num_generator_devices} leaves "
+                f"{len(self._parallel_devices)}. Raise generator_devices, lower devices, or train "
+                "on all of them with lrl.AsyncDDP."
+            )

@@ -12,8 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lrl.checkpoints.checkpoint_file import CheckpointFile
-from lrl.system.signals import Signals, exit_status
-from lrl.system.slurm import requeue, requeue_signal
+from lrl.system.signals import Signals, requeue
 
 
 class GracefulShutdown(Strategy):
@@ -48,7 +47,7 @@ class GracefulShutdown(Strategy):
     def setup_environment(self) -> None:
         """Installs the signal handlers and checks the run, before ranks meet; this is the first
         hook of a run."""
-        self.signals.listen(requeue_signal(self.attached_trainer))
+        self.signals.listen(self.attached_trainer)
         self.check_run()
         super().setup_environment()
 
@@ -70,7 +69,7 @@ class GracefulShutdown(Strategy):
         exit with 0."""
         self.signals.raises = False
         if isinstance(exception, SIGTERMException) and self.signals.received is not None:
-            exception.code = exit_status(self.signals.received)
+            exception.code = 128 + self.signals.received
         super().on_exception(exception)
 
     def teardown(self) -> None:
@@ -82,6 +81,5 @@ class GracefulShutdown(Strategy):
         if trainer is not None:
             trainer._signal_connector.teardown()
         self.signals.put_back()
-        asked = self.signals.received
-        if asked is not None and asked == self.signals.requeue_signal and trainer.interrupted:
+        if self.signals.asks_for_requeue and trainer.interrupted:
             requeue()

@@ -16,6 +16,7 @@ checks, in the process group.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -26,11 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
+from torch.nn.parallel import DistributedDataParallel
 
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.ranks import Ranks, explain_broken_collective, explain_rank_loss
@@ -332,3 +335,50 @@ def forget_place(launcher: _SubprocessScriptLauncher) -> None:
     """
     if launcher.procs:
         os.environ.pop("LOCAL_RANK", None)
+
+
+WRAPPER_SETTINGS = {
+    **dict.fromkeys(
+        ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
+    ),
+    **{
+        name: each.default
+        for name, each in inspect.signature(DistributedDataParallel).parameters.items()
+    },
+}
+"""Settings that Lightning passes on to torch's wrapper, with their defaults, which the command line
+always gives."""
+
+
+class AsyncDDP(SeveralRanks, DDPStrategy):
+    """Several trainer processes, each with the whole policy and its share of a step's micro-batches;
+    see `SeveralRanks`.
+
+    Gradients are averaged once, after the last micro-batch (`lrl.training.optimizers`). Torch's
+    DistributedDataParallel is not used: it averages in every backward pass, and would need equally
+    many on all ranks.
+
+    Args:
+        **kwargs: See `SeveralRanks`, and Lightning's DDPStrategy without the settings of torch's
+            wrapper.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name, default in WRAPPER_SETTINGS.items():
+            if kwargs.get(name, default) != default:
+                fault(
+                    f"strategy.{name} is {kwargs[name]}. It is for torch's "
+                    "DistributedDataParallel; lrl.AsyncDDP does without that: it averages "
+                    "gradients once a step. Leave it out."
+                )
+
+    def setup_distributed(self) -> None:
+        """Connects to the other ranks; see `SeveralRanks.meeting` for the errors."""
+        with self.meeting():
+            super().setup_distributed()
+
+    def configure_ddp(self) -> None:
+        """Copies rank 0's weights to all ranks."""
+        assert self.model is not None, "connected by now"
+        _sync_module_states(self.model)

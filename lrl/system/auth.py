@@ -1,21 +1,28 @@
-"""Authentication of a generator's callers: every route but /health needs the run's token.
+"""The run's token: every server of a run answers only those who have it.
 
 vLLM's own `--api-key` leaves the RL routes open: with a key set, /pause, /update_weights,
 /collective_rpc and the like still answer without it, so anyone with access to the port can stop a
-run or replace its weights. This middleware stands in front of all of vLLM's routes. The token comes
+run or replace its weights. `TokenMiddleware` stands in front of all of vLLM's routes. The token comes
 by the environment, which only the same user can read: other users can read a command line and a
-log.
+log. lrl's own servers, of rank 0 and of members, are each a `TokenServer`.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.typedefs import Handler
+
 from lrl.system.config_errors import fault
+from lrl.system.endpoint import Endpoint, Location
+from lrl.system.event_loop import LoopThread
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,6 +33,18 @@ SHORTEST_SECRET = 16
 """Characters."""
 REJECTION = (
     '{"error": "This server belongs to a run of lrl and answers only with the token of that run."}'
+)
+START_S = 30.0
+
+log = logging.getLogger(__name__)
+"""Of all servers of lrl: nothing of malformed requests, which anybody can send, and whose errors
+show the headers."""
+log.addFilter(
+    lambda record: (
+        not isinstance(
+            record.exc_info and record.exc_info[1], HttpProcessingError | web.RequestPayloadError
+        )
+    )
 )
 
 
@@ -44,7 +63,8 @@ class TokenMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards a request with the token, and rejects one without."""
-        if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH or self._has_token(scope):
+        is_open = scope["type"] == "lifespan" or scope["path"] == OPEN_PATH
+        if is_open or is_allowed(scope["headers"], self._token):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -53,15 +73,72 @@ class TokenMiddleware:
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": REJECTION.encode()})
 
-    def _has_token(self, scope: Scope) -> bool:
-        credentials = [value for name, value in scope["headers"] if name == b"authorization"]
-        return is_allowed(credentials, self._token)
+
+class TokenServer:
+    """An HTTP server on a thread of its own, from its making to `close`.
+
+    Args:
+        endpoint: The address that it listens on, and its TLS, as the generators have it.
+        token: The run's token; a request without it is answered 401.
+        routes: What it answers.
+        port: Its port; 0 for a free one.
+        longest_request: Bytes of the body of a request; 0 for any number.
+        open_paths: Paths that it answers without the token.
+
+    Raises:
+        ConfigError: `endpoint.host` is no address of this machine, or the port is taken.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        token: str,
+        routes: Sequence[web.RouteDef],
+        port: int = 0,
+        longest_request: int = 2**20,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        self._open_paths = open_paths
+        self.endpoint = endpoint
+        self.token = token
+        app = web.Application(middlewares=[self._guard], client_max_size=longest_request)
+        app.add_routes(routes)
+        # What a client no longer waits for ends: its worker is then free for other work.
+        self._runner = web.AppRunner(
+            app, logger=log, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
+        listener = endpoint.reserve_port(port)
+        self.port: int = listener.getsockname()[1]
+        self._loop = LoopThread("lrl-server")
+
+        async def start() -> None:
+            await self._runner.setup()
+            await web.SockSite(self._runner, listener, ssl_context=endpoint.identity()).start()
+
+        self._loop.wait(start(), START_S, "starting an HTTP server")
+
+    def location(self, address: str = "") -> Location:
+        """See `Endpoint.location`."""
+        return self.endpoint.location(self.port, address)
+
+    def close(self) -> None:
+        """Ends it, and every transfer; idempotent."""
+        if not self._loop.closed:
+            self._loop.wait(self._runner.cleanup(), START_S, "ending an HTTP server")
+            self._loop.close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in self._open_paths and not is_allowed(request.raw_headers, self.token):
+            raise web.HTTPUnauthorized(text=REJECTION, content_type="application/json")
+        return await handler(request)
 
 
-def is_allowed(credentials: Sequence[bytes], token: str) -> bool:
-    """Whether the Authorization headers of a request are the one with `token`."""
+def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:
+    """Whether the only Authorization header of a request is the one with `token`."""
+    given = [value for name, value in headers if name.lower() == b"authorization"]
     # In constant time: the time a wrong token takes must not show how much of it was right.
-    return len(credentials) == 1 and hmac.compare_digest(credentials[0], bearer(token).encode())
+    return len(given) == 1 and hmac.compare_digest(given[0], bearer(token).encode())
 
 
 def given_secret(variable: str, holder_can: str) -> str:

@@ -1,5 +1,5 @@
 """Best-effort writes: logs, responses and pictures next to the checkpoints. A full disk costs a
-warning, not the run.
+warning, not the run, and a text that is no UTF-8 an escape.
 
 Only an OSError is caught: any other error is a fault of the program.
 """
@@ -44,11 +44,12 @@ def may_not_log(logger: Any) -> Iterator[None]:
             raise
         if logger not in _warned:
             _warned.add(logger)
-            name = type(logger).__name__
             folder = getattr(logger, "log_dir", None) or logger.save_dir
-            log.warning(
-                "%s cannot write to %s: %s. The run continues, with gaps in its log.",
-                name,
-                folder,
-                reason,
-            )
+            text = "%s cannot write to %s: %s. The run continues, with gaps in its log."
+            log.warning(text, type(logger).__name__, folder, reason)
+
+
+def writable(text: str) -> str:
+    """Returns a text that UTF-8 can encode: half of a surrogate pair, as JSON and the messages of
+    errors may have, becomes its escape, such as `\\ud83d`."""
+    return text.encode(errors="backslashreplace").decode()

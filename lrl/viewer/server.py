@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint
-from lrl.system.token_server import TokenServer
 from lrl.viewer.rollout_file import RolloutIndex, Wanted
 
 PAGE = Path(__file__).parent / "page"

@@ -5,7 +5,7 @@ Imports are most of its start on a CPU. An engine that is spawned imports this m
 
 import runpy
 
-from lrl.system.quick_imports import quick_imports
+from lrl.system.imports import quick_imports
 
 with quick_imports():
     import vllm.v1.engine.async_llm  # noqa: F401 (brings nearly all that server and engine import)

@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from lrl.system.malloc_trim import trim_heap
+from lrl.system.memory import trim_heap
 
 Init = TypeVar("Init", bound=WeightTransferInitInfo)
 Update = TypeVar("Update", bound=WeightTransferUpdateInfo)

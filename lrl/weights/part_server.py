@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import start_daemon_call
-from lrl.system.token_server import TokenServer
 from lrl.weights.delta import Delta
 from lrl.weights.fetch_order import PARTS
 from lrl.weights.version_file import Header

@@ -25,8 +25,8 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from lrl.distributed.ranks import Ranks
-from lrl.system.byte_counts import in_gib
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
+from lrl.system.memory import in_gib
 from lrl.weights.host_copies import host_bytes
 from lrl.weights.version_file import Block, Header, Rows, require_room
 from lrl.weights.wire import Pieces, spec_of, unaligned

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import torch
 from xxhash import xxh3_64_intdigest
 
-from lrl.system.byte_counts import in_gib
+from lrl.system.memory import in_gib
 from lrl.weights.wire import TensorSpec
 
 SHARED_MEMORY = Path("/dev/shm")

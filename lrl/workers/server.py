@@ -17,8 +17,8 @@ from typing import Any
 from aiohttp import web
 
 from lrl.errors import CallFailed, WorkerLost
+from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint, Location
-from lrl.system.token_server import TokenServer
 from lrl.workers.local import LocalWorkers
 from lrl.workers.process import WorkerSpec
 from lrl.workers.remote import CALLS

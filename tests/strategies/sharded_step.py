@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import lrl
 from lrl.advantages import GAE, Advantages, ArCHer, GroupMean
-from lrl.distributed.collective import follow
-from lrl.distributed.ranks import Ranks
+from lrl.distributed.ranks import Ranks, follow
 from lrl.rollouts.stream import RankStream
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group

@@ -1,4 +1,7 @@
-"""A job that SLURM starts again continues its own run, and no other job continues it."""
+"""A job that SLURM starts again continues its own run, and no other job continues it.
+
+Covers lrl/system/signals.py.
+"""
 
 from __future__ import annotations
 

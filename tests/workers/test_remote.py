@@ -27,8 +27,8 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import NoEnvironments, WorkerLost
 from lrl.members.registry import Kind, Status
+from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint, Location
-from lrl.system.token_server import TokenServer
 from lrl.types import Prompt
 from lrl.workers.pool import Members, WorkerPool, least_busy
 from lrl.workers.process import WorkerSpec

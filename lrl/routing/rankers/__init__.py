@@ -7,7 +7,7 @@ Hides features, models and processes; the length predictor only sees numbers.
 
 from typing import TYPE_CHECKING
 
-from lrl.system.lazy_names import lazy_names
+from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.routing.rankers.base import Ranker

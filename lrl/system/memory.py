@@ -1,6 +1,13 @@
-"""Return of freed memory to the system."""
+"""Memory: its sizes in messages, and the return of what was freed."""
 
 import ctypes
+
+GIB = 2**30
+
+
+def in_gib(*counts: float) -> list[str]:
+    """Returns numbers of bytes in GiB, with four digits."""
+    return [f"{count / GIB:.4g}" for count in counts]
 
 
 def trim_heap() -> None:

@@ -32,8 +32,7 @@ from benchmarks.timed_run import Steps
 from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.responses import LengthSampler
 from lrl.routing import dispatch
-from lrl.routing.dispatch import DispatchPolicy, SkewnessAware
-from lrl.routing.dispatch.base import DecodeLatency
+from lrl.routing.dispatch import DecodeLatency, DispatchPolicy, SkewnessAware
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Prompt
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lrl.routing.rankers.base import Ranker
+from lrl.routing.rankers.ngrams import NgramRanker, Ranker
 from lrl.system.config_errors import at_least, fault
 from lrl.types import Group, Prompt, Rollout
 
@@ -55,12 +55,7 @@ class LengthPredictor:
         at_least(1, "data.length_predictor", seen_prompts=seen_prompts)
         self.newest_weight = newest_weight
         self.seen_prompts = seen_prompts
-        if ranker is None:
-            # Here: a run may bring another one, and most runs have no predictor.
-            from lrl.routing.rankers.ngrams import NgramRanker
-
-            ranker = NgramRanker()
-        self.ranker = ranker
+        self.ranker = ranker or NgramRanker()
         self._level: float | None = None  # moving average of the mean log length of a step
         # Prompt id -> log length less the level, least recently seen first.
         self._seen: dict[int, float] = {}
@@ -102,12 +97,8 @@ class LengthPredictor:
         for group, log_length in zip(groups, found, strict=True):
             self._note(group.prompt.id, log_length - self._level)
         self.ranker.learn([group.prompt for group in groups], [log - self._level for log in found])
-        self._responses.extend(
-            tokens
-            for group in groups
-            for rollout in group.rollouts
-            for tokens, _ in _written(rollout)
-        )
+        for rollout in (rollout for group in groups for rollout in group.rollouts):
+            self._responses.extend(tokens for tokens, _ in _written(rollout))
         self._recent = np.sort(self._responses)
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
@@ -166,7 +157,7 @@ class LengthPredictor:
         seen = list(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
         # The run that saved them may have remembered more.
         self._seen = dict(seen[-self.seen_prompts :])
-        # Else it begins anew.
+        # Another class of rankers begins anew.
         if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:
             self.ranker.load_state_dict(learnt)
         self._responses = deque(state["responses"].tolist(), maxlen=RECENT_RESPONSES)
@@ -177,11 +168,14 @@ class LengthPredictor:
 def _written(rollout: Rollout) -> list[tuple[int, bool]]:
     """Returns the tokens of what each request for a rollout wrote, and whether it was cut: the
     response, or the turns with an environment."""
-    if not rollout.turn_ends:
-        return [(rollout.num_tokens, rollout.finish_reason == "length")]
-    lengths = [turn.stop - turn.start for turn in rollout.turns]
-    whole = [(tokens, False) for tokens in lengths[:-1]]
-    return [*whole, (lengths[-1], rollout.finish_reason == "length")]
+    lengths = [rollout.num_tokens]
+    if rollout.turn_ends:
+        lengths = [turn.stop - turn.start for turn in rollout.turns]
+    last = len(lengths) - 1
+    return [
+        (tokens, number == last and rollout.finish_reason == "length")
+        for number, tokens in enumerate(lengths)
+    ]
 
 
 def recall(expected: NDArray[np.float64], found: NDArray[np.float64], share: float) -> float:

@@ -1,10 +1,10 @@
 """Migration of half-written responses to idle generators: the choice of requests, by gain and
 cost."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from lrl.routing.dispatch.base import DecodeLatency, ExpectedLengths, GeneratorLoad, Request
+from lrl.routing.dispatch import DecodeLatency, ExpectedLengths, GeneratorLoad, Request
 from lrl.system.config_errors import above, at_least
 from lrl.types import Rollout
 
@@ -50,53 +50,35 @@ class Migration:
         self,
         generators: Sequence[MigrationSource],
         lengths: ExpectedLengths,
-        fixed: Mapping[Request, int],
+        fixed: Collection[Request],
     ) -> Iterator[tuple[Request, int, int]]:
         """Yields the requests that move, each with the positions of its old and its new generator.
         Those in `fixed` must not move."""
-        idle = [
-            position for position, generator in enumerate(generators) if generator.in_flight == 0
-        ]
+        idle = [place for place, generator in enumerate(generators) if generator.in_flight == 0]
         if not idle:
             return
-        writing = [
-            sum(map(len, map(_unfinished, generator.load.values()))) for generator in generators
+        unfinished = [
+            {request: [one for one in each if not one.finished] for request, each in load.items()}
+            for load in (generator.load for generator in generators)
         ]
-        for left, request, source in self._candidates(generators, lengths, fixed):
-            target = min(idle, key=lambda position: writing[position])
-            responses = _unfinished(generators[source].load[request])
+        writing = [sum(map(len, load.values())) for load in unfinished]
+        found: list[tuple[float, Request, int]] = []  # tokens that its shortest response needs
+        for source, load in enumerate(unfinished):
+            for request, responses in load.items():
+                if responses and request not in fixed:
+                    written = min(len(response.token_ids) for response in responses)
+                    left = lengths.expected(request.prompt, written) - written
+                    found.append((left, request, source))
+        per_token = self.decode_latency.per_token
+        for left, request, source in sorted(found, key=lambda one: -one[0]):
+            responses = unfinished[source][request]
+            target = min(idle, key=writing.__getitem__)
             then = writing[target] + len(responses)
-            gain_ms = left * (
-                self.decode_latency.per_token(writing[source]) - self.decode_latency.per_token(then)
-            )
-            read = sum(
-                len(request.prompt.token_ids) + len(response.token_ids) for response in responses
-            )
-            if (
-                then <= generators[target].capacity
-                and gain_ms > self.margin * self.prefill_ms * read
-            ):
+            gain_ms = left * (per_token(writing[source]) - per_token(then))
+            prompt = len(request.prompt.token_ids)
+            read = sum(prompt + len(response.token_ids) for response in responses)
+            gains = gain_ms > self.margin * self.prefill_ms * read
+            if gains and then <= generators[target].capacity:
                 writing[source] -= len(responses)
                 writing[target] = then
                 yield request, source, target
-
-    def _candidates(
-        self,
-        generators: Sequence[MigrationSource],
-        lengths: ExpectedLengths,
-        fixed: Mapping[Request, int],
-    ) -> list[tuple[float, Request, int]]:
-        """Returns (tokens that its shortest response still needs, request, its generator), the most
-        tokens first."""
-        found = []
-        for position, generator in enumerate(generators):
-            for request, rollouts in generator.load.items():
-                written = [len(rollout.token_ids) for rollout in _unfinished(rollouts)]
-                if written and request not in fixed:
-                    left = lengths.expected(request.prompt, min(written)) - min(written)
-                    found.append((left, request, position))
-        return sorted(found, key=lambda candidate: -candidate[0])
-
-
-def _unfinished(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    return [rollout for rollout in rollouts if not rollout.finished]

@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from lrl.routing.dispatch import DispatchPolicy, Request
-from lrl.routing.dispatch.base import has_room
+from lrl.routing.dispatch import DispatchPolicy, Request, has_room
 from lrl.routing.migration import Migration
 from lrl.types import Rollout
 
@@ -164,8 +163,7 @@ class RequestQueue(Generic[G]):
         try:
             while self._waiting:
                 serving = self._serving()
-                chosen = self.dispatch.send(serving)
-                if chosen is None:
+                if (chosen := self.dispatch.send(serving)) is None:
                     break
                 request, position = chosen
                 rollouts, sent = self._waiting.pop(request)
@@ -189,9 +187,7 @@ class RequestQueue(Generic[G]):
         if self.migration is None or lengths is None or self._waiting or self._targets:
             return
         version = max((generator.version for generator in serving), default=0)
-        fixed = {
-            request: moved_at for request, moved_at in self._moved_at.items() if moved_at == version
-        }
+        fixed = {request for request, moved_at in self._moved_at.items() if moved_at == version}
         for request, source, target in list(self.migration.plan(serving, lengths, fixed)):
             if serving[source].interrupt(serving[source].load[request]):
                 self._targets[request] = serving[target]

@@ -1,7 +1,4 @@
-"""Dispatch policies: the invariants of all, and the purpose of each.
-
-Covers lrl/routing/dispatch/base.py, greedy.py, skewness_aware.py.
-"""
+"""Dispatch policies: the invariants of all, and the purpose of each."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.routing.dispatch import (
+    DecodeLatency,
     DispatchPolicy,
     LeastLoaded,
     LeastTokens,
     Request,
     RoundRobin,
     SkewnessAware,
+    generators_for_the_long,
 )
-from lrl.routing.dispatch.base import DecodeLatency
-from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
 from tests.generators.model_fleet import make_pool, resync
 from tests.rollouts.test_controller import ModelRewards

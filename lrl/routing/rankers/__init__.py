@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
-    from lrl.routing.rankers.base import Ranker
     from lrl.routing.rankers.language_model import LanguageModelRanker
-    from lrl.routing.rankers.ngrams import NgramRanker
+    from lrl.routing.rankers.ngrams import NgramRanker, Ranker
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -12,8 +12,7 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
@@ -25,9 +24,8 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
 
-from lrl.routing.rankers.base import Ranker
-from lrl.routing.rankers.ngrams import NgramRanker
-from lrl.system.config_errors import above, at_least, fault
+from lrl.routing.rankers.ngrams import NgramRanker, Ranker
+from lrl.system.config_errors import above, at_least
 from lrl.system.processes import die_with
 from lrl.types import Prompt
 
@@ -75,8 +73,8 @@ class LanguageModelRanker(Ranker):
         above(0, "data.length_predictor.ranker", lr=lr)
         at_least(1, "data.length_predictor.ranker", passes=passes, fitted_prompts=fitted_prompts)
         self.model = model
-        self.device = find_device(device)
-        self._settings = (model, str(self.device), lr, passes, fitted_prompts)
+        self.device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+        self._settings = (model, self.device, lr, passes, fitted_prompts)
         self._ngrams = NgramRanker(fitted_prompts)
         self._guesses: dict[int, float] = {}  # prompt id -> guess of the language model
         # The n-grams' guess, the model's, and the true number.
@@ -99,16 +97,14 @@ class LanguageModelRanker(Ranker):
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
         """Judges both guesses by `numbers` and trains both models; the language model as soon as it
         is free."""
-        found = list(zip(prompts, numbers, strict=True))
-        self._judge(
-            [
-                (self._ngrams.guess(prompt), self._guesses[prompt.id], number)
-                for prompt, number in found
-                if prompt.id in self._guesses
-            ]
-        )
+        guessed = [
+            (self._ngrams.guess(prompt), self._guesses[prompt.id], number)
+            for prompt, number in zip(prompts, numbers, strict=True)
+            if prompt.id in self._guesses
+        ]
+        self._judge(guessed)
         self._ngrams.learn(prompts, numbers)
-        self._add([(prompt.text, number) for prompt, number in found])
+        self._add([(prompt.text, number) for prompt, number in zip(prompts, numbers, strict=True)])
 
     def _judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
         self._judged.extend(judged)
@@ -124,7 +120,7 @@ class LanguageModelRanker(Ranker):
     def _teach(self) -> None:
         """Gives the process the rows to learn, if it has learnt the ones before."""
         if self._to_learn and (self._learning is None or self._learning.done()):
-            self._learning = self._submit(_learn, list(self._to_learn))
+            self._learning = self._submit("learn", list(self._to_learn))
             if self._learning is not None:
                 self._to_learn.clear()
 
@@ -132,16 +128,16 @@ class LanguageModelRanker(Ranker):
         """Has the process guess `prompts`, unless it still guesses the ones before."""
         if self._guessing is None or self._guessing.done():
             ids = [prompt.id for prompt in prompts]
-            self._guessing = self._submit(_guess, [prompt.text for prompt in prompts])
+            self._guessing = self._submit("guess", [prompt.text for prompt in prompts])
             if self._guessing is not None:
                 self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
 
-    def _submit(self, job: Callable[..., Any], rows: Sequence[Any]) -> Future[Any] | None:
+    def _submit(self, job: str, rows: Sequence[Any]) -> Future[Any] | None:
         """Gives the process a job, which waits for earlier jobs; returns None without a process."""
         if (pool := self._pool) is None:
             return None
         try:
-            future = pool.submit(job, rows)
+            future = pool.submit(_do, job, rows)
         except RuntimeError:  # it has just ended; `_report` or `close` does the rest
             return None
         future.add_done_callback(self._report)
@@ -198,16 +194,6 @@ class LanguageModelRanker(Ranker):
             _kill(pool)
             pool.shutdown(cancel_futures=True)
 
-    def wait(self, timeout_s: float) -> None:
-        """Waits until the process has done its jobs; for tests and measurements, no run waits.
-
-        Raises:
-            TimeoutError: The jobs take longer than `timeout_s`.
-        """
-        jobs: list[Future[Any]] = [job for job in (self._learning, self._guessing) if job]
-        if futures.wait(jobs, timeout_s).not_done:
-            raise TimeoutError(f"The process with {self.model} was not done in {timeout_s:g} s.")
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the learnt texts with their numbers, and the judged guesses; no weights of the
         model."""
@@ -242,18 +228,6 @@ def _kill(pool: ProcessPoolExecutor) -> None:
         process.kill()
 
 
-def find_device(name: str | None) -> torch.device:
-    """Returns the device of that name; a fault (ValueError) if this machine has none."""
-    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    chosen = (*gpus, "cpu")[0] if name is None else "cuda:0" if name == "cuda" else name
-    if chosen not in (*gpus, "cpu"):
-        fault(
-            f"data.length_predictor.ranker.device is {name!r}, and this machine has "
-            f"{', '.join((*gpus, 'cpu'))}."
-        )
-    return torch.device(chosen)
-
-
 # ---- in the process
 
 _model: "FineTuned"
@@ -286,8 +260,10 @@ class FineTuned:
         self._network.train()
         for _ in range(self._passes):
             older = self._draw.sample(self._older, min(len(rows), len(self._older)))
-            for batch in self._shuffled([*rows, *older]):
-                self._step(batch)
+            mixed = [*rows, *older]
+            self._draw.shuffle(mixed)
+            for start in range(0, len(mixed), BATCH):
+                self._step(mixed[start : start + BATCH])
         self._older.extend(rows)
 
     @torch.no_grad()
@@ -301,10 +277,6 @@ class FineTuned:
             numbers = self._numbers([texts[index] for index in batch]).tolist()
             found |= zip(batch, numbers, strict=True)
         return [found[index] for index in range(len(texts))]
-
-    def _shuffled(self, rows: list[Row]) -> Iterator[list[Row]]:
-        self._draw.shuffle(rows)
-        yield from (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
 
     def _step(self, batch: list[Row]) -> None:
         texts, numbers = zip(*batch, strict=True)
@@ -339,9 +311,5 @@ def _begin(owner: int, settings: tuple[str, str, float, int, int]) -> None:
     _model = FineTuned(*settings)
 
 
-def _learn(rows: Sequence[Row]) -> None:
-    _model.learn(rows)
-
-
-def _guess(texts: Sequence[str]) -> list[float]:
-    return _model.guess(texts)
+def _do(job: str, rows: Sequence[Any]) -> Any:
+    return getattr(_model, job)(rows)

@@ -1,8 +1,11 @@
-"""Ridge regression on hashed n-grams of the prompt's tokens.
+"""The base class of the rankers, and ridge regression on hashed n-grams of the prompt's tokens.
 
-It costs a tenth of a millisecond a prompt, and some 20 ms for a fit on the newest prompts. Of the
-models tried on GSM8K it also ranked best; stochastic gradient descent, fed once with each step,
-did worse than the bare length.
+A ranker learns a number for each answered prompt and guesses it for others: the length of its
+responses relative to all responses of that time, in log tokens. It only ranks.
+
+The regression costs a tenth of a millisecond a prompt, and some 20 ms for a fit on the newest
+prompts. Of the models tried on GSM8K it also ranked best; stochastic gradient descent, fed once
+with each step, did worse than the bare length.
 
 scikit-learn has ridge regression too, and scipy the matrices. Where they are installed,
 torchmetrics and transformers import both in each process that imports Lightning or vLLM: they took
@@ -11,6 +14,7 @@ a fifth to a quarter of those seconds.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +22,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lrl.routing.rankers.base import Ranker
 from lrl.system.config_errors import above, at_least
 from lrl.types import Prompt
 
@@ -36,6 +39,39 @@ ranks."""
 
 SparseRow = tuple[NDArray[np.int16], NDArray[np.float32]]
 """Columns, int16 [F], and their values, float32 [F]."""
+
+
+class Ranker(ABC):
+    """Guesses a number for a prompt. `guess` never waits for `learn`, which another thread may call
+    meanwhile."""
+
+    @abstractmethod
+    def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
+        """Learns the numbers of a step's prompts."""
+
+    @abstractmethod
+    def guess(self, prompt: Prompt) -> float:
+        """Returns the number of a prompt; 0 before anything was learnt."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state in plain types and tensors, of bounded size."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 (a ranker that guesses at once ignores it)
+        """Announces prompts that will be guessed soon; called by the thread that guesses."""
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the ranker's metrics by name."""
+        return {}
+
+    def start(self) -> None:  # noqa: B027 (most rankers have no process)
+        """Starts the ranker's process. Call it on a thread that outlives the run."""
+
+    def close(self) -> None:  # noqa: B027
+        """Ends the ranker's process. May be called twice, and without `start`."""
 
 
 class NgramRanker(Ranker):
@@ -64,46 +100,37 @@ class NgramRanker(Ranker):
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
         """Fits the newest prompts anew, these among them."""
-        rows = [
-            (features(prompt.token_ids), number)
-            for prompt, number in zip(prompts, numbers, strict=True)
-        ]
-        self._rows = (self._rows + rows)[-self.fitted_prompts :]
-        self._refit()
+        rows = map(features, (prompt.token_ids for prompt in prompts))
+        self._fit([*self._rows, *zip(rows, numbers, strict=True)][-self.fitted_prompts :])
 
-    def _refit(self) -> None:
-        if self._rows:
-            rows, numbers = zip(*self._rows, strict=True)
+    def _fit(self, found: list[tuple[SparseRow, float]]) -> None:
+        self._rows = found
+        self._weights = np.zeros(BUCKETS), 0.0
+        if found:
+            rows, numbers = zip(*found, strict=True)
             weights, intercept = fit_ridge(rows, numbers, BUCKETS, self.penalty)
             self._weights = weights.numpy(), intercept
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the fitted rows: int16 and float32 [sum of F], int64 [rows] and float32 [rows]; 6
         bytes a feature."""
-        rows = [row for row, _ in self._rows]
-        empty: SparseRow = np.empty(0, np.int16), np.empty(0, np.float32)
+        columns = [np.empty(0, np.int16), *(columns for (columns, _), _ in self._rows)]
+        values = [np.empty(0, np.float32), *(values for (_, values), _ in self._rows)]
         return {
-            "places": torch.from_numpy(
-                np.concatenate([empty[0], *(columns for columns, _ in rows)])
-            ),
-            "values": torch.from_numpy(np.concatenate([empty[1], *(values for _, values in rows)])),
-            "sizes": torch.tensor([len(columns) for columns, _ in rows], dtype=torch.int64),
+            "places": torch.from_numpy(np.concatenate(columns)),
+            "values": torch.from_numpy(np.concatenate(values)),
+            "sizes": torch.tensor([len(one) for one in columns[1:]], dtype=torch.int64),
             "numbers": torch.tensor([number for _, number in self._rows], dtype=torch.float32),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the fitted rows and fits them."""
         sizes = state["sizes"].tolist()
-        rows = zip(
-            state["places"].split(sizes),
-            state["values"].split(sizes),
-            state["numbers"].tolist(),
-            strict=True,
+        columns, values = (
+            [part.numpy() for part in state[name].split(sizes)] for name in ("places", "values")
         )
-        self._rows = [
-            ((columns.numpy(), values.numpy()), number) for columns, values, number in rows
-        ]
-        self._refit()
+        rows = zip(columns, values, strict=True)
+        self._fit(list(zip(rows, state["numbers"].tolist(), strict=True)))
 
 
 def features(token_ids: list[int]) -> SparseRow:
@@ -135,9 +162,8 @@ def fit_ridge(
     wanted = torch.tensor(numbers, dtype=torch.float64)
 
     def times(weights: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(rows), dtype=torch.float64).index_add_(
-            0, row, value * weights[column]
-        )
+        result = torch.zeros(len(rows), dtype=torch.float64)
+        return result.index_add_(0, row, value * weights[column])
 
     def transposed_times(residuals: torch.Tensor) -> torch.Tensor:
         centred = residuals - residuals.mean()  # the intercept takes the mean, and is not penalised

@@ -1,0 +1,367 @@
+"""Dispatch policies: the generator and the order of the requests. YAML names a policy by its
+`class_path`.
+
+A policy sees the waiting requests, the load of each generator, and expected lengths.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+from lrl.system.config_errors import above, at_least, fault, one_of
+from lrl.types import Prompt
+
+LONG, REST = 0.9, 0.5
+"""Quantiles of the recent lengths that stand for the long responses and for the rest."""
+
+Combine = Literal["sum", "max"]
+
+
+class GeneratorLoad(Protocol):
+    """A generator as a dispatch policy sees it."""
+
+    @property
+    def in_flight(self) -> int:
+        """Responses it is writing now."""
+
+    @property
+    def capacity(self) -> int:
+        """Responses it can write at once."""
+
+    @property
+    def outstanding_tokens(self) -> float:
+        """Expected tokens that the responses in flight still need, at least one each."""
+
+    @property
+    def version(self) -> int:
+        """Policy version it holds."""
+
+
+class ExpectedLengths(Protocol):
+    """Expected lengths of unwritten responses: `lrl.routing.length_predictor.LengthPredictor`, or
+    an oracle."""
+
+    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+        """Returns the expected tokens of a whole response that has `written` already; more than
+        `written`."""
+
+    def quantile(self, share: float) -> float:
+        """Returns the length in tokens that this share of the recent responses does not exceed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLatency:
+    """Milliseconds of decoding, of which only the ratios matter: StreamRL's model (2504.15930,
+    section 5), with which placements are compared.
+
+    The defaults are StreamRL's 7B model on an H800 (figure 6: 8.4 ms for one response, 37 ms for
+    512; the line meets the points between them within 5 %).
+
+    Args:
+        step_ms: Time of a decoding step, however many responses get a token.
+        response_ms: Added time for each response of the step.
+
+    Raises:
+        ValueError: A setting is outside its range.
+    """
+
+    step_ms: float = 8.4
+    response_ms: float = 0.056
+
+    def __post_init__(self) -> None:
+        above(0, "decode_latency", step_ms=self.step_ms)
+        at_least(0, "decode_latency", response_ms=self.response_ms)
+
+    def per_token(self, responses: int) -> float:
+        """Returns PTL(BS), the milliseconds of a step in which each of `responses` gets one
+        token."""
+        return self.step_ms + self.response_ms * responses
+
+    def latency(self, responses: int, tokens: float, capacity: int) -> float:
+        """Returns the milliseconds for responses of `tokens` tokens each on one generator of
+        `capacity` (equation 2)."""
+        if responses == 0:
+            return 0.0
+        at_once = min(responses, capacity)
+        return self.per_token(at_once) * tokens * math.ceil(responses / at_once)
+
+
+@dataclass(eq=False, slots=True)
+class Home:
+    """The generator that wrote last for an episode: its cache has the episode's beginning."""
+
+    generator: GeneratorLoad | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """The unfinished responses to one prompt, which wait for a generator."""
+
+    prompt: Prompt
+    responses: int
+    """Number of responses; they go to one generator."""
+    priority: int
+    """The group's index in the run."""
+    due: int = 0
+    """The step that trains it (`Group.due`): the trainer waits for the smallest first."""
+    written: float = 0.0
+    """Mean tokens that each response has already."""
+    tokens: float = 1.0
+    """Expected tokens that each response still needs; 1 where nothing is known.
+    `DispatchPolicy.estimate` sets it."""
+    home: GeneratorLoad | None = None
+    """A generator that writes it for less than others do, since it need not read the beginning."""
+
+
+def has_room(generator: GeneratorLoad, request: Request) -> bool:
+    """Returns whether `generator` can write `request` at once.
+
+    A request never waits inside vLLM: one that began to wait there before a sync would start on the
+    keys and values of the version before. A group larger than a generator's whole capacity is sent
+    to an idle one.
+    """
+    return generator.in_flight == 0 or generator.in_flight + request.responses <= generator.capacity
+
+
+class DispatchPolicy(ABC):
+    """Waiting requests, and the choice of a generator for the first of them.
+
+    The first request holds the others until it has a generator: a large group would otherwise wait
+    for ever while small ones fill every gap.
+    """
+
+    needs_lengths = False
+    """Whether the policy is useless without expected lengths."""
+
+    def __init__(self) -> None:
+        self.lengths: ExpectedLengths | None = None
+        """Source of expected lengths; whoever makes the run sets it."""
+        self._waiting: list[Request] = []
+        """In their `order`; among equals the first that came goes first."""
+
+    def order(self, request: Request) -> tuple[float, ...]:
+        """Returns the sort key of `request`: the smallest goes first. By default that is the oldest
+        group."""
+        return (request.priority,)
+
+    @abstractmethod
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+        """Returns the position of the generator that writes `request`, or None to wait until one is
+        free."""
+
+    def add(self, request: Request) -> None:
+        """Adds a request that waits."""
+        self.estimate(request)
+        insort(self._waiting, request, key=self.order)
+
+    def estimate(self, request: Request) -> None:
+        """Sets `request.tokens` if lengths are known."""
+        if self.lengths is not None:
+            expected = self.lengths.expected(request.prompt, request.written)
+            request.tokens = expected - request.written
+
+    def discard(self, request: Request) -> None:
+        """Removes a request that waits no longer."""
+        self._waiting.remove(request)
+
+    def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
+        """Removes the next request and returns it with its generator's position, or returns None if
+        all wait. Its home goes first if it has room: a preference, which holds no request up."""
+        if not self._waiting or not generators:
+            return None
+        request = self._waiting[0]
+        at_home = (
+            position
+            for position, generator in enumerate(generators)
+            if generator is request.home and has_room(generator, request)
+        )
+        if (position := next(at_home, None)) is None:
+            position = self.pick(request, generators)
+        if position is None:
+            return None
+        self.discard(request)
+        return request, position
+
+
+class LeastLoaded(DispatchPolicy):
+    """The generator with the fewest responses in flight, if it has room; the oldest group first."""
+
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+        best = min(range(len(generators)), key=lambda position: generators[position].in_flight)
+        return best if has_room(generators[best], request) else None
+
+
+class RoundRobin(DispatchPolicy):
+    """The generators with room in turn; the oldest group first. A baseline without lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = 0
+
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+        for turn in range(self._turn, self._turn + len(generators)):
+            position = turn % len(generators)
+            if has_room(generators[position], request):
+                self._turn = position + 1
+                return position
+        return None
+
+
+class LeastTokens(DispatchPolicy):
+    """Of the generators with room, the one whose responses still need the fewest tokens; the
+    longest request first.
+
+    The longest goes first within a step: a step ends with its last response, so the longest must
+    not start last (Graham 1969: within 4/3 of the best schedule, if the lengths are known).
+    """
+
+    needs_lengths = True
+
+    def order(self, request: Request) -> tuple[float, ...]:
+        return (request.due, -request.tokens, request.priority)
+
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+        free = [
+            position
+            for position, generator in enumerate(generators)
+            if has_room(generator, request)
+        ]
+        return min(free, key=lambda position: generators[position].outstanding_tokens, default=None)
+
+
+class SkewnessAware(LeastTokens):
+    """Divides the generators between the long requests and the rest, as StreamRL's skewness-aware
+    dispatching does (2504.15930, algorithm 2); the longest first within each part.
+
+    A generator with fewer responses writes each of them faster. So the few longest requests get
+    generators for themselves, and the many short ones share the others. The number of generators
+    for the long ones is chosen whenever requests of a new step come, from all that wait then: the
+    number with the lowest latency of both parts together.
+
+    Two things are not the paper's. An idle generator takes a request of the other part, if its own
+    part has none of the step that the trainer waits for. And requests of a later step wait until
+    those of earlier steps are sent.
+
+    Args:
+        long_tail: Share of the requests that counts as long, in (0, 1); the paper's is 0.2.
+        combine: The latency to minimise: `max` is the time at which both parts are done, `sum` is
+            what the paper prints.
+        decode_latency: A generator's time for a token.
+
+    Raises:
+        ValueError: A setting is outside its range.
+    """
+
+    def __init__(
+        self,
+        long_tail: float = 0.2,
+        combine: Combine = "max",
+        decode_latency: DecodeLatency | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < long_tail < 1:
+            fault(
+                f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 "
+                "and 1."
+            )
+        one_of("data.dispatch", combine=(get_args(Combine), combine))
+        self.long_tail = long_tail
+        self.combine = combine
+        self.decode_latency = decode_latency or DecodeLatency()
+        self._long: set[Request] = set()  # the others are the rest
+        self._shortest_long = math.inf  # tokens, at the last division
+        self._long_generators = 0  # the first so many of the pool
+        self._divided_for = (-1, 0)  # the newest step, and the number of generators
+        self._newest_due = -1
+
+    def add(self, request: Request) -> None:
+        super().add(request)
+        self._newest_due = max(self._newest_due, request.due)
+        if request.tokens > self._shortest_long:
+            self._long.add(request)
+
+    def discard(self, request: Request) -> None:
+        super().discard(request)
+        self._long.discard(request)
+
+    def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
+        if generators and self._divided_for != (self._newest_due, len(generators)):
+            self._divide(generators)
+        for is_long in (True, False):
+            request = self._first(is_long)
+            if request is None or request.due != self._waiting[0].due:
+                continue
+            if (position := self.pick(request, generators)) is not None:
+                self.discard(request)
+                return request, position
+        return None
+
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+        is_long = request in self._long
+        other = self._first(not is_long)
+        helps = other is None or other.due != request.due
+
+        def may_write(position: int, generator: GeneratorLoad) -> bool:
+            own = (position < self._long_generators) == is_long or len(generators) == 1
+            return (own or (helps and generator.in_flight == 0)) and has_room(generator, request)
+
+        free = [
+            position
+            for position, generator in enumerate(generators)
+            if may_write(position, generator)
+        ]
+        return min(free, key=lambda position: generators[position].in_flight, default=None)
+
+    def _first(self, is_long: bool) -> Request | None:
+        """Returns the first request of a part."""
+        return next((one for one in self._waiting if (one in self._long) == is_long), None)
+
+    def _divide(self, generators: Sequence[GeneratorLoad]) -> None:
+        """Runs algorithm 2 over all requests that wait."""
+        waiting = sorted(self._waiting, key=lambda request: -request.tokens)
+        if self.lengths is None or not waiting:
+            return
+        self._divided_for = self._newest_due, len(generators)
+        cut = math.ceil(self.long_tail * len(waiting))
+        self._shortest_long = waiting[cut - 1].tokens
+        self._long = set(waiting[:cut])
+        self._long_generators = generators_for_the_long(
+            (sum(request.responses for request in waiting[:cut]), self.lengths.quantile(LONG)),
+            (sum(request.responses for request in waiting[cut:]), self.lengths.quantile(REST)),
+            generators=len(generators),
+            capacity=min(generator.capacity for generator in generators),
+            decode_latency=self.decode_latency,
+            combine=self.combine,
+        )
+
+
+def generators_for_the_long(
+    long: tuple[int, float],
+    rest: tuple[int, float],
+    generators: int,
+    capacity: int,
+    decode_latency: DecodeLatency,
+    combine: Combine,
+) -> int:
+    """Returns N_l of algorithm 2, the generators that write the long responses; the fewest among
+    equally good numbers.
+
+    Args:
+        long: Number of the long responses, and the tokens that stand for the length of one.
+        rest: The same of the others.
+        generators: N_l + N_r; at least 2, and each part gets one.
+        capacity: Responses that a generator writes at once.
+    """
+
+    def latency(part: tuple[int, float], share: int) -> float:
+        responses, tokens = part
+        return decode_latency.latency(math.ceil(responses / share), tokens, capacity)
+
+    def total(share: int) -> float:
+        parts = latency(long, share), latency(rest, generators - share)
+        return sum(parts) if combine == "sum" else max(parts)
+
+    return min(range(1, generators), key=total, default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,9 @@ from lrl.errors import ConfigError
 from lrl.generators.settings import speculates
 from lrl.members.run_file import fault_without_token
 from lrl.objectives import Tokens
-from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.training.beside.reference import Reference
+from lrl.workers.user_code import names_main
 
 if TYPE_CHECKING:
     import lightning as L
@@ -95,7 +96,7 @@ def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
     script = [
         f"data.rewards has {one.name!r}"
         for one in (data.reward_pool.rewards if data.trains else ())
-        if is_in_main(one)
+        if names_main(pickle.dumps(one))
     ]
     if data.environment is not None and data.environment.pool.is_in_main:
         script.append(f"data.environment is {type(data.environment.environment).__name__}")

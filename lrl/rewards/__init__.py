@@ -15,15 +15,12 @@ if TYPE_CHECKING:
     from lrl.rewards.base import GaveUp, Reward
     from lrl.rewards.code import Code
     from lrl.rewards.function import Function, as_reward
-    from lrl.rewards.judge.judge import Judge
+    from lrl.rewards.judge import Judge
     from lrl.rewards.pool import RewardPool
     from lrl.rewards.reasoning_gym import ReasoningGym
     from lrl.rewards.reward_model import RewardModel
-    from lrl.rewards.turn_rewards import TurnRewards
-    from lrl.rewards.verifiers.exact_match import ExactMatch
-    from lrl.rewards.verifiers.format import Format
+    from lrl.rewards.simple import ExactMatch, Format, LengthPenalty, TurnRewards
     from lrl.rewards.verifiers.gsm8k import GSM8K
-    from lrl.rewards.verifiers.length_penalty import LengthPenalty
     from lrl.rewards.verifiers.math import Math
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

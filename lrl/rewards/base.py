@@ -1,14 +1,17 @@
-"""The interface of a reward. It gets text and columns, not token ids or tensors: a worker needs no
-torch to run it."""
+"""The interface of a reward, and the right answer in a row.
 
+A reward gets text and columns, not token ids or tensors: a worker needs no torch to run it.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Mapping
+from contextlib import suppress
+from decimal import Decimal
 from typing import Any, Self
 
 Score = float | dict[str, float]
 """Value of a reward for one response: a number, or named parts whose sum counts."""
-
-
 LARGEST_REWARD = 1e15
 """Largest size of a reward: gradients are float32, and so is the sum of their squares, which
 overflows from about 1e18 on."""
@@ -84,3 +87,34 @@ class Reward(ABC):
             Exception: Any, if the response cannot be judged. It is counted as an error and never
                 becomes a reward.
         """
+
+
+def reference_of(columns: Mapping[str, Any], name: str) -> str:
+    """Returns the right answer in a column of a row as text, a number without an exponent: JSON's
+    0.00005 is `5e-05` in Python.
+
+    Raises:
+        ValueError: The row has no such column, or in it None, NaN, infinity or a collection.
+    """
+    if name not in columns:
+        raise ValueError(f"the row has no column `{name}`, only {sorted(columns)}")
+    value = columns[name]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of numpy or torch
+        value = value.item()
+    is_fraction = isinstance(value, float | Decimal)
+    is_missing = value is None or (is_fraction and not math.isfinite(value))
+    if is_missing or isinstance(value, bytes | list | tuple | set | dict):
+        raise ValueError(
+            f"the column `{name}`: {value!r:.80} ({type(value).__name__}) is neither a text nor a "
+            "number"
+        )
+    return f"{Decimal(str(value)):f}" if is_fraction else str(value)
+
+
+def trial_response(columns: Mapping[str, Any]) -> str:
+    """Returns the right answer of a row, or `0` if none is known."""
+    for name in ("answer", "solution"):
+        with suppress(ValueError):
+            if text := reference_of(columns, name):
+                return text
+    return "0"

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 BUDGET = "judge_budget"
 """The reason at which the run ends at once: nothing that costs would come of it any more."""
 KINDS = {
-    "exception": "Mend the reward.",
+    "exception": "Mend the reward. A text that it cannot read is worth 0.0, and not an error.",
     "crash": (
         "Mend the reward, or the library that it uses; if SIGKILL ended the worker, lower "
         "data.reward_workers."
@@ -72,9 +72,8 @@ class FailureStats:
 
     def __init__(self, max_failures: float) -> None:
         self.max_failures = max_failures
-        self.counts = Counter(
-            {name: 0 for name in ("scored", "zero", "gave_up", "retried", *KINDS, *EPISODE_KINDS)}
-        )
+        names = ("scored", "zero", "gave_up", "retried", *KINDS, *EPISODE_KINDS)
+        self.counts = Counter(dict.fromkeys(names, 0))
         self._last: deque[str] = deque(maxlen=WINDOW)  # kind of failure, "" for a reward
         self._samples: dict[str, str] = {}
 
@@ -100,13 +99,12 @@ class FailureStats:
         kind = reason.partition(":")[0]
         self.counts[kind] += 1
         self._last.append(kind)
-        if kind in self._samples:
-            return
-        self._samples[kind] = _sample(prompt_id, response, reason)
-        log.warning(
-            "A response got no reward. %s (The next of this kind are only counted.)",
-            self._samples[kind],
-        )
+        if kind not in self._samples:
+            self._samples[kind] = _sample(prompt_id, response, reason)
+            log.warning(
+                "A response got no reward. %s (The next of this kind are only counted.)",
+                self._samples[kind],
+            )
 
     def check(self) -> None:
         """Raises RewardFailuresError if too many of the last responses failed, or a budget is
@@ -114,14 +112,13 @@ class FailureStats:
         if self.counts[BUDGET]:
             raise RewardFailuresError(f"{self._samples[BUDGET]}. {KINDS[BUDGET]}")
         responses = max(MIN_RESPONSES, len(self._last))
-        failed = len(self._last) - self._last.count("")
-        if failed <= self.max_failures * responses:
-            return
         kinds = Counter(kind for kind in self._last if kind)
+        if kinds.total() <= self.max_failures * responses:
+            return
         most = kinds.most_common(1)[0][0]
         by_kind = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
         raise RewardFailuresError(
-            f"{failed} of the last {len(self._last)} responses got no reward, also when "
+            f"{kinds.total()} of the last {len(self._last)} responses got no reward, also when "
             f"tried again ({by_kind}); data.max_reward_failures is {self.max_failures:g}, a share "
             f"of {responses} responses. {self._samples[most]}. {(KINDS | EPISODE_KINDS)[most]} Or "
             "raise data.max_reward_failures, if such responses may be left out; 1 allows any share."

@@ -66,9 +66,35 @@ class ModelEndpoint:
     def __post_init__(self) -> None:
         at_least(0, self.owner, retries=self.retries)
         above(0, self.owner, timeout_s=self.timeout_s, deadline_s=self.deadline_s)
-        self.url = self._address()
-        if self.api_key_env is not None:
-            self._check_key(self.api_key_env)
+        address = urlsplit(self.url)
+        if "@" in address.netloc:
+            raise ConfigError(
+                f"{self.owner}.url has a user or a password in it (not shown): give the key in "
+                f"the environment variable that {self.owner}.api_key_env names."
+            )
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ConfigError(f"{self.owner}.url is {self.url!r:.80}: give http://host:port.")
+        path = address.path.rstrip("/")
+        end = self.route.removeprefix("/v1")
+        if not path.endswith(end):
+            path = path + end if path else self.route
+        self.url = urlunsplit((address.scheme, address.netloc, path, address.query, ""))
+        if self.api_key_env is None:
+            return
+        if not self._key():
+            is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env)
+            shown = self.api_key_env if is_name else "(it may be the key itself)"
+            raise ConfigError(
+                f"{self.owner}.api_key_env names an environment variable {shown}, which is not set: "
+                f"set it to the key, and give its name, such as {self.kind.upper()}_API_KEY."
+            )
+        if address.scheme == "http" and not stays_here(address.hostname):
+            log.warning(
+                "%s.url is %s: anyone able to read that network sees the key. Use https if the "
+                "endpoint has it.",
+                self.owner,
+                self.url,
+            )
 
     def once(self) -> Self:
         """Returns the same route, asked once."""
@@ -79,10 +105,8 @@ class ModelEndpoint:
     def sibling(self, route: str) -> Self:
         """Returns another route of the server, asked once."""
         found = self.once()
-        found.route = route
-        found.url = (
-            self.url.removesuffix(self.route.removeprefix("/v1")).removesuffix("/v1") + route
-        )
+        server = self.url.removesuffix(self.route.removeprefix("/v1")).removesuffix("/v1")
+        found.route, found.url = route, server + route
         return found
 
     async def ask(
@@ -96,8 +120,8 @@ class ModelEndpoint:
         Args:
             body: The request's JSON.
             read: Returns the answer in the JSON of a response; any error of reading is a refusal.
-            before_request: Called before each request with its number, from 1; ends it by `NotSent` of
-                an error.
+            before_request: Called before each request with its number, from 1; an `error` that it
+                raises ends the request.
 
         Raises:
             LrlError: An `error` of kind `<kind>_refused`, or of kind `<kind>_failed` after all
@@ -124,14 +148,22 @@ class ModelEndpoint:
         async def count(request: object) -> None:
             nonlocal requests
             requests += 1
-            if before_request is not None:
-                await before_request(requests)
+            try:
+                if before_request is not None:
+                    await before_request(requests)
+            except self.error as error:
+                raise NotSent(error) from error
 
         key = self._key()
+        if key == "":
+            raise self.refused(
+                f"the environment variable {self.api_key_env} ({self.owner}.api_key_env) is not "
+                "set on this machine"
+            )
         # The client takes what is not given from OPENAI_... variables, which are not for this server.
         left_out = ["OpenAI-Organization", "OpenAI-Project"]
         left_out += ["Authorization"] if key is None else []
-        headers = dict.fromkeys(left_out, openai.Omit())
+        options: Any = {"headers": dict.fromkeys(left_out, openai.Omit())}
         # A client for each answer: a server may close an idle connection as a request goes out.
         client = openai.AsyncOpenAI(
             base_url=self.url,
@@ -147,7 +179,6 @@ class ModelEndpoint:
         )
         try:
             async with client, asyncio.timeout(self.deadline_s):
-                options: Any = {"headers": headers}
                 return await client.post(self.url, body=body, cast_to=str, options=options)
         except NotSent as not_sent:
             raise not_sent.args[0] from None
@@ -169,53 +200,13 @@ class ModelEndpoint:
 
     def _shown(self, text: str) -> str:
         """Returns the beginning of a server's text, without the key, which it may repeat."""
-        key = self._key()
         text = " ".join(text.split())
+        key = self._key()
         return (text.replace(key, "***") if key else text)[:_SHOWN]
 
     def _key(self) -> str | None:
-        if self.api_key_env is None:
-            return None
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
-            raise self.refused(
-                f"the environment variable {self.api_key_env} ({self.owner}.api_key_env) is not "
-                "set on this machine"
-            )
-        return key
-
-    def _check_key(self, name: str) -> None:
-        """Raises ConfigError for no key, and warns of one that others can read."""
-        if not os.environ.get(name, "").strip():
-            is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)
-            shown = name if is_name else "(it may be the key itself)"
-            raise ConfigError(
-                f"{self.owner}.api_key_env names an environment variable {shown}, which is not set: "
-                f"set it to the key, and give its name, such as {self.kind.upper()}_API_KEY."
-            )
-        address = urlsplit(self.url)
-        if address.scheme == "http" and not stays_here(address.hostname or ""):
-            log.warning(
-                "%s.url is %s: anyone able to read that network sees the key. Use https if the "
-                "endpoint has it.",
-                self.owner,
-                self.url,
-            )
-
-    def _address(self) -> str:
-        address = urlsplit(self.url)
-        if "@" in address.netloc:
-            raise ConfigError(
-                f"{self.owner}.url has a user or a password in it (not shown): give the key in "
-                f"the environment variable that {self.owner}.api_key_env names."
-            )
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"{self.owner}.url is {self.url!r:.80}: give http://host:port.")
-        path = address.path.rstrip("/")
-        end = self.route.removeprefix("/v1")
-        if not path.endswith(end):
-            path = path + end if path else self.route
-        return urlunsplit((address.scheme, address.netloc, path, address.query, ""))
+        """Returns the key that is set on this machine, "" if it is not, and None if none is sent."""
+        return self.api_key_env and os.environ.get(self.api_key_env, "").strip()
 
 
 @functools.cache

@@ -17,17 +17,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrl.errors import CallFailed, ConfigError, WorkerLost, WorkersClosed
-from lrl.rewards.base import Reward
+from lrl.rewards.base import Reward, trial_response
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
-from lrl.rewards.reference import trial_response
 from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
-from lrl.rewards.turn_rewards import TurnRewards
+from lrl.rewards.simple import TurnRewards
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
-from lrl.workers.user_code import START_TIMEOUT_S, names_main, pickled
+from lrl.workers.user_code import START_TIMEOUT_S, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt, Rollout
@@ -160,17 +159,17 @@ class RewardPool:
 
     async def _try_out(self, prompt: Prompt, machine: Workers) -> None:
         text = trial_response(prompt.columns)
-        columns = _columns(prompt, "stop", max(1, len(text.split())))
-        group = prompt.text, [(text, columns | self._tokens(prompt))]
-        (outcome,) = await self._outcomes_on(self.workers.job_on(machine), *group)
-        if isinstance(outcome, str):
-            (outcome,) = await self._outcomes_on(self.workers.job_on(machine), *group)
-        if not isinstance(outcome, str):
-            return
+        response = text, self._columns(prompt, "stop", max(1, len(text.split())))
+        for _ in range(2):
+            job = self.workers.job_on(machine)
+            (outcome,) = await self._outcomes_on(job, prompt.text, [response])
+            if not isinstance(outcome, str):
+                return
+            failure = outcome
         raise ConfigError(
             f"The rewards were tried on the response {text[:_LONGEST_SHOWN]!r} to prompt "
-            f"{prompt.id}, before any response is sampled, and failed: {outcome}. The row's "
-            f"columns: {', '.join(prompt.columns) or 'none'}. {_remedy(outcome)}"
+            f"{prompt.id}, before any response is sampled, and failed: {failure}. The row's "
+            f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[failure.partition(':')[0]]}"
         )
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
@@ -181,18 +180,13 @@ class RewardPool:
             RuntimeError: The pool is not started, or is closed meanwhile.
             RewardFailuresError: More than `max_failures` of the last responses got no reward.
         """
-        for rollout in rollouts:
-            if rollout.reward_failure is not None:
-                self._failure_stats.failure(prompt.id, rollout.text, rollout.reward_failure)
-        rollouts = [rollout for rollout in rollouts if rollout.reward_failure is None]
-        responses = [
-            (
-                each.text if each.judged is None else each.judged,
-                _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards)
-                | self._tokens(prompt, each),
-            )
-            for each in rollouts
-        ]
+        played = [rollout for rollout in rollouts if rollout.reward_failure is None]
+        responses = []
+        for each in played:
+            text = each.text if each.judged is None else each.judged
+            branch = [each.token_ids[place] for place in each.path_to(len(each.token_ids))]
+            facts = (each.finish_reason, each.num_tokens, each.turn_rewards, branch)
+            responses.append((text, self._columns(prompt, *facts)))
         outcomes: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
             outcomes = await self._outcomes(prompt.text, responses)
@@ -200,7 +194,7 @@ class RewardPool:
         last = (self._last_outcome(prompt.text, responses[item], outcomes[item]) for item in again)
         for item, outcome in zip(again, await asyncio.gather(*last), strict=True):
             outcomes[item] = outcome
-        for rollout, outcome in zip(rollouts, outcomes, strict=True):
+        for rollout, outcome in zip(played, outcomes, strict=True):
             if isinstance(outcome, Scored):
                 rollout.reward = outcome.reward
                 rollout.reward_parts = outcome.parts
@@ -209,19 +203,35 @@ class RewardPool:
                 if outcome.gave_up:
                     self._failure_stats.gave_up(prompt.id, rollout.text, outcome.gave_up)
             else:
-                rollout.reward_failure = outcome
-                self._failure_stats.failure(prompt.id, rollout.text, str(outcome))
+                rollout.reward_failure = str(outcome)
+        for rollout in rollouts:
+            if rollout.reward_failure is not None:
+                self._failure_stats.failure(prompt.id, rollout.text, rollout.reward_failure)
         self._failure_stats.check()
 
-    def _tokens(self, prompt: Prompt, rollout: Rollout | None = None) -> dict[str, Any]:
-        """Returns what `Reward.reads_tokens` asks for; empty if no reward does. A response that is
-        made up has no token."""
-        if not self._tells_tokens:
-            return {}
+    def _columns(
+        self,
+        prompt: Prompt,
+        finish_reason: str,
+        num_tokens: int,
+        turn_rewards: Sequence[float] = (),
+        token_ids: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """Returns the keyword arguments of a reward."""
+        facts: dict[str, Any] = {
+            "finish_reason": finish_reason,
+            "num_tokens": num_tokens,
+            "turn_rewards": list(turn_rewards),
+        }
+        if self._tells_tokens:
+            facts["prompt_token_ids"] = prompt.token_ids
+            facts["response_token_ids"] = list(token_ids)
+            facts["prompt_messages"] = prompt.chat and list(prompt.chat.messages)
+        # A row's own `prompt` or `response` would clash with the arguments.
         return {
-            "prompt_token_ids": prompt.token_ids,
-            "response_token_ids": [] if rollout is None else _last_branch(rollout),
-            "prompt_messages": None if prompt.chat is None else list(prompt.chat.messages),
+            name: value
+            for name, value in {**prompt.columns, **facts}.items()
+            if name not in ("prompt", "response")
         }
 
     async def _last_outcome(self, prompt: str, response: Response, outcome: Outcome) -> Outcome:
@@ -261,21 +271,18 @@ class RewardPool:
         try:
             outcomes = await job.begin(packed, partial(read_outcomes, count=count))
         except CallFailed as error:
-            return self._blamed(error, count)
+            # It has ended the worker: the failure is that of the response whose code ran.
+            names: dict[int | None, str] = {
+                part: f"{reward.name}: " for part, reward in enumerate(self.rewards)
+            }
+            reason = f"{error.kind}: {names.get(error.part, '')}{error.message}"
+            failed = 0 if count == 1 else error.item
+            return [reason if item == failed else None for item in range(count)]
         finally:
             job.end()
         if not job.where:
             return outcomes
         return [f"{each}{job.where}" if isinstance(each, str) else each for each in outcomes]
-
-    def _blamed(self, error: CallFailed, count: int) -> list[Outcome]:
-        """Returns the outcomes of a group that ended its worker: the failure of the response whose
-        code ran."""
-        names = {part: f"{reward.name}: " for part, reward in enumerate(self.rewards)}
-        by = "" if error.part is None else names.get(error.part, "")
-        failed = 0 if count == 1 else error.item
-        reason = f"{error.kind}: {by}{error.message}"
-        return [reason if item == failed else None for item in range(count)]
 
     def _checked(self, outcome: Outcome) -> Outcome:
         """Refuses parts with other names than the first response of the run had: a missing part
@@ -290,35 +297,6 @@ class RewardPool:
             f"{sorted(self._parts)}; a reward gives the same ones for every response, 0.0 for one "
             "that does not apply"
         )
-
-
-def _last_branch(rollout: Rollout) -> list[int]:
-    """Returns the tokens that end with the last one: all, unless an agent has changed its
-    history."""
-    token_ids = rollout.token_ids
-    return [token_ids[place] for place in rollout.path_to(len(token_ids))]
-
-
-def _remedy(failure: str) -> str:
-    kind = failure.partition(":")[0]
-    if kind.startswith(("judge_", "reward_model_")):
-        return KINDS[kind]
-    return f"{KINDS[kind]} A text that it cannot read is worth 0.0, and not an error."
-
-
-def _columns(
-    prompt: Prompt, finish_reason: str, num_tokens: int, turn_rewards: Sequence[float] = ()
-) -> dict[str, Any]:
-    """Returns the keyword arguments of a reward. A row's own `prompt` or `response` would clash
-    with the arguments."""
-    row = {
-        name: value for name, value in prompt.columns.items() if name not in ("prompt", "response")
-    }
-    return row | {
-        "finish_reason": finish_reason,
-        "num_tokens": num_tokens,
-        "turn_rewards": list(turn_rewards),
-    }
 
 
 def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
@@ -352,9 +330,3 @@ def _check_rewards(rewards: list[Reward]) -> None:
         )
     for reward in rewards:
         pickled(reward, f"rewards has {reward.name!r}")
-
-
-def is_in_main(reward: Reward) -> bool:
-    """Whether a reward is defined in the script that runs, which only this machine's workers can
-    import."""
-    return names_main(pickle.dumps(reward))

@@ -48,7 +48,7 @@ Outcome = Scored | str | None
 was not tried."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scoring(UserCode):
     """The rewards of a worker."""
 
@@ -58,62 +58,45 @@ class Scoring(UserCode):
 
     def serve(self, connection: socket.socket, running: RunningCode) -> None:
         """Scores a group at each call."""
-        scorer = GroupScorer(self.rewards, self.timeout_s, running)
-        for call in calls(connection):
-            job = call["job"]
-            try:
-                answer = {"answer": scorer.outcomes(job, b64decode(call["begin"]))}
-            except Exception as error:
-                why = f"the row cannot be loaded in a reward worker: {message_of(error)}"
-                answer = {"failed": ["exception", why]}
-            connection.sendall(line({"job": job, **answer}))
-
-
-@dataclass
-class GroupScorer:
-    """Scores the responses to one prompt at a time."""
-
-    rewards: list[Reward]
-    timeout_s: float
-    running: RunningCode
-
-    def __post_init__(self) -> None:
+        self._running = running
         # One event loop for the worker's life: a user's HTTP session belongs to its loop. With a
         # factory it is not also the thread's current loop, which a plain reward may use as its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        for call in calls(connection):
+            job = call["job"]
+            running.begin(job)
+            try:
+                answer = {"answer": self._score(*pickle.loads(b64decode(call["begin"])))}
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY)
+            except Exception as error:
+                why = f"the row cannot be loaded in a reward worker: {message_of(error)}"
+                answer = {"failed": ["exception", why]}
+            finally:
+                running.job = 0  # if the worker dies later, another job is at fault
+            connection.sendall(line({"job": job, **answer}))
 
-    def outcomes(self, job: int, packed: bytes) -> list[Outcome]:
+    def _score(self, prompt: str, responses: list[Response]) -> list[Outcome]:
         """Returns the outcome of each response; None for one that it has not begun.
 
         After `timeout_s` no response is begun but the first. Then the `async` rewards of all
-        responses are awaited together, for as long.
+        responses are awaited together, for as long. No event loop runs while a plain reward is
+        called: it may run one of its own (`asyncio.run`).
         """
-        self.running.begin(job)
-        try:
-            prompt, responses = pickle.loads(packed)
-            return self._score_all(prompt, responses)
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
-        finally:
-            self.running.job = 0  # if the worker dies later, another job is at fault
-
-    def _score_all(self, prompt: str, responses: list[Response]) -> list[Outcome]:
-        # No event loop runs while a plain reward is called: it may run one of its own
-        # (`asyncio.run`).
         clock = ProcessClock(os.getpid())
         outcomes: list[Outcome] = [None] * len(responses)
         awaited: dict[int, list[Any]] = {}
         for item, (text, columns) in enumerate(responses):
             if item > 0 and clock.is_beyond(self.timeout_s):
                 break
-            self.running.stretch += 1
+            self._running.stretch += 1
             values = self._call(item, (prompt, text), columns)
             if isinstance(values, list) and any(map(inspect.isawaitable, values)):
                 awaited[item] = values
             else:
                 outcomes[item] = values if isinstance(values, str) else _sum(values)
         if awaited:
-            self.running.stretch += 1
+            self._running.stretch += 1
             alone = len(responses) == 1
             left_s = max(0.0, self.timeout_s - clock.seconds) if alone else self.timeout_s
             found_later = self._runner.run(self._await_all(awaited, left_s))
@@ -127,8 +110,8 @@ class GroupScorer:
         one."""
         values: list[Any] = []
         for number, reward in enumerate(self.rewards):
-            self.running.item = item
-            self.running.part = number
+            self._running.item = item
+            self._running.part = number
             try:
                 # Its own copy: a reward may change it, and the next one and the other responses must
                 # not see that.
@@ -139,16 +122,17 @@ class GroupScorer:
                     value.close()
                 return _failure(reward, error)
             finally:
-                self.running.item = NOBODY
+                self._running.item = NOBODY
         return values
 
     async def _await_all(self, awaited: dict[int, list[Any]], limit_s: float) -> dict[int, Outcome]:
         """Awaits for so many seconds; returns the finished outcomes by the index of the
         response."""
         clock = ProcessClock(os.getpid())
-        tasks = {}
-        for item, values in awaited.items():
-            tasks[asyncio.create_task(self._await_one(item, values))] = item
+        tasks = {
+            asyncio.create_task(self._await_one(item, values)): item
+            for item, values in awaited.items()
+        }
         late = set(tasks)
         while late and (left_s := limit_s - clock.seconds) > 0:
             _, late = await asyncio.wait(late, timeout=left_s)
@@ -163,8 +147,8 @@ class GroupScorer:
                 found.append(_scored(reward, await value) if inspect.isawaitable(value) else value)
             except BaseException as error:
                 if isinstance(error, MemoryError):
-                    self.running.item = item
-                    self.running.part = number
+                    self._running.item = item
+                    self._running.part = number
                 return _failure(reward, error)
         return _sum(found)
 
@@ -195,11 +179,9 @@ def _failure(reward: Reward, error: BaseException) -> str:
         os._exit(OUT_OF_MEMORY)
     if isinstance(error, CountedError):
         return f"{error.kind}: {reward.name}: {error.message}"[:LONGEST_MESSAGE]
-    kind = "crash" if isinstance(error, SystemExit) else "exception"
-    message = f"{kind}: {reward.name}: {message_of(error)}"
-    if kind == "exception":
-        message += where_raised(error)
-    return message
+    if isinstance(error, SystemExit):
+        return f"crash: {reward.name}: {message_of(error)}"
+    return f"exception: {reward.name}: {message_of(error)}{where_raised(error)}"
 
 
 def parts_of(name: str, value: Any) -> dict[str, float]:
@@ -239,11 +221,8 @@ def _number(part: str, value: Any) -> float:
 
 
 def read_outcomes(values: Any, count: int) -> list[Outcome]:
-    """Returns the outcomes in the JSON of a worker about `count` responses.
-
-    Raises:
-        BadAnswer: They are not that many, or one is no outcome.
-    """
+    """Returns the outcomes in the JSON of a worker about `count` responses; raises BadAnswer for
+    what is none."""
     if not isinstance(values, list) or len(values) != count:
         raise BadAnswer(f"no list of {count} outcomes")
     return [_outcome(value) for value in values]
@@ -255,14 +234,7 @@ def _outcome(value: Any) -> Outcome:
             return None
         case str() if value.partition(":")[0] in KINDS:
             return value
-        case [reward, dict() as parts, str() as gave_up] if all(
-            map(_is_number, [reward, *parts.values()])
-        ):
-            return Scored(
-                float(reward), {name: float(part) for name, part in parts.items()}, gave_up
-            )
+        case [float(reward), dict(parts), str(gave_up)]:
+            if all(type(one) is float and math.isfinite(one) for one in (reward, *parts.values())):
+                return Scored(reward, parts, gave_up)
     raise BadAnswer(f"{str(value)[:80]!r} is no outcome of a response")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

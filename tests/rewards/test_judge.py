@@ -1,7 +1,7 @@
 """A judge: what it asks, how it reads the answer, and that a failure is never a 0. The endpoint is a
 real server.
 
-Covers lrl/rewards/judge/judge.py, cache.py, lrl/rewards/model_endpoint.py.
+Covers lrl/rewards/model_endpoint.py.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ def test_a_machine_with_another_folder_does_not_begin_a_budget_of_its_own(server
 def test_a_count_that_another_process_holds_is_not_waited_for_without_an_end(
     server, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("lrl.rewards.judge.cache.LONGEST_HOLD_S", 0.1)
+    monkeypatch.setattr("lrl.rewards.judge.LONGEST_HOLD_S", 0.1)
     judge = judge_at(server.url, cache=str(tmp_path))
     with (tmp_path / "calls").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -1,8 +1,5 @@
 """Every response gets its own reward, whatever its neighbours do to their worker: real processes,
-real crashes.
-
-Covers lrl/rewards/turn_rewards.py.
-"""
+real crashes."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
 """The small rewards, and rewards by their class paths.
 
-Covers lrl/rewards/base.py, lrl/rewards/verifiers/exact_match.py, format.py, length_penalty.py.
+Covers lrl/rewards/base.py, simple.py.
 """
 
 import inspect

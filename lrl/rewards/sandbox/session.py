@@ -25,8 +25,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, Self
 
 from lrl.rewards.sandbox import calls, runner
-from lrl.rewards.sandbox.bubblewrap import ENVIRONMENT, bwrap_command, interpreter
-from lrl.rewards.sandbox.seccomp import seccomp_filter
+from lrl.rewards.sandbox.bubblewrap import (
+    ENVIRONMENT,
+    bwrap_command,
+    interpreter,
+    seccomp_filter,
+)
 from lrl.system.processes import die_with
 
 Isolation = Literal["bubblewrap", "none"]

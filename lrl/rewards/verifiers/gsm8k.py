@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any
 
-from lrl.rewards.base import Reward
-from lrl.rewards.reference import reference_of
+from lrl.rewards.base import Reward, reference_of
 from lrl.rewards.verifiers.final_answer import is_withdrawn, marked_answers, without_denied
 from lrl.rewards.verifiers.number_text import numbers_in, one_number
 

@@ -18,8 +18,7 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
-from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.reference import reference_of
+from lrl.rewards.base import GaveUp, Reward, reference_of
 from lrl.rewards.verifiers.expression import (
     choice_of,
     cleaned,

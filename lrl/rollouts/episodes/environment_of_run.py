@@ -11,7 +11,7 @@ from lrl.environments.external_agents import ExternalAgents
 from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
-from lrl.rewards.reference import trial_response
+from lrl.rewards.base import trial_response
 from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, Write
 from lrl.rollouts.episodes.observations import (
     ObservationTokens,

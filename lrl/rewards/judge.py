@@ -1,24 +1,31 @@
 """A language model as a reward: it reads the response and writes a score.
 
 A text in another form is a failure, and so is a score that is out of bounds: neither says that the
-response is bad.
+response is bad. Many processes use the folder of answers at once, also those of later runs, so a
+file appears whole or not at all.
 """
 
+import asyncio
+import fcntl
+import hashlib
 import json
-import math
+import logging
+import os
 import re
+import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from lrl.errors import ConfigError, JudgeError
-from lrl.rewards.base import Reward
-from lrl.rewards.judge.cache import Answer, JudgeCache
-from lrl.rewards.model_endpoint import ModelEndpoint, NotSent
-from lrl.rewards.reference import reference_of
+from lrl.rewards.base import Reward, reference_of
+from lrl.rewards.model_endpoint import ModelEndpoint
+from lrl.system.best_effort import best_effort
 from lrl.system.config_errors import one_of
+
+log = logging.getLogger(__name__)
 
 OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
 """Names that a template may have besides the columns of the row."""
@@ -39,6 +46,11 @@ _ASKED = {
 }
 _LINE = re.compile(r"Score: (-?[0-9]+(?:\.[0-9]+)?)")
 _SHOWN = 120
+_CALLS = "calls"
+"""Name of the file whose bytes are counted: one for each request. A byte is appended whole, so a
+process that is killed cannot damage the count."""
+LONGEST_HOLD_S = 10.0
+_POLL_S = 0.01
 
 
 class Judge(Reward):
@@ -100,13 +112,21 @@ class Judge(Reward):
         name: str = "judge",
     ) -> None:
         super().__init__(weight, name)
+        one_of("Judge", form=(get_args(Form), form))
+        if not lowest < highest:
+            raise ConfigError(
+                f"Judge.lowest is {lowest} and Judge.highest is {highest}: give the two ends of the "
+                "judge's scale, the lower one first."
+            )
         if max_calls is not None and cache is None:
             raise ConfigError(
                 f"Judge.max_calls is {max_calls}, and Judge.cache is not set: give the folder in "
                 "which all processes of a run, and those that resume it, count their requests."
             )
         self.deadline_s = deadline_s
-        self._reader = ScoreReader(form, lowest, highest)
+        self._form = form
+        self._lowest = lowest
+        self._highest = highest
         self._templates = {"system": system} if system is not None else {}
         self._templates["user"] = template
         self._names = set().union(*map(_names_in, self._templates.values()))
@@ -116,8 +136,10 @@ class Judge(Reward):
                 "see what it scores. Write {response} where the response belongs."
             )
         own = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-        own = {name: value for name, value in own.items() if value is not None}
-        self._fields = own | (parameters or {}) | self._reader.fields
+        given = {name: value for name, value in own.items() if value is not None}
+        self._fields: dict[str, Any] = given | (parameters or {})
+        if form == "json":
+            self._fields["response_format"] = _RESPONSE_FORMAT
         self._cache = None if cache is None else JudgeCache(Path(cache), max_calls)
         self._endpoint = ModelEndpoint(
             owner="Judge",
@@ -135,8 +157,7 @@ class Judge(Reward):
         """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
         changed."""
         asked = (self._endpoint.url, self._fields, self._templates)
-        read = (self._reader.lowest, self._reader.highest)
-        return f"Judge{(*asked, *read, self.weight, self.name)}"
+        return f"Judge{(*asked, self._lowest, self._highest, self.weight, self.name)}"
 
     def missing_column(self, columns: Collection[str]) -> str:
         lacking = self._names - {*columns, *OF_THE_RESPONSE}
@@ -153,15 +174,17 @@ class Judge(Reward):
             JudgeError: There is no answer, or no score in it.
             ValueError: The row has no such column as the template names, or no text in it.
         """
-        values = {**columns, "prompt": prompt, "response": response}
-        body = {**self._fields, "messages": self._messages(values)}
-        request = {"url": self._endpoint.url, "body": body}
+        body = {
+            **self._fields,
+            "messages": self._messages({**columns, "prompt": prompt, "response": response}),
+        }
         if self._cache is None:
-            return self._reader.score(await self._endpoint.ask(body, _answer_in))
+            return self._score(await self._endpoint.ask(body, _answer_in))
+        request = {"url": self._endpoint.url, "body": body}
         if (kept := self._cache.read(request)) is not None:
-            return self._reader.score(kept)
-        answer = await self._endpoint.ask(body, _answer_in, self._count)
-        score = self._reader.score(answer)
+            return self._score(kept)
+        answer = await self._endpoint.ask(body, _answer_in, self._cache.count)
+        score = self._score(answer)
         self._cache.write(request, answer)
         return score
 
@@ -171,15 +194,33 @@ class Judge(Reward):
             {"role": role, "content": template.format_map(texts)}
             for role, template in self._templates.items()
         ]
-        messages[-1]["content"] += f"\n\n{self._reader.asked}"
+        scale = f"where X is a number from {self._lowest:g} to {self._highest:g}."
+        messages[-1]["content"] += f"\n\n{_ASKED[self._form]}{scale}"
         return messages
 
-    async def _count(self, number: int) -> None:
-        assert self._cache is not None, "without a cache nothing is counted"
-        try:
-            await self._cache.count()
-        except JudgeError as error:
-            raise NotSent(error) from error
+    def _score(self, answer: "Answer") -> float:
+        """Returns the score in an answer, from 0 to 1; raises JudgeError."""
+        score = _score_in(answer.text, self._form)
+        if answer.finish_reason == "length":
+            why = "is cut: raise Judge.max_tokens"
+        elif score is None:
+            why = f"has no score in the form that Judge.form asks ({self._form})"
+        elif not self._lowest <= score <= self._highest:
+            bounds = f"{self._lowest:g} to {self._highest:g} (Judge.lowest, Judge.highest)"
+            why = f"has the score {score:.4g}, which is not in {bounds}"
+        else:
+            return (score - self._lowest) / (self._highest - self._lowest)
+        # Its end: a judge reasons first.
+        shown = answer.text if len(answer.text) <= _SHOWN else f"...{answer.text[-_SHOWN:]}"
+        raise JudgeError("judge_no_score", f"the judge's answer {why}: {shown!r}")
+
+
+class Answer(NamedTuple):
+    """The answer of a model."""
+
+    text: str
+    finish_reason: str
+    """`stop`, or `length` if it was cut."""
 
 
 def _answer_in(found: Any) -> Answer:
@@ -189,6 +230,21 @@ def _answer_in(found: Any) -> Answer:
     if not isinstance(content, str):
         raise TypeError(f"the content is a {type(content).__name__}")
     return Answer(content, str(choice.get("finish_reason")))
+
+
+def _score_in(text: str, form: Form) -> float | None:
+    if form == "line":
+        last = _LINE.fullmatch(text.strip().rpartition("\n")[2].strip())
+        return float(last[1]) if last else None
+    try:
+        # As a tuple of pairs, which no list of JSON is, and in which a name may come twice.
+        found = json.loads(text, parse_int=float, object_pairs_hook=tuple)
+    except (ValueError, RecursionError):
+        return None
+    match dict(found) if isinstance(found, tuple) and len(found) == 2 else None:
+        case {"reason": str(), "score": float(score)}:
+            return score
+    return None
 
 
 def _text_of(values: Mapping[str, Any], name: str) -> str:
@@ -201,86 +257,102 @@ def _text_of(values: Mapping[str, Any], name: str) -> str:
 
 def _names_in(template: str) -> set[str]:
     """Returns the names of the values in a template; raises ConfigError for other braces."""
-    try:
-        fields = [field[1:] for field in Formatter().parse(template) if field[1] is not None]
-    except ValueError as error:
-        raise ConfigError(
-            f"Judge.template or Judge.system is {template!r:.80}: {error}."
-        ) from error
-    for name, form, conversion in fields:
-        if form or conversion or not str(name).isidentifier():
+    names: set[str] = set()
+    for _, name, form, conversion in Formatter().parse(template):
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
             raise ConfigError(
                 f"Judge.template or Judge.system is {template!r:.80}: write {{prompt}}, {{response}} "
                 "or a column in braces, and {{ and }} for braces that are no name."
             )
-    return {str(name) for name, _, _ in fields}
+        names.add(name)
+    return names
 
 
-@dataclass(frozen=True)
-class ScoreReader:
-    """Asks for a score, reads it and maps it to 0..1; see `Judge` for the fields.
+@dataclass
+class JudgeCache:
+    """A folder of answers, each under a hash of all that decides it, and the count of the requests
+    that they have cost.
 
-    Raises:
-        ConfigError: There is no such form, or no scale from `lowest` to `highest`.
+    Args:
+        folder: The folder; it is made if it is not there.
+        max_calls: Requests that may be sent, over processes and runs; None for no limit.
     """
 
-    form: Form
-    lowest: float
-    highest: float
+    folder: Path
+    max_calls: int | None
 
     def __post_init__(self) -> None:
-        one_of("Judge", form=(get_args(Form), self.form))
-        if not -math.inf < self.lowest < self.highest < math.inf:
-            raise ConfigError(
-                f"Judge.lowest is {self.lowest} and Judge.highest is {self.highest}: give the two "
-                "ends of the judge's scale, the lower one first."
-            )
+        self.folder = self.folder.expanduser().absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _CALLS).touch()
 
-    @property
-    def asked(self) -> str:
-        """The end of the user's message."""
-        return f"{_ASKED[self.form]}where X is a number from {self.lowest:g} to {self.highest:g}."
+    def read(self, request: dict[str, Any]) -> Answer | None:
+        """Returns the answer to a request; None if there is none, or its file is damaged."""
+        file = self._file(request)
+        try:
+            match json.loads(file.read_text()):
+                case {"text": str(text), "finish_reason": str(reason)}:
+                    return Answer(text, reason)
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError):
+            pass
+        log.warning("%s is damaged: the judge is asked again.", file)
+        return None
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Fields of the request."""
-        return {"response_format": _RESPONSE_FORMAT} if self.form == "json" else {}
+    def write(self, request: dict[str, Any], answer: Answer) -> None:
+        """Writes the answer to a request, or replaces it; only logs that it cannot: the answer has
+        its score."""
+        file = self._file(request)
+        with best_effort("An answer of the judge", file):
+            file.parent.mkdir(exist_ok=True)
+            draft = file.with_name(f".{secrets.token_hex(8)}")
+            draft.write_text(json.dumps(answer._asdict()))
+            draft.rename(file)
 
-    def score(self, answer: Answer) -> float:
-        """Returns a number from 0 to 1.
+    async def count(self, number: int) -> None:
+        """Counts one more request.
 
         Raises:
-            JudgeError: Of kind `judge_no_score`.
+            JudgeError: Of kind `judge_budget`: all requests are used, or the folder is not that of
+                the process that has made the reward. Of kind `judge_failed`: another process holds
+                the count.
         """
-        if answer.finish_reason == "length":
-            raise _no_score("is cut: raise Judge.max_tokens", answer)
-        score = _of_json(answer.text) if self.form == "json" else _of_line(answer.text)
-        if score is None:
-            raise _no_score(f"has no score in the form that Judge.form asks ({self.form})", answer)
-        if not self.lowest <= score <= self.highest:
-            bounds = f"{self.lowest:g} to {self.highest:g} (Judge.lowest, Judge.highest)"
-            raise _no_score(f"has the score {score:.4g}, which is not in {bounds}", answer)
-        return (score - self.lowest) / (self.highest - self.lowest)
+        try:
+            # Not made here: on a machine with another folder it would begin at 0.
+            file = os.open(self.folder / _CALLS, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError as error:
+            raise JudgeError(
+                "judge_budget",
+                f"{error}: Judge.cache must be a folder that all machines with reward workers "
+                "share, and stay in a run",
+            ) from error
+        try:
+            await _lock(file)
+            if self.max_calls is not None and os.fstat(file).st_size >= self.max_calls:
+                raise JudgeError(
+                    "judge_budget",
+                    f"Judge.max_calls is {self.max_calls}, and so many requests are made (counted "
+                    f"in {self.folder / _CALLS})",
+                )
+            os.write(file, b".")
+        finally:
+            os.close(file)  # and with it the lock
+
+    def _file(self, request: dict[str, Any]) -> Path:
+        text = json.dumps(request, sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()
+        # A folder for each first two letters: a run may have millions.
+        return self.folder / name[:2] / f"{name}.json"
 
 
-def _of_json(text: str) -> float | None:
-    try:
-        # As a tuple of pairs, which no list of JSON is, and in which a name may come twice.
-        found = json.loads(text, parse_int=float, object_pairs_hook=tuple)
-    except (ValueError, RecursionError):
-        return None
-    match dict(found) if isinstance(found, tuple) and len(found) == 2 else None:
-        case {"reason": str(), "score": float(score)}:
-            return score
-    return None
-
-
-def _of_line(text: str) -> float | None:
-    score = _LINE.fullmatch(text.strip().rpartition("\n")[2].strip())
-    return float(score[1]) if score else None
-
-
-def _no_score(what: str, answer: Answer) -> JudgeError:
-    # Its end: a judge reasons first.
-    shown = answer.text if len(answer.text) <= _SHOWN else f"...{answer.text[-_SHOWN:]}"
-    return JudgeError("judge_no_score", f"the judge's answer {what}: {shown!r}")
+async def _lock(file: int) -> None:
+    """Locks a file. Others hold it for the moment of a write, or are stopped."""
+    for _ in range(round(LONGEST_HOLD_S / _POLL_S)):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.sleep(_POLL_S)
+    raise JudgeError("judge_failed", f"another process holds the file {_CALLS} of Judge.cache")

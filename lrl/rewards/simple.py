@@ -1,0 +1,112 @@
+"""Rewards of a few lines: by the text of a response, by its length, or the environment's own."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from lrl.rewards.base import Reward, reference_of
+from lrl.system.config_errors import fault
+
+
+class ExactMatch(Reward):
+    """1 if the response equals a column of the row, apart from white space around both, else 0.
+
+    A number in the column is written without an exponent; a whole one may have `.0` after it or
+    not.
+
+    Args:
+        column: The column with the right answer.
+        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
+        name: Name in logs and metrics.
+    """
+
+    binary = True
+
+    def __init__(
+        self, column: str = "answer", weight: float = 1.0, name: str = "exact_match"
+    ) -> None:
+        super().__init__(weight, name)
+        self.column = column
+
+    def missing_column(self, columns: Collection[str]) -> str:
+        return "" if self.column in columns else repr(self.column)
+
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        reference_of(columns, self.column)
+
+    def __call__(self, prompt: str, response: str, **columns: Any) -> float:
+        right = reference_of(columns, self.column).strip()
+        response = response.strip()
+        is_number = not isinstance(columns[self.column], str)
+        return float(response == right or (is_number and response == right.removesuffix(".0")))
+
+
+class Format(Reward):
+    r"""1 if the whole response, stripped of white space around it, matches a regular expression,
+    else 0.
+
+    Args:
+        pattern: Python regular expression; `.` also matches line ends. Example:
+            `<think>.*</think>.*\\boxed\{.*`.
+        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
+        name: Name in logs and metrics.
+
+    Raises:
+        re.error: `pattern` is no regular expression.
+    """
+
+    binary = True
+
+    def __init__(self, pattern: str, weight: float = 1.0, name: str = "format") -> None:
+        super().__init__(weight, name)
+        self.pattern = re.compile(pattern, re.DOTALL)
+
+    def __call__(self, prompt: str, response: str, **columns: Any) -> float:
+        return float(self.pattern.fullmatch(response.strip()) is not None)
+
+
+class LengthPenalty(Reward):
+    """0 up to `free_tokens`, then linearly down to -1 at `max_tokens`.
+
+    Soft over-long punishment of DAPO (2503.14476, equation 13), where `max_tokens` is L_max and
+    `free_tokens` is L_max - L_cache.
+
+    Args:
+        free_tokens: Response tokens that cost nothing.
+        max_tokens: Response tokens from which on the penalty is -1; usually the sampling limit.
+        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
+        name: Name in logs and metrics.
+
+    Raises:
+        ValueError: Unless 0 <= free_tokens < max_tokens.
+    """
+
+    def __init__(
+        self, free_tokens: int, max_tokens: int, weight: float = 1.0, name: str = "length_penalty"
+    ) -> None:
+        super().__init__(weight, name)
+        if not 0 <= free_tokens < max_tokens:
+            fault(
+                f"LengthPenalty(free_tokens={free_tokens}, max_tokens={max_tokens}): free_tokens "
+                "must be at least 0 and below max_tokens."
+            )
+        self.free_tokens = free_tokens
+        self.max_tokens = max_tokens
+
+    def __call__(self, prompt: str, response: str, *, num_tokens: int = 0, **columns: Any) -> float:
+        excess = (num_tokens - self.free_tokens) / (self.max_tokens - self.free_tokens)
+        return -min(max(excess, 0.0), 1.0)
+
+
+class TurnRewards(Reward):
+    """The sum of the environment's rewards for the turns; 0 without an environment.
+
+    A run with an environment has it without being asked. Name it for another weight.
+    """
+
+    name = "environment"
+
+    def __call__(
+        self, prompt: str, response: str, *, turn_rewards: Sequence[float] = (), **columns: Any
+    ) -> float:
+        return float(sum(turn_rewards))

@@ -48,7 +48,7 @@ from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
 
 TURNS = 8
-EPISODE_TOKENS = 3500
+PROMPT_TOKENS, EPISODE_TOKENS = 512, 3500
 TURN_TOKENS = 400
 END = "<|im_end|>"
 ENDS = tuple(string.ascii_letters[:32])
@@ -212,7 +212,7 @@ async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: 
     agent = Agent(plays)
     agent.stop = ENDS
     settings = EpisodeSettings(max_turns=TURNS, max_turn_tokens=TURN_TOKENS)
-    of_run = EnvironmentOfRun(agent, settings, EPISODE_TOKENS)
+    of_run = EnvironmentOfRun(agent, settings, EPISODE_TOKENS, PROMPT_TOKENS)
     of_run.start(text, None, parses=False)
     generator = Generator(server, capacity=SLOTS)
     generator.version = 0

@@ -35,6 +35,7 @@ from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import terminal
+from lrl.system.aliases import answers_aliases
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.types import LEAST_TEMPERATURE, Sampling
 from lrl.workers.user_code import START_TIMEOUT_S
@@ -66,7 +67,7 @@ class RolloutDataModule(L.LightningDataModule):
             on-policy.
         stragglers: What happens when a group has reached that bound and still runs: `wait` holds
             the trainer, `mask` masks the group's too old tokens out of the loss when it comes.
-        max_prompt_tokens: Longest prompt.
+        max_prompt_tokens: Longest prompt; of an agent, which writes it, its first request.
         max_response_tokens: Longest response; with the prompt it is the generators' context length.
         temperature: Sampling temperature, also of the policy's logits; at least 0.01, vLLM's
             lowest.
@@ -114,6 +115,7 @@ class RolloutDataModule(L.LightningDataModule):
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
     """
 
+    @answers_aliases
     def __init__(
         self,
         prompts: Prompts | str | list[dict[str, Any]],
@@ -212,7 +214,7 @@ class RolloutDataModule(L.LightningDataModule):
             environment_memory_gib=environment_memory_gib,
         )
         self.environment = _environment_of_run(
-            environment, episodes, max_response_tokens, worker_start_timeout_s
+            environment, episodes, max_response_tokens, max_prompt_tokens, worker_start_timeout_s
         )
         if environment_workers == 0 and worker_launcher is None:
             fault(
@@ -524,6 +526,7 @@ def _environment_of_run(
     environment: Environment | None,
     settings: EpisodeSettings,
     max_tokens: int,
+    max_prompt_tokens: int,
     start_timeout_s: float,
 ) -> "EnvironmentOfRun | None":
     """Returns the environment of a run; None without one, whose settings must not be set then."""
@@ -537,4 +540,4 @@ def _environment_of_run(
     # Here: most runs have none.
     from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 
-    return EnvironmentOfRun(environment, settings, max_tokens, start_timeout_s)
+    return EnvironmentOfRun(environment, settings, max_tokens, max_prompt_tokens, start_timeout_s)

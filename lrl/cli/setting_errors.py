@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import NamedTuple
 
-from lrl.cli import aliases, fit_help
+from lrl.cli import fit_help
 from lrl.cli.recipes import recipes
-from lrl.system import import_by_name
+from lrl.system import aliases, import_by_name
 
 NOISE = (
     *("Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a <class 'NoneType'>"),

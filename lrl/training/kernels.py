@@ -10,8 +10,7 @@ import logging
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from types import FunctionType, MethodType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -59,7 +58,8 @@ def fuse_tried(
     if kernels == "eager" or (kernels == "auto" and device.type != "cuda"):
         return "eager"
     wanted: Kernels = "liger" if kernels == "auto" else kernels
-    own = {module: dict(vars(module)) for module in network.modules()}
+    shared = sys.modules[type(network).__module__]  # Liger's rotary embedding goes in there
+    own = [(vars(each), dict(vars(each))) for each in (shared, *network.modules())]
     reasons = ranks.share(ranks.gather(_unable(wanted, network, device)))
     if not any(reasons):
         reasons = ranks.share(ranks.gather(_fails(wanted, network, passes, in_16_bits)))
@@ -68,16 +68,16 @@ def fuse_tried(
         return wanted
     if kernels != "auto":
         raise ConfigError(f"model.kernels is {kernels!r}, and {why}. Leave it out.")
-    for module, attributes in own.items():
-        vars(module).clear()
-        vars(module).update(attributes)
+    for attributes, before in own:
+        attributes.clear()
+        attributes.update(before)
     rank_zero_only(log.info)("model.kernels: the layers stay as they are, because %s.", why)
     return "eager"
 
 
 def fuse(network: PreTrainedModel, kernels: Kernels) -> None:
-    """Gives the kernels to this network, and to no other of its class. A family that Liger does not
-    know keeps its own."""
+    """Gives the kernels to a network; all of one class share Liger's rotary embedding. A family that
+    Liger does not know keeps its own."""
     if kernels == "eager":
         return
     setattr(network, FUSED_HEAD, True)
@@ -87,7 +87,11 @@ def fuse(network: PreTrainedModel, kernels: Kernels) -> None:
             # All layers share a compilation. Hooks, checkpointing and FSDP stay outside of it.
             layer.forward = torch.compile(layer.forward, dynamic=True)
     elif _liger_knows(network):
-        _add_liger(network)
+        from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+        # It exchanges forward functions of this network and names in the module of its class.
+        no_losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+        _apply_liger_kernel_to_instance(network, **no_losses)
 
 
 def _unable(kernels: Kernels, network: PreTrainedModel, device: torch.device) -> str:
@@ -134,25 +138,3 @@ def _liger_knows(network: PreTrainedModel) -> bool:
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     return network.config.model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
-
-
-def _add_liger(network: PreTrainedModel) -> None:
-    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
-
-    # It also exchanges names in the module of the class, which all models of the process share.
-    shared = vars(sys.modules[type(network).__module__])
-    before = dict(shared)
-    _apply_liger_kernel_to_instance(network, cross_entropy=False, fused_linear_cross_entropy=False)
-    exchanged = {name: value for name, value in shared.items() if value is not before.get(name)}
-    shared.update(before)
-    for module in network.modules():
-        forward = type(module).forward
-        if isinstance(forward, FunctionType) and exchanged.keys() & set(forward.__code__.co_names):
-            module.forward = MethodType(_with_globals(forward, exchanged), module)
-
-
-def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Returns a function that finds other things under these names: the rotary embedding, which
-    attention looks up in its module."""
-    parts = (function.__name__, function.__defaults__, function.__closure__)
-    return FunctionType(function.__code__, function.__globals__ | names, *parts)

@@ -1,6 +1,6 @@
 """An unknown setting is answered with the one that was meant, whoever has its name.
 
-Covers lrl/cli/aliases.py.
+Covers lrl/system/aliases.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import re
 import pytest
 
 import lrl
-from lrl.cli import aliases, fit_help
+from lrl.cli import fit_help
 from lrl.cli.setting_errors import explain
+from lrl.system import aliases
 
 ELSEWHERE = {
     "num_generations": "data.rollouts_per_group",
@@ -29,6 +30,17 @@ def test_a_setting_of_another_library_is_answered_with_the_one_here(name: str) -
     for option in ("--{} 8", "--{}=8", "{}=8"):
         text = explain(f"unrecognized arguments: {option.format(name)}")
         assert ELSEWHERE[name] in text and "Did you mean" not in text, text
+
+
+def test_a_script_is_answered_as_the_command_line_is() -> None:
+    for kind, name in (
+        (lrl.PolicyModule, "learning_rate"),
+        (lrl.RolloutDataModule, "num_generations"),
+        (lrl.Trainer, "num_train_epochs"),
+    ):
+        with pytest.raises(TypeError, match=name) as raised:
+            kind(**{name: 8})
+        assert raised.value.__notes__ == [aliases.setting(name)]
 
 
 def test_a_misspelt_setting_is_answered_with_the_nearest_one_if_any_is_near() -> None:

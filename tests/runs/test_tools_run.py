@@ -79,6 +79,7 @@ def trained(
     strategy: lrl.AsyncSingleDevice,
     folder: Path,
     *callbacks: L.Callback,
+    max_prompt_tokens: int = 64,
     max_response_tokens: int = 200,
 ) -> list[Group]:
     """Trains one step in an environment; returns its groups."""
@@ -91,7 +92,7 @@ def trained(
         rewards=["tests.runs.test_tools_run:exact"],
         groups_per_step=2,
         rollouts_per_group=4,
-        max_prompt_tokens=64,
+        max_prompt_tokens=max_prompt_tokens,
         max_response_tokens=max_response_tokens,
         environment=environment,
     )
@@ -208,8 +209,9 @@ def test_an_agent_whose_opening_leaves_no_room_is_refused_before_a_server_starts
     policy: Path, tmp_path: Path
 ) -> None:
     strategy = lrl.AsyncSingleDevice(server=lrl.ServerSettings(tool_parser=PARSER))
-    with pytest.raises(ConfigError, match=r"an episode begins with \d+ tokens, .* 8 in all: raise"):
-        trained(policy, Agent(adds), strategy, tmp_path, max_response_tokens=8)
+    text = r"request has \d+ tokens, and data.max_prompt_tokens is 8: raise"
+    with pytest.raises(ConfigError, match=text):
+        trained(policy, Agent(adds), strategy, tmp_path, max_prompt_tokens=8)
 
 
 def test_the_branches_of_an_agents_episode_are_trained_as_sampled(

@@ -12,7 +12,13 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.base import trial_response
-from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, Write
+from lrl.rollouts.episodes.episode import (
+    NO_PARSER,
+    Episodes,
+    FindCalls,
+    Write,
+    check_prompt,
+)
 from lrl.rollouts.episodes.observations import (
     ObservationTokens,
     Transcript,
@@ -43,7 +49,8 @@ class EnvironmentOfRun:
     Args:
         environment: The environment.
         settings: Its settings.
-        max_tokens: Longest episode.
+        max_tokens: Most tokens of an episode after its prompt.
+        max_prompt_tokens: Longest prompt.
         start_timeout_s: Most seconds for the start of a process.
 
     Raises:
@@ -55,6 +62,7 @@ class EnvironmentOfRun:
         environment: Environment,
         settings: EpisodeSettings,
         max_tokens: int,
+        max_prompt_tokens: int,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         if (longest := settings.max_turn_tokens or max_tokens) > max_tokens:
@@ -65,6 +73,7 @@ class EnvironmentOfRun:
         self.environment = environment
         self.settings = settings
         self._max_tokens = max_tokens
+        self._max_prompt_tokens = max_prompt_tokens if environment.writes_prompt else None
         self._max_turn_tokens = longest
         self.pool: EnvironmentPool | ExternalAgents
         """Plays the episodes."""
@@ -122,7 +131,10 @@ class EnvironmentOfRun:
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
             transcript = Transcript(tokens, first, len(policy.tokenizer))
-            if (begins := len(transcript.ids(opening, None))) >= self._max_tokens:
+            begins = len(transcript.ids(opening, None))
+            if self._max_prompt_tokens is not None:
+                check_prompt(len(first.token_ids) + begins, self._max_prompt_tokens)
+            elif begins >= self._max_tokens:
                 text = f"an episode begins with {begins} tokens, and has data.max_response_tokens "
                 raise EpisodeError(
                     "environment_error", f"{text}{self._max_tokens} in all: raise it"
@@ -156,6 +168,7 @@ class EnvironmentOfRun:
             decode=policy.decode,
             find_calls=find_calls,
             each_alone=self.external is not None,
+            max_prompt_tokens=self._max_prompt_tokens,
         )
 
     async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:

@@ -94,6 +94,8 @@ class Episodes:
         find_calls: Finds calls of tools in a turn; None for an environment without tools.
         each_alone: Whether each episode of a group begins and ends by itself; else all begin before
             the first turn, which is then one request.
+        max_prompt_tokens: Most tokens of a prompt whose rest is the opening observation, which then
+            takes nothing of the episode's tokens; None if the prompt is there before.
     """
 
     write: Write
@@ -107,6 +109,7 @@ class Episodes:
     decode: Decode
     find_calls: FindCalls | None = None
     each_alone: bool = False
+    max_prompt_tokens: int | None = None
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
@@ -136,7 +139,7 @@ class Episodes:
 
 class Episode:
     """One rollout, at play; it grows in place, and may have turns of an earlier run. `terms` are the
-    limits, and `sampling.max_tokens` is of the whole episode."""
+    limits, and `sampling.max_tokens` is of the whole episode after its prompt."""
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class Episode:
         recorded = self.rollout.token_ids
         read = [recorded[place] for place in self.rollout.context]
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + read)
-        tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
+        tokens = min(self.terms.max_turn_tokens, self._max_tokens - len(recorded))
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
         await self.write(prompt, turns, sampling, ended=ended, home=self.home)
 
@@ -215,6 +218,15 @@ class Episode:
         if self._conversation is not None:
             self._conversation.close(why)
             self._conversation = None
+
+    @property
+    def _max_tokens(self) -> int:
+        """Most tokens of the rollout."""
+        if self.terms.max_prompt_tokens is None:
+            return self.sampling.max_tokens
+        versions = self.rollout.versions
+        turns = (place for place, by in enumerate(versions) if by != ENVIRONMENT)
+        return next(turns, len(versions)) + self.sampling.max_tokens
 
     async def _opened(self) -> bool:
         """Opens the environment's side; returns whether it now stands where the rollout stands."""
@@ -308,7 +320,10 @@ class Episode:
             read = [rollout.token_ids[place] for place in before] + observation
             fork, shared = shared_with(rollout, read)
             observation = read[shared:]
-        if end + len(observation) >= self.sampling.max_tokens:
+        most = self.terms.max_prompt_tokens
+        if not end and most is not None:
+            check_prompt(len(self.prompt.token_ids) + len(observation), most)
+        elif end + len(observation) >= self._max_tokens:
             rollout.finish_reason = "length"
             return
         if fork.after != end:
@@ -335,6 +350,15 @@ class Episode:
         assert self.terms.find_calls is not None, "no observation brings tools then"
         content, calls = await self.terms.find_calls(token_ids, number, tools)
         return Written(text, token_ids, calls, self.terms.decode([], before) + content)
+
+
+def check_prompt(tokens: int, most: int) -> None:
+    """Raises EpisodeError if the prompt that an agent writes is too long."""
+    if tokens > most:
+        text = (
+            f"the first request has {tokens} tokens, and data.max_prompt_tokens is {most}: raise it"
+        )
+        raise EpisodeError("environment_error", text)
 
 
 def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:

@@ -172,6 +172,20 @@ def test_the_first_observation_stands_after_the_prompt_and_is_none_of_the_policy
     assert {tuple(one.turns) for one in rollouts} == {(Turn(2, 3),), (Turn(2, 4), Turn(5, 6))}
 
 
+def test_a_prompt_that_the_environment_writes_takes_nothing_of_the_episodes_tokens() -> None:
+    """Nor after a resume, which knows it by the tokens that are nobody's."""
+    script, limits = [[4, 2], [5, 2], [6, 2]], {"max_tokens": 4, "max_prompt_tokens": 12}
+    rollout = one(Here(Adds("0123456789")), script, **limits)
+    assert rollout.turns == [Turn(10, 12), Turn(12, 14)] and rollout.finish_reason == "length"
+    resumed = Rollout(**{name: getattr(rollout, name)[:12] for name in ("logprobs", "versions")})
+    resumed.token_ids, resumed.turn_ends, resumed.turn_rewards = rollout.token_ids[:12], [12], [3.0]
+    resumed.open_turn = Rollout()
+    play(Here(Adds("0123456789")), Script(script[1:]), [resumed], **limits)
+    assert resumed == rollout
+    too_long = one(Here(Adds("01234567890")), script, **limits)
+    assert "13 tokens, and data.max_prompt_tokens is 12" in str(too_long.failure)
+
+
 class Reads(Turns):
     """Keeps the texts of turns, which it answers with `c` until the third."""
 

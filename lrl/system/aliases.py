@@ -1,6 +1,13 @@
 """Settings and objectives under the names that TRL, verl and transformers give them, for whom the
 nearest spelling would mislead (docs/from_trl.md, docs/from_verl.md)."""
 
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
 SETTINGS = {
     "data.rollouts_per_group": "num_generations num_return_sequences group_size rollout_n n",
     "data.groups_per_step": (
@@ -105,3 +112,20 @@ def objective(name: str) -> str:
     """Returns the sentence about another library's objective; empty if none has it."""
     found = OBJECTIVES.get(name.rpartition(".")[2].replace("_", "").replace("-", "").upper())
     return f"Here it is {found}." if found else ""
+
+
+def answers_aliases(constructor: Constructor) -> Constructor:
+    """Adds to a constructor's TypeError what the unknown argument is called here, for scripts and
+    notebooks."""
+
+    @wraps(constructor)
+    def answering(*args: Any, **settings: Any) -> None:
+        try:
+            constructor(*args, **settings)
+        except TypeError as error:
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown and (answer := setting(unknown[1])):
+                error.add_note(answer)
+            raise
+
+    return cast(Constructor, answering)

@@ -40,8 +40,8 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.rollouts.controller import ResponseWriter
+from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
-from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.response_text import PolicyText
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling

@@ -18,7 +18,7 @@ from lrl.callbacks.base import OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ExportError
-from lrl.rollouts import prompt_form
+from lrl.rollouts import chat_template
 from lrl.system import hub
 from lrl.system.config_errors import above, fault
 
@@ -118,7 +118,7 @@ class Export(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         evaluations = find_all(trainer, Evaluation)
         pl_module.export(folder)
-        prompt_form.save(prompt_form.of(data), folder)
+        chat_template.save_form(chat_template.form_of(data), folder)
         steps = trainer.global_step
         model_card.write(folder, policy=pl_module, data=data, steps=steps, evaluations=evaluations)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
     from lrl.rollouts.prompts import Prompts
-    from lrl.rollouts.prompts.reasoning_gym import ReasoningGym
+    from lrl.rollouts.reasoning_gym import ReasoningGym
     from lrl.rollouts.replay import Replay
     from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.generator_devices import AsyncSingleDevice

@@ -21,13 +21,11 @@ from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.episodes.settings import EpisodeSettings
+from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
-from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.prompts.prompt_maker import PromptPart
+from lrl.rollouts.prompts import PromptPart, Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stream import ControllerCalls, StepLoader

@@ -19,7 +19,7 @@ from lrl.routing.migration import Migration
 from lrl.strategies.generator_servers import make_fleet
 from lrl.types import Group, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.rollouts.prompts.test_data_set import characters
+from tests.rollouts.test_prompts import characters
 
 BOTH = ("advantages", "replay")
 

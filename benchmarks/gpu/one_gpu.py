@@ -39,7 +39,7 @@ from benchmarks.random_policy import SHAPES, hashed, llama, made_up_rows, make_p
 from benchmarks.records import append, origin
 from benchmarks.runs import EveryStep, quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
-from lrl.rollouts.prompts.sources import read_rows
+from lrl.rollouts.sources import read_rows
 
 MEASURED = slice(2, -1)
 """The first two steps fill the pipeline and allocate AdamW's state; in the last one nothing is left

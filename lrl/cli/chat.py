@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lrl.rollouts import prompt_form
+from lrl.rollouts import chat_template
 from lrl.system.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 "
             "and at least 1"
         )
-    form = NO_FORM if args.plain else prompt_form.read(args.folder)
+    form = NO_FORM if args.plain else chat_template.read_form(args.folder)
     policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
     shown = ("system_prompt", "template", "tools")
     if used := [name.replace("_", " ") for name in shown if form.get(name)]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.rollouts import prompt_form
+from lrl.rollouts import chat_template
 from lrl.system.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         lora=lora,
         adapters=() if lora is None else whole_adapters(network),
     )
-    prompt_form.save(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
+    chat_template.save_form(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
     return int(state["global_step"])
 
 

@@ -21,10 +21,9 @@ from lrl.planning import clock
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.generator_model import ModelGenerator, SimulatedResponse
 from lrl.planning.responses import EpisodeShapes, LengthSampler, ModelEpisodes, RunLengths, fill
-from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.rollouts.controller import Controller, ResponseWriter
-from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.ledger import Ledger, Pacing
+from lrl.rollouts.packing import BinPacker, Rows
 from lrl.rollouts.timeline import (
     MicroBatchRecord,
     Record,

@@ -1,7 +1,8 @@
 """Tokens of a prompt: a chat through the tokenizer's chat template, or a plain text.
 
 A chat template may leave out what its authors did not think of: a system message, tools. A chat of
-which a part does not reach the text is refused.
+which a part does not reach the text is refused. The form of a run's prompts is kept in the policy's
+folder for `lrl chat`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments.base import Message
 from lrl.environments.chat_request import parsed_arguments
 from lrl.errors import ConfigError
+from lrl.system.best_effort import writable
 from lrl.types import Chat
 
 if TYPE_CHECKING:
@@ -23,6 +26,26 @@ if TYPE_CHECKING:
 
 CHANGE_MARK = " (changed)"
 """Added to a part of a chat, to see whether the text changes with it."""
+FORM_FILE = "prompt_form.json"
+"""The file of `Prompts.form`, in the policy's folder."""
+
+
+def form_of(data: Any) -> dict[str, Any]:
+    """Returns the form of a data module's prompts; empty for one that is not lrl's."""
+    return dict(getattr(getattr(data, "prompts", None), "form", {}))
+
+
+def save_form(form: dict[str, Any], folder: Path) -> None:
+    """Writes the form into the folder of a policy; an empty one leaves no file."""
+    if form:
+        text = writable(json.dumps(form, indent=2, ensure_ascii=False))
+        (folder / FORM_FILE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def read_form(folder: Path) -> dict[str, Any]:
+    """Returns the form in the folder of a policy; empty for one that lrl has not trained."""
+    path = folder / FORM_FILE
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> list[int]:

@@ -1,26 +1,153 @@
 """Packing of groups into micro-batches by token budget, while groups are still arriving.
 
 Responses differ tenfold in length, so a fixed number of them per micro-batch would mostly be
-padding. Only lengths decide which rollouts share a micro-batch (`lrl.rollouts.bin_packing`), but an
-objective may ask for whole groups.
+padding. Only lengths decide which rollouts share a micro-batch, and which a row, but an objective
+may ask for whole groups.
+
+A row is as long as the longest sequence of its round, and shorter sequences share rows by best-fit
+decreasing; a model in which the sequences of one row would see each other gets one row a sequence.
+A round is a micro-batch for each rank. It is made as soon as the waiting sequences fill the token
+budgets of all ranks; it takes the longest ones, and leaves the shortest, which fit anywhere, for
+later. With whole groups a round takes as many groups as fit the budgets, and at least one.
+
+Ranks work at the same time and wait for one another at the end of a step, so they get equal work:
+none has more rows of a round than an equal share, rounded up, and the sums of squared lengths,
+which are the cost of attention, become equal.
 
 Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they have no gradient,
 under other objectives they may.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from lrl.advantages import Advantages
-from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.training.collate import blank, fill_rows
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
+
+class Packable(Protocol):
+    """A prompt and its response."""
+
+    @property
+    def group(self) -> int:
+        """`Group.index`."""
+
+    def __len__(self) -> int: ...
+
+
+P = TypeVar("P", bound=Packable)
+Rows = list[list[P]]
+"""Rows of one micro-batch; none for a rank that gets none."""
 Round = list[MicroBatch | None]
 """Micro-batches that train at the same time: one for each rank, None or a blank for a rank that
 gets none."""
 
 
+@dataclass(eq=False)
+class BinPacker(Generic[P]):
+    """Sequences that wait to become micro-batches; it reads only their lengths and groups.
+
+    Args:
+        micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single
+            longer sequence gets a micro-batch of its own.
+        whole_groups: Whether all sequences of a group go into one micro-batch, whatever its size.
+        ranks: Micro-batches that are trained at the same time.
+        share_rows: Whether several sequences may lie in one row.
+    """
+
+    micro_batch_tokens: int
+    whole_groups: bool = False
+    ranks: int = 1
+    share_rows: bool = True
+
+    def __post_init__(self) -> None:
+        self.squares = [0] * self.ranks
+        """Sum of the squared lengths of each rank's sequences so far."""
+        self.budget = self.micro_batch_tokens * self.ranks
+        """Tokens that fill a round."""
+        self._waiting: list[P] = []
+
+    def add(self, sequence: P) -> None:
+        self._waiting.append(sequence)
+
+    def full(self) -> Iterator[list[Rows[P]]]:
+        """Yields each full round as the rows of every rank; rounds that are not taken stay."""
+        while sum(map(len, self._waiting)) >= self.budget:
+            yield self._round()
+
+    def flush(self) -> Iterator[list[Rows[P]]]:
+        """Yields the rounds of all sequences that still wait."""
+        while self._waiting:
+            yield self._round()
+
+    def _round(self) -> list[Rows[P]]:
+        if self.whole_groups:
+            groups = self._first_groups()
+            shares = self._divide(groups, most=len(groups))
+            sequences = [[sequence for group in share for sequence in group] for share in shares]
+            return [self._fit(each, max_rows=len(each))[0] for each in sequences]
+        most = max(1, self.micro_batch_tokens // max(map(len, self._waiting)))
+        rows, self._waiting = self._fit(self._waiting, max_rows=most * self.ranks)
+        return self._divide(rows, most=-(-len(rows) // self.ranks))
+
+    def _divide(self, parts: list[list[P]], most: int) -> list[list[list[P]]]:
+        """Divides `parts` among the ranks, at most `most` each: the heaviest first, to the rank
+        with the least work."""
+        shares: list[list[list[P]]] = [[] for _ in self.squares]
+        squares = ((sum(len(sequence) ** 2 for sequence in part), part) for part in parts)
+        for square, part in sorted(squares, key=lambda one: one[0], reverse=True):
+            free = [rank for rank, share in enumerate(shares) if len(share) < most]
+            rank = min(free, key=self.squares.__getitem__)
+            shares[rank].append(part)
+            self.squares[rank] += square
+        return shares
+
+    def _first_groups(self) -> list[list[P]]:
+        """Takes the oldest waiting groups that fit the budgets together, at least one."""
+        groups: dict[int, list[P]] = {}
+        for sequence in self._waiting:
+            groups.setdefault(sequence.group, []).append(sequence)
+        chosen, taken = list[list[P]](), list[P]()
+        for members in groups.values():
+            taken += members
+            # In shared rows only the tokens are counted, as if there were no padding.
+            tokens = sum(map(len, taken)) if self.share_rows else len(taken) * max(map(len, taken))
+            if chosen and tokens > self.budget:
+                break
+            chosen.append(members)
+        later = list(groups.values())[len(chosen) :]
+        self._waiting = [sequence for members in later for sequence in members]
+        return chosen
+
+    def _fit(self, sequences: list[P], max_rows: int) -> tuple[Rows[P], list[P]]:
+        """Packs by best-fit decreasing into at most `max_rows` rows as long as the longest
+        sequence; returns them, and the sequences that did not fit."""
+        longest = max(map(len, sequences), default=0)
+        rows: Rows[P] = []
+        # (free tokens, row), sorted: the first that is large enough fits best.
+        free: list[tuple[int, int]] = []
+        left = []
+        for sequence in sorted(sequences, key=len, reverse=True):
+            best = bisect_left(free, (len(sequence), 0))
+            if best < len(free):
+                space, row = free.pop(best)
+            elif len(rows) < max_rows:
+                space, row = longest, len(rows)
+                rows.append([])
+            else:
+                left.append(sequence)
+                continue
+            rows[row].append(sequence)
+            if self.share_rows:
+                insort(free, (space - len(sequence), row))
+        return rows, left
+
+
+@dataclass(eq=False)
 class Packer:
     """Packs the groups of one step; its counts are the step's.
 
@@ -45,28 +172,19 @@ class Packer:
         masks: Whether every micro-batch says who reads what (`lrl.training.trials.Shared`).
     """
 
-    def __init__(
-        self,
-        micro_batch_tokens: int,
-        advantages: Advantages,
-        temperature: float,
-        oldest_version: int | None = None,
-        whole_groups: bool = False,
-        mask_truncated: bool = False,
-        data_parallel_size: int = 1,
-        share_rows: bool = True,
-        blanks: bool = False,
-        attention_tokens: int = 0,
-        masks: bool = False,
-    ) -> None:
-        self._masks = masks
-        self.advantages = advantages
-        self.micro_batch_tokens = micro_batch_tokens
-        self.temperature = temperature
-        self.oldest_version = oldest_version
-        self.mask_truncated = mask_truncated
-        self._blanks = blanks
-        self.attention_tokens = attention_tokens
+    micro_batch_tokens: int
+    advantages: Advantages
+    temperature: float
+    oldest_version: int | None = None
+    whole_groups: bool = False
+    mask_truncated: bool = False
+    data_parallel_size: int = 1
+    share_rows: bool = True
+    blanks: bool = False
+    attention_tokens: int = 0
+    masks: bool = False
+
+    def __post_init__(self) -> None:
         self.tokens = 0
         """Response tokens in the loss so far: the step's denominator once every group is in."""
         self.sequences = 0
@@ -89,13 +207,10 @@ class Packer:
         self._slots = self._padded = 0
         self._copied = self._saved = 0
         self._bins = BinPacker[PrefixTree](
-            micro_batch_tokens, whole_groups, data_parallel_size, share_rows
+            self.micro_batch_tokens, self.whole_groups, self.data_parallel_size, self.share_rows
         )
-
-    @property
-    def budget(self) -> int:
+        self.budget = self._bins.budget
         """Tokens that fill a round."""
-        return self._bins.budget
 
     @property
     def padding(self) -> float:
@@ -157,16 +272,6 @@ class Packer:
     def _is_cut(self, rollout: Rollout) -> bool:
         return self.mask_truncated and rollout.cut
 
-    def _filled(self, each: list[Rows[PrefixTree]]) -> Round:
-        if trees := [tree for row in each[0] or () for tree in row]:
-            self.on_first_rank.append([sample for tree in trees for sample in tree.samples])
-        filled = [fill_rows(rows, self.temperature, self._masks) if rows else None for rows in each]
-        for micro in filled:
-            if micro is not None:
-                self._slots += micro.input_ids.numel()
-                self._padded += int((micro.sequence_ids < 0).sum())
-        return [blank() if micro is None and self._blanks else micro for micro in filled]
-
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
         """Returns for each token of a rollout whether it is in the loss; an environment's never
         is."""
@@ -174,3 +279,13 @@ class Packer:
             return [False] * len(rollout.versions)
         oldest = ENVIRONMENT + 1 if oldest_version is None else oldest_version
         return [version >= oldest for version in rollout.versions]
+
+    def _filled(self, each: list[Rows[PrefixTree]]) -> Round:
+        if trees := [tree for row in each[0] for tree in row]:
+            self.on_first_rank.append([sample for tree in trees for sample in tree.samples])
+        filled = [fill_rows(rows, self.temperature, self.masks) if rows else None for rows in each]
+        for micro in filled:
+            if micro is not None:
+                self._slots += micro.input_ids.numel()
+                self._padded += int((micro.sequence_ids < 0).sum())
+        return [blank() if micro is None and self.blanks else micro for micro in filled]

@@ -14,8 +14,7 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig
 
-from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.ledger import Ledger, Pacing
 from tests.taught_policy import TEMPLATE
 from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
 

@@ -1,4 +1,7 @@
-"""Bin packing for several ranks."""
+"""Bin packing for several ranks.
+
+Covers lrl/rollouts/packing.py.
+"""
 
 import math
 import random
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.rollouts.bin_packing import BinPacker, Rows
+from lrl.rollouts.packing import BinPacker, Rows
 
 
 @dataclass(eq=False)

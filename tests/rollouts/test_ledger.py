@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.types import Group, Prompt, Rollout
 from tests.checkpoints.through_files import through_a_file
 

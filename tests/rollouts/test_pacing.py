@@ -1,9 +1,12 @@
-"""Pacing: when groups may start."""
+"""Pacing: when groups may start.
+
+Covers lrl/rollouts/ledger.py.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.ledger import Pacing
 
 pacings = st.builds(
     Pacing,

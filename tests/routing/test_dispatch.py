@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from lrl.planning.clock import run
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.routing.dispatch import (
     DecodeLatency,
     DispatchPolicy,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.rollouts.bin_packing import BinPacker
+from lrl.rollouts.packing import BinPacker
 from lrl.training.collate import fill_rows
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees
 from lrl.types import ENVIRONMENT, MicroBatch, Rollout

@@ -12,6 +12,7 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.base import trial_response
+from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.episodes.episode import (
     NO_PARSER,
     Episodes,
@@ -25,7 +26,6 @@ from lrl.rollouts.episodes.observations import (
     call_tokens,
     shows_one_call,
 )
-from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
 from lrl.system.config_errors import fault
 from lrl.types import Prompt
@@ -34,7 +34,7 @@ from lrl.workers.user_code import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
-    from lrl.rollouts.prompts.prompt_maker import PromptPart
+    from lrl.rollouts.prompts import PromptPart
 
 
 TOOL_ON_TRIAL = {

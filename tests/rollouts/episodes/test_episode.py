@@ -1,6 +1,6 @@
 """The loop of an episode, between a scripted pool and an environment on a virtual clock.
 
-Covers lrl/environments/turns.py, lrl/rollouts/episodes/settings.py.
+Covers lrl/environments/turns.py.
 """
 
 from __future__ import annotations

@@ -34,36 +34,30 @@ _FILE = re.compile(r"\.((?P<text>jsonl|json|csv|tsv|txt)(\.(gz|zst|bz2))?|parque
 
 
 class Known(NamedTuple):
-    """Default subset, split and column of a data set."""
+    """A data set's name in metrics and logs, and its default subset, split and column."""
 
+    name: str
     source: str | list[Row]
     subset: str | None = None
     split: str = "train"
     prompt_column: str = "prompt"
 
 
-KNOWN_SOURCES = {
-    "gsm8k": Known("openai/gsm8k", subset="main", prompt_column="question"),
-    "math": Known("DigitalLearningGmbH/MATH-lighteval", prompt_column="problem"),
-    "math500": Known("HuggingFaceH4/MATH-500", split="test", prompt_column="problem"),
-}
+KNOWN_SOURCES = (
+    Known("gsm8k", "openai/gsm8k", subset="main", prompt_column="question"),
+    Known("math", "DigitalLearningGmbH/MATH-lighteval", prompt_column="problem"),
+    Known("math500", "HuggingFaceH4/MATH-500", split="test", prompt_column="problem"),
+)
 
 
 def known_source(source: str | list[Row]) -> Known:
     """Returns the defaults of a short name, a hub name, or any other source."""
-    for short, known in KNOWN_SOURCES.items():
-        if isinstance(source, str) and source in (short, known.source):
-            return known
-    return Known(source)
-
-
-def short_name(source: str | list[Row]) -> str:
-    """Returns the name of a source in metrics and logs: its short name, or the last part of its
-    path."""
     if not isinstance(source, str):
-        return "prompts"
-    known = (short for short, known in KNOWN_SOURCES.items() if source == known.source)
-    return next(known, "") or _FILE.sub("", re.split(r"[/\\:]", source.rstrip("/"))[-1])
+        return Known("prompts", source)
+    for known in KNOWN_SOURCES:
+        if source in (known.name, known.source):
+            return known
+    return Known(_FILE.sub("", re.split(r"[/\\:]", source.rstrip("/"))[-1]), source)
 
 
 def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterable[Row]:

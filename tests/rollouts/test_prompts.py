@@ -1,6 +1,6 @@
 """Prompts: their order, their tokens, and the rows that are refused by name.
 
-Covers lrl/rollouts/chat_template.py, lrl/rollouts/prompts/prompt_maker.py.
+Covers lrl/rollouts/chat_template.py, columns.py.
 """
 
 import json

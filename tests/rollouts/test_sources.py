@@ -14,7 +14,7 @@ import pytest
 
 from lrl.errors import ConfigError
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.prompts.sources import read_rows, short_name
+from lrl.rollouts.sources import known_source, read_rows
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "When\u2028was it?", "answer": "2024-01-01"},
@@ -177,8 +177,8 @@ def test_a_file_that_is_cut_is_not_read_in_part(tmp_path: Path) -> None:
     ],
 )
 def test_metrics_get_a_short_name(source: str, name: str) -> None:
-    assert short_name(source) == name
-    assert short_name([]) == "prompts"
+    assert known_source(source).name == name
+    assert known_source([]).name == "prompts"
 
 
 def test_nested_columns_are_plain_python(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lrl.errors import ConfigError
 from lrl.rewards import GaveUp
 from lrl.rewards import ReasoningGym as Score
 from lrl.rewards import reasoning_gym as scorers
-from lrl.rollouts.prompts.reasoning_gym import ReasoningGym
+from lrl.rollouts.reasoning_gym import ReasoningGym
 
 
 @dataclass

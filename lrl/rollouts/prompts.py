@@ -4,7 +4,8 @@ next ones.
 All rows are read, checked and tokenised before the first step, so a prompt that is too long or a
 misspelt column ends a run in its first minute and not in its tenth hour. The order of an epoch
 follows from (seed, epoch) alone, and is not saved. Text is never cut: half a question has no right
-answer.
+answer. What would be left out of a prompt silently is refused: images, and messages and columns
+without a chat template.
 """
 
 from __future__ import annotations
@@ -21,16 +22,29 @@ from tqdm.auto import tqdm
 
 from lrl.environments.base import Message
 from lrl.errors import ConfigError
-from lrl.rollouts.prompts.prompt_maker import PromptMaker, PromptPart, messages_of, template_fields
-from lrl.rollouts.prompts.sources import Row, known_source, read_rows, short_name
+from lrl.rollouts.chat_template import check_variables, check_whole, encode_chat, encode_text
+from lrl.rollouts.columns import (
+    IMAGES,
+    TOOLS,
+    VARIABLES,
+    filled,
+    messages_of,
+    template_fields,
+    tools_of,
+    without_nulls,
+)
+from lrl.rollouts.sources import Row, known_source, read_rows
 from lrl.system.config_errors import at_least, one_of
-from lrl.types import Prompt
+from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 TooLong = Literal["refuse", "skip"]
+PromptPart = Literal["whole", "without header", "first token"]
+"""What of a rendered chat is the prompt. With the first token alone an environment writes the chat:
+every rendering begins with that token."""
 
 ROWS_WITHOUT_PROGRESS_BAR = 5_000
 """Tokenising so many takes a second or two."""
@@ -91,7 +105,7 @@ class Prompts:
         )
         known = known_source(source)
         self.source = known.source
-        self.name = name or short_name(source)
+        self.name = name or known.name
         self.subset = subset or known.subset
         self.split = split or known.split
         self.prompt_column = prompt_column or known.prompt_column
@@ -113,6 +127,9 @@ class Prompts:
         self.tools: list[dict[str, Any]] = []
         """JSON schemas of the environment's tools; known after `load`."""
         self._part: PromptPart = "whole"
+        self._renders = False
+        self._whole_forms: set[tuple[Any, ...]] = set()
+        """Forms of chats that the chat template renders whole."""
         self._loaded_with: tuple[Any, ...] = ()
         self._order: tuple[int, list[int]] = (-1, [])
         self._fingerprint = ""
@@ -163,6 +180,25 @@ class Prompts:
             self._check(rows)
             self.rows = rows
 
+    def _source_rows(self) -> Iterable[Row]:
+        return read_rows(self.source, self.subset, self.split)
+
+    def _check(self, rows: list[Row]) -> None:
+        if not rows:
+            raise ConfigError(f"The data set {self.name} is empty.")
+        for row_id, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise ConfigError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict.")
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        named = {"prompt_column": {self.prompt_column}, "template": self._fields}
+        for setting, wanted in named.items():
+            if unknown := sorted(wanted - set(columns)):
+                raise ConfigError(
+                    f"`{setting}` names {', '.join(unknown)}, but {self.name} has the columns "
+                    f"{', '.join(columns)}."
+                )
+        self.columns = [column for column in columns if column != self.prompt_column]
+
     def load(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -189,7 +225,11 @@ class Prompts:
         self.read()
         self.tools = list(tools)
         self._part = part
-        prompts = self._tokenise(tokenizer)
+        self._check_template(tokenizer)
+        few = len(self.rows) <= ROWS_WITHOUT_PROGRESS_BAR
+        # None: no terminal.
+        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
+        prompts = [self._prompt(tokenizer, row_id, row) for row_id, row in enumerate(bar)]
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._report_too_long(
             [p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens
@@ -201,8 +241,114 @@ class Prompts:
         self._order = (-1, [])
         self._fingerprint = ""
 
-    def _source_rows(self) -> Iterable[Row]:
-        return read_rows(self.source, self.subset, self.split)
+    def _check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises a ConfigError if there is no chat template, and a setting needs one."""
+        self._renders = bool(tokenizer.chat_template) and self.chat is not False
+        self._whole_forms = set()
+        needs = {
+            "`chat=true`": self.chat is True,
+            "`system_prompt`": self.system_prompt,
+            "data.environment with tools": self.tools,
+            "data.environment, which writes the chats,": self._part == "first token",
+        }
+        for setting, needed in needs.items():
+            if needed and not self._renders:
+                raise ConfigError(
+                    f"{setting} needs a chat template, and the prompts of {self.name} are plain "
+                    f"text: `chat={self.chat}`, and the tokenizer {tokenizer.name_or_path!r} "
+                    f"{'has one' if tokenizer.chat_template else 'has none'}."
+                )
+        if self._part == "first token" and self.system_prompt:
+            raise ConfigError(
+                f"`system_prompt` of {self.name} reaches nobody: data.environment writes the chats, "
+                "with the system message. Leave it out."
+            )
+
+    def _prompt(self, tokenizer: PreTrainedTokenizerBase, row_id: int, row: Row) -> Prompt:
+        """Returns the prompt of a row; raises ConfigError if it cannot be used."""
+        in_row = f"Row {row_id} of {self.name}"
+        where = f"{in_row}, column {self.prompt_column!r}"
+        for column in IMAGES:
+            if (image := row.get(column)) is not None and image != []:
+                raise ConfigError(f"{in_row}, column {column!r}: lrl trains on text alone.")
+        messages = messages_of(row.get(self.prompt_column), where)
+        question = [message for message in messages if message["role"] == "user"][-1]
+        if not self._renders:
+            self._refuse_lost(row, messages, in_row)
+        if self.template is not None:
+            content = {self.prompt_column: question["content"]}
+            question["content"] = filled(self.template, row | content, where)
+        chat = None
+        if self._renders:
+            chat = self._chat_of(tokenizer, row, messages, in_row)
+            token_ids = encode_chat(tokenizer, chat, where, header=self._part == "whole")
+            if self._part == "first token":
+                token_ids = token_ids[:1]
+                chat = Chat([], variables=chat.variables)
+        else:
+            token_ids = encode_text(tokenizer, question["content"], where)
+        return Prompt(
+            id=row_id,
+            token_ids=token_ids,
+            text=question["content"],
+            columns={name: value for name, value in row.items() if name != self.prompt_column},
+            chat=chat,
+        )
+
+    def _refuse_lost(self, row: Row, messages: list[Message], where: str) -> None:
+        """Raises a ConfigError if only a chat template would render a part of the row."""
+        lost = []
+        if messages != [{"role": "user", "content": row[self.prompt_column]}]:
+            lost = [self.prompt_column]
+        elif self.chat is not False:  # else the columns are the rewards'
+            columns = (name for name in (TOOLS, VARIABLES) if row.get(name))
+            lost = [name for name in columns if name not in self._fields]
+        if lost:
+            raise ConfigError(
+                f"{where}, column {lost[0]!r}: only a chat template renders it, and the prompts "
+                f"are plain text (`chat={self.chat}`). Take a tokenizer with a chat template, or "
+                "set `chat=false` if only the rewards read it."
+            )
+
+    def _chat_of(
+        self, tokenizer: PreTrainedTokenizerBase, row: Row, messages: list[Message], where: str
+    ) -> Chat:
+        if self.system_prompt:
+            if messages[0]["role"] == "system":
+                raise ConfigError(
+                    f"{where}, column {self.prompt_column!r}: the row has a system message of its "
+                    "own. Leave `system_prompt` out."
+                )
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        # `template` has rendered them.
+        tools = [] if TOOLS in self._fields else tools_of(row, where)
+        if tools and self.tools:
+            raise ConfigError(
+                f"{where}, column {TOOLS!r}: data.environment has tools of its own, and would not "
+                "run those of the row. Leave the column out."
+            )
+        chat = Chat(messages, self.tools or tools, without_nulls(row.get(VARIABLES) or {}))
+        form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
+        if form not in self._whole_forms:
+            whose = "the tools of data.environment" if self.tools else f"the column {TOOLS!r}"
+            check_variables(tokenizer, chat, f"{where}, column {VARIABLES!r}")
+            check_whole(tokenizer, chat, where, whose)
+            self._whole_forms.add(form)
+        return chat
+
+    def _report_too_long(self, long: list[Prompt], limit: int) -> None:
+        self.skipped = [prompt.id for prompt in long]
+        if not long:
+            return
+        rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(long) > 10 else "")
+        longest = max(len(prompt.token_ids) for prompt in long)
+        found = (
+            f"{len(long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, "
+            f"the longest {longest}: rows {rows}."
+        )
+        if self.too_long == "refuse" or not self._prompts:
+            raise ConfigError(f"{found} Raise it, or use `too_long=skip`.")
+        log.warning("%s They are skipped.", found)
 
     @property
     def fingerprint(self) -> str:
@@ -241,49 +387,3 @@ class Prompts:
             bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(len(self))
             self._order = (epoch, np.argsort(bits, kind="stable").tolist())
         return self._order[1]
-
-    def _check(self, rows: list[Row]) -> None:
-        if not rows:
-            raise ConfigError(f"The data set {self.name} is empty.")
-        for row_id, row in enumerate(rows):
-            if not isinstance(row, dict):
-                raise ConfigError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict.")
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        named = {"prompt_column": {self.prompt_column}, "template": self._fields}
-        for setting, wanted in named.items():
-            if unknown := sorted(wanted - set(columns)):
-                raise ConfigError(
-                    f"`{setting}` names {', '.join(unknown)}, but {self.name} has the columns "
-                    f"{', '.join(columns)}."
-                )
-        self.columns = [column for column in columns if column != self.prompt_column]
-
-    def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-        make = PromptMaker(
-            tokenizer,
-            name=self.name,
-            prompt_column=self.prompt_column,
-            template=self.template,
-            system_prompt=self.system_prompt,
-            chat=self.chat,
-            tools=self.tools,
-            part=self._part,
-        )
-        few = len(self.rows) <= ROWS_WITHOUT_PROGRESS_BAR
-        # None: no terminal.
-        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
-        return [make(row_id, row) for row_id, row in enumerate(bar)]
-
-    def _report_too_long(self, long: list[Prompt], limit: int) -> None:
-        self.skipped = [prompt.id for prompt in long]
-        if not long:
-            return
-        rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(long) > 10 else "")
-        longest = max(len(prompt.token_ids) for prompt in long)
-        found = (
-            f"{len(long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, "
-            f"the longest {longest}: rows {rows}."
-        )
-        if self.too_long == "refuse" or not self._prompts:
-            raise ConfigError(f"{found} Raise it, or use `too_long=skip`.")
-        log.warning("%s They are skipped.", found)

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from lrl.errors import ConfigError
 from lrl.rewards.reasoning_gym import registered
 from lrl.rollouts.prompts import Prompts, TooLong
-from lrl.rollouts.prompts.sources import Row
+from lrl.rollouts.sources import Row
 from lrl.system.config_errors import one_of
 
 Split = Literal["train", "test"]

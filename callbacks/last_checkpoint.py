@@ -41,12 +41,15 @@ class LastCheckpoint(L.Callback):
     def __init__(self) -> None:
         self._first_step: int | None = None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Records the first step: later ones can be saved. Raises ConfigError if a callback, the
-        data module or the module has state that no checkpoint can hold."""
-        self._first_step = trainer.global_step
-        if trainer.is_global_zero and saves(trainer):
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Raises ConfigError if a callback, the data module or the module has state that no
+        checkpoint can hold."""
+        if stage == "fit" and trainer.is_global_zero and saves(trainer):
             check_state(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Records the first step: later ones can be saved."""
+        self._first_step = trainer.global_step
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
@@ -118,7 +121,6 @@ def check_state(trainer: L.Trainer) -> None:
             for name, part in module.named_modules()
             if type(part).get_extra_state is not Module.get_extra_state
         },
-        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         "hyper_parameters": dict(module.hparams),
     }
     if data is not None:

@@ -15,6 +15,8 @@ import torch.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lrl.system.imports import lazy_names
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from lrl.training.beside.turn_critic import TurnCritic
     from lrl.training.lora import LoRA
     from lrl.types import Group, MicroBatch, Prompt, Rollout
+
+if "torch" not in sys.modules:  # which reads it once: waiting threads then sleep (`cpu_affinity`)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _names, _of_module, __dir__ = lazy_names(__name__)
 __all__ = [*_names, "__version__"]

@@ -101,8 +101,6 @@ def bad_input(message: str) -> int:
 
 def run_lightning(words: Sequence[str]) -> int:
     """Runs fit or validate: LightningCLI parses the settings and builds the run."""
-    # Before torch is imported; see lrl.system.cpu_affinity.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with quick_imports():
         from lrl.cli.lightning import LrlCLI
         from lrl.cli.parsing import from_the_root

@@ -23,7 +23,7 @@ from lrl.cli import parsing
 from lrl.datamodule import RolloutDataModule
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
-from lrl.preflight.trainer import without_generators
+from lrl.preflight.settings import WITHOUT_GENERATORS
 from lrl.system.best_effort import may_not_log
 from lrl.trainer import Trainer
 
@@ -84,7 +84,7 @@ class LrlCLI(LightningCLI):
         """Builds the trainer; a strategy without generators starts no rank."""
         settings = self.config_init[self.subcommand].trainer
         if settings.strategy in StrategyRegistry.available_strategies():
-            raise ConfigError(without_generators(settings.strategy))
+            raise ConfigError(WITHOUT_GENERATORS.format(settings.strategy))
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except Exception as error:

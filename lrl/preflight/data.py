@@ -1,15 +1,20 @@
-"""Checks of the data sets, and of the callbacks that evaluate and monitor."""
+"""Checks of what a run reads: the data sets, and the checkpoint that it resumes; and of the
+callbacks that monitor what an evaluation gives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from lrl.checkpoints.checkpoint_file import READ_ERRORS
 from lrl.errors import ConfigError
 from lrl.evaluation import may_give
 from lrl.rewards import Reward
+from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.prompts import Prompts
 from lrl.system.config_errors import EXPECTED
 from lrl.system.import_by_name import did_you_mean
@@ -17,6 +22,7 @@ from lrl.system.import_by_name import did_you_mean
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
+    from lrl.run import Run
 
 
 def check_data(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
@@ -78,23 +84,71 @@ def check_monitors(
 ) -> None:
     """Checks that checkpoints and early stopping monitor what an evaluation gives: Lightning would
     end the run at the first one."""
-    binary = [one.is_binary(data) for one in evaluations]
-    given = [
-        f"eval/{one.prompts.name}/{'accuracy' if right_or_wrong else 'reward'}"
-        for one, right_or_wrong in zip(evaluations, binary, strict=True)
-    ]
+    binary = {one: one.is_binary(data) for one in evaluations}
     for callback in trainer.callbacks if trainer.state.fn == "fit" else ():
-        if not isinstance(callback, ModelCheckpoint | EarlyStopping) or callback.monitor is None:
-            continue
-        metric = callback.monitor
+        metric = callback.monitor if isinstance(callback, ModelCheckpoint | EarlyStopping) else None
         gives = (
-            may_give(metric, one.prompts.name, one.sampling.n, binary=right_or_wrong, by=one.by)
-            for one, right_or_wrong in zip(evaluations, binary, strict=True)
+            may_give(metric or "", one.prompts.name, one.sampling.n, binary=binary[one], by=one.by)
+            for one in evaluations
         )
-        if metric.startswith("eval/") and not any(gives):
-            known = did_you_mean(metric, given) or f" It gives {', '.join(given) or 'nothing'}."
-            name = type(callback).__name__
+        if metric is None or not metric.startswith("eval/") or any(gives):
+            continue
+        given = [
+            f"eval/{one.prompts.name}/{'accuracy' if binary[one] else 'reward'}"
+            for one in evaluations
+        ]
+        known = did_you_mean(metric, given) or f" It gives {', '.join(given) or 'nothing'}."
+        raise ConfigError(
+            f"{type(callback).__name__}.monitor is {metric!r}, which no lrl.callbacks.Evaluation of "
+            f"this run gives.{known}"
+        )
+
+
+def check_checkpoint(run: Run, ckpt_path: str, trained: dict[str, tuple[int, ...]]) -> None:
+    """Checks that the checkpoint can be read, and is one of this run: of its `trained` weights and
+    its groups. Does not look at one at an address."""
+    # Here: most runs begin anew.
+    from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, shapes
+
+    # Lightning resolves the words itself.
+    words = ("last", "best", "hpc")
+    if "://" in ckpt_path or ckpt_path in words or ckpt_path.startswith("registry"):
+        return
+    named, path = f"--ckpt_path {ckpt_path!r}", Path(ckpt_path)
+    in_parts = is_checkpoint_folder(path)
+    if not path.exists() or (path.is_dir() and not in_parts):
+        raise ConfigError(f"{named}: there is no checkpoint.")
+    if in_parts and not run.strategy.resumes_parts:
+        raise ConfigError(
+            f"{named} is a folder of parts, which only lrl.AsyncFSDP resumes. Train with that, or "
+            "begin anew with the policy in it (`lrl export`)."
+        )
+    try:
+        file = path / META if in_parts else path
+        state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        sizes = (
+            shapes(path)
+            if in_parts
+            else {name: weight.shape for name, weight in state["state_dict"].items()}
+        )
+    except READ_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{named} is no checkpoint that can be read ({reason:.200}).") from error
+    for name, size in trained.items():
+        if (found := sizes.get(f"network.{name}")) != size:
             raise ConfigError(
-                f"{name}.monitor is {metric!r}, which no lrl.callbacks.Evaluation of this run "
-                f"gives.{known}"
+                f"{named} is of another model than model.model={run.policy.model!r}: {name} is "
+                f"{list(found or ())} in it and {list(size)} here. Resume with the model, and the "
+                "model.lora, it was made with."
             )
+    data, module = run.data, type(run.data).__qualname__
+    if not data.trains:
+        return
+    if module not in state:
+        raise ConfigError(
+            f"{named} has no state of {module}: it is not of a run with this data module."
+        )
+    ledger = state[module]["ledger"]
+    if data.prompts.loaded and ledger is not None:
+        Ledger(data.pacing).load_state_dict(ledger, data.prompts.__getitem__)
+        data.check_prompts(ledger)

@@ -1,35 +1,35 @@
-"""Checks of the models of a run against one another, by their configs and shapes. No weight is
-loaded."""
+"""Checks of the models of a run against one another, by their configs and shapes, and of the
+servers that somebody runs for a teacher or a reward model. No weight is loaded."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, CountedError, TeacherError
 from lrl.preflight.data import check_prompts_per_step
+from lrl.rewards import Reward
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.response_text import turn_stop_tokens
 from lrl.system.config_errors import EXPECTED
+from lrl.system.event_loop import run_apart
 from lrl.training.lora import LoRA
 from lrl.training.model import open_meta_model, open_tokenizer, read_config
-from lrl.training.weight_files import listed, stored_tensors
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
     from lrl.policy_model import PolicyModel
+    from lrl.training.beside.teacher import Teacher
 
 TensorShapes = dict[str, tuple[int, ...]]
-CAPPING_ATTENTIONS = "eager or flash_attention_2"
-"""Attentions of transformers that apply a cap to the scores. Read in transformers 5.19; sdpa has no
-argument for it."""
+SAMPLE = "In 1998, three naïve foxes ate 2.5 kg: x**2 >= 7?\n\n\tif not y: 数学 — “yes”!"
+"""A text of which two tokenizers hardly make the same tokens."""
+SHOWN = 8
+"""Tokens in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,6 @@ class Shape:
     """Rows of the embedding."""
     trained: TensorShapes
     """Shape of every tensor that a checkpoint has: those of the adapters, or all."""
-    adapters: int = 0
-    """Numbers in the adapters."""
-    attention: str | None = None
-    """The attention of transformers, also where no setting names it."""
 
 
 def check_policy(
@@ -61,17 +57,19 @@ def check_policy(
     need.
     """
     with _naming("model."):
-        folder = policy.policy_folder
+        folder, tokenizer = policy.policy_folder, policy.tokenizer
         shape = shape_of(folder, policy.attention, policy.lora)
-    check_weights(folder, shape, "model.model")
     check_positions(folder, shape.config, longest or data.max_model_tokens)
-    check_vocabulary(folder, shape, policy.tokenizer)
+    # Added tokens need no row: perhaps no text has them.
+    if tokenizer.vocab_size > shape.vocabulary:
+        raise ConfigError(
+            f"model.model={folder!r}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding "
+            f"{shape.vocabulary} rows. Put the model's own tokenizer into the folder."
+        )
     if data.environment is not None:
-        turn_stop_tokens(policy.tokenizer, data.environment.environment)
+        turn_stop_tokens(tokenizer, data.environment.environment)
     for prompts in read:
-        data.tokenise(prompts, policy.tokenizer)
-    if data.trains:
-        check_prompts_per_step(data, len(data.prompts))
+        data.tokenise(prompts, tokenizer)
     if policy.reference is not None and policy.reference.model is not None:
         check_reference(policy.reference.model, policy, shape)
     if policy.critic is not None and policy.critic.model is not None:
@@ -80,7 +78,11 @@ def check_policy(
     if ranker is not None:
         with _naming("data.length_predictor.ranker."):
             read_config(ranker)
-    _check_servers(policy, data)
+    if data.trains:
+        check_prompts_per_step(data, len(data.prompts))
+        check_reward_models(data.reward_pool.rewards, policy)
+        if policy.asked_teacher is not None:
+            check_teacher(policy.asked_teacher, policy, data)
     return shape
 
 
@@ -98,28 +100,31 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
 
     Raises:
         ValueError: The config cannot be read, describes no causal language model, or needs code of
-            its own; `lora` names no layer of it; or the attention leaves out a cap on its scores.
+            its own; `lora` names no layer of it; or the attention leaves out a cap on its scores,
+            which vLLM applies.
     """
     model = open_meta_model(folder, attention)
     config = model.config.get_text_config()
-    check_score_cap(folder, config, config._attn_implementation)
-    tensors = _shapes(model.state_dict())
+    cap, used = getattr(config, "attn_logit_softcapping", None), config._attn_implementation
+    # Read in transformers 5.19: sdpa has no argument for it.
+    if cap is not None and used is not None and "sdpa" in used:
+        raise ValueError(
+            f"model={folder!r} caps the scores of its attention (attn_logit_softcapping is {cap:g} "
+            f"in its config), and transformers leaves that out in {used}: set model.attention to "
+            "eager or flash_attention_2"
+        )
+    tensors = trained = _shapes(model.state_dict())
     parameters = model.num_parameters()
-    trained = tensors
-    adapters = 0
     if lora is not None:
         lora.add_to(model)
         weights = model.named_parameters()
         trained = _shapes({name: weight for name, weight in weights if weight.requires_grad})
-        adapters = sum(map(math.prod, trained.values()))
     return Shape(
         config,
         tensors,
         parameters=parameters,
         vocabulary=int(model.get_input_embeddings().weight.shape[0]),
         trained=trained,
-        adapters=adapters,
-        attention=config._attn_implementation,
     )
 
 
@@ -127,135 +132,13 @@ def _shapes(tensors: Mapping[str, Tensor]) -> TensorShapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def check_weights(folder: str, shape: Shape, setting: str) -> None:
-    """Checks that a local folder has all weights, in the shapes of its config: transformers would
-    draw new ones for those that lack."""
-    path = Path(folder)
-    if not path.is_dir():
-        return
-    try:
-        found = {name: one.shape for name, one in stored_tensors(path).items()}
-        if found:
-            _compare(found, shape)
-    except ValueError as error:
-        raise ConfigError(
-            f"{setting}={folder!r}: {error}. Copy or download the folder again, whole."
-        ) from error
-
-
-def _compare(found: TensorShapes, shape: Shape) -> None:
-    """Raises ValueError for certain differences only: transformers renames some weights while it
-    loads them."""
-    for name, size in shape.tensors.items():
-        if name in found and found[name] != size:
-            raise ValueError(
-                f"the weight {name} is {list(found[name])}, by config.json it would be {list(size)}"
-            )
-    tied = bool(getattr(shape.config, "tie_word_embeddings", False))
-    missing = [
-        name
-        for name in shape.tensors
-        if name not in found and not (tied and name.endswith("lm_head.weight"))
-    ]
-    if missing and not found.keys() - shape.tensors.keys():
-        raise ValueError(f"it lacks weights that its config.json asks for: {listed(missing)}")
-
-
-def check_vocabulary(folder: str, shape: Shape, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that every token but added ones, which no text may need, has a row in the embedding."""
-    if tokenizer.vocab_size > shape.vocabulary:
-        raise ConfigError(
-            f"model.model={folder!r}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding "
-            f"{shape.vocabulary} rows. Put the model's own tokenizer into the folder."
-        )
-
-
-def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
-    """Checks that the reference has the policy's vocabulary, its architecture if it follows the
-    policy, and its tokenizer if it is a teacher."""
-    reference = policy.reference
-    assert reference is not None, "the caller has looked"
-    # A teacher's rows are often padded to another number, and the tokenizers are compared.
-    other = check_beside(
-        model, "model.reference.model", policy, shape, may_have_more=reference.rewards_tokens
-    )
-    if reference.refresh_every_n_steps is not None and other.tensors != shape.tensors:
-        raise ConfigError(
-            f"model.reference.refresh_every_n_steps is {reference.refresh_every_n_steps}, and "
-            f"model.reference.model={model!r} is of another architecture than the policy. Leave "
-            "refresh_every_n_steps out, or take a reference of the policy's architecture."
-        )
-    if reference.rewards_tokens:
-        with _naming("model.reference."):
-            tokenizer = open_tokenizer(model)
-        if difference := other_token(tokenizer, policy.tokenizer):
-            raise ConfigError(
-                f"model.reference.model={model!r} has another tokenizer than the policy "
-                f"({difference}): take a teacher of the same family."
-            )
-
-
-def check_beside(
-    model: str, setting: str, policy: PolicyModel, shape: Shape, may_have_more: bool = False
-) -> Shape:
-    """Checks that a model beside the policy has the policy's vocabulary, or more rows; returns its
-    shape."""
-    with _naming(setting.removesuffix("model")):
-        other = shape_of(model, policy.attention)
-    check_weights(model, other, setting)
-    if other.vocabulary < shape.vocabulary or (
-        other.vocabulary > shape.vocabulary and not may_have_more
-    ):
-        raise ConfigError(
-            f"{setting}={model!r} has {other.vocabulary} tokens and model.model "
-            f"{shape.vocabulary}: it needs the policy's vocabulary."
-        )
-    return other
-
-
-def other_token(tokenizer: PreTrainedTokenizerBase, policys: PreTrainedTokenizerBase) -> str:
-    """Returns a token on which a tokenizer and the policy's differ, in words; empty if there is
-    none."""
-    theirs, ours = tokenizer.get_vocab(), policys.get_vocab()
-    for token in sorted(ours | theirs):
-        if theirs.get(token) != ours.get(token):
-            return f"the token {token!r} is {theirs.get(token)} there and {ours.get(token)} here"
-    return ""
-
-
-def _check_servers(policy: PolicyModel, data: RolloutDataModule) -> None:
-    """Checks the servers of a teacher and of reward models, of a run that has any."""
-    if not data.trains:
-        return
-    teacher: Any = policy.reference
-    rewards = [reward for reward in data.reward_pool.rewards if reward.reads_tokens]
-    if rewards or (teacher is not None and teacher.url is not None):
-        from lrl.preflight.servers import check_reward_models, check_teacher
-
-        check_reward_models(rewards, policy)
-        if teacher is not None and teacher.url is not None:
-            check_teacher(teacher, policy, data)
-
-
-# ---- what transformers and vLLM compute differently by construction, with the same weights
-
-
-def check_score_cap(folder: str, config: Any, attention: str | None) -> None:
-    """Checks that the attention does not leave out a cap on its scores, which vLLM applies."""
-    cap = getattr(config, "attn_logit_softcapping", None)
-    if cap is not None and attention is not None and "sdpa" in attention:
-        raise ValueError(
-            f"model={folder!r} caps the scores of its attention (attn_logit_softcapping is {cap:g} "
-            f"in its config), and transformers leaves that out in {attention}: set model.attention "
-            f"to {CAPPING_ATTENTIONS}"
-        )
-
-
 def check_positions(folder: str, config: Any, longest: int) -> None:
     """Checks that a text of `longest` tokens, the generators' context length, fits the model, and
     that transformers and vLLM compute the same rotary positions up to there."""
     positions = getattr(config, "max_position_embeddings", None)
-    rotary = rotary_positions(config)
+    found = getattr(config, "rope_parameters", None) or {}
+    each_kind = [one for one in found.values() if isinstance(one, dict)]  # of layers
+    rotary = [found] if "rope_type" in found else each_kind
     is_plain = all(rope.get("rope_type") in ("default", "llama3") for rope in rotary)
     if isinstance(positions, int) and longest > positions and is_plain:
         raise ConfigError(
@@ -283,10 +166,105 @@ def check_positions(folder: str, config: Any, longest: int) -> None:
             )
 
 
-def rotary_positions(config: Any) -> list[dict[str, Any]]:
-    """Returns the parameters of the rotary positions, of each kind of layer if they have their
-    own."""
-    found = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in found:
-        return [found]
-    return [each for each in found.values() if isinstance(each, dict)]
+def check_beside(
+    model: str, setting: str, policy: PolicyModel, shape: Shape, may_have_more: bool = False
+) -> Shape:
+    """Checks that a model beside the policy has the policy's vocabulary, or more rows; returns its
+    shape."""
+    with _naming(setting.removesuffix("model")):
+        other = shape_of(model, policy.attention)
+    more = other.vocabulary - shape.vocabulary
+    if more < 0 or (more and not may_have_more):
+        raise ConfigError(
+            f"{setting}={model!r} has {other.vocabulary} tokens and model.model "
+            f"{shape.vocabulary}: it needs the policy's vocabulary."
+        )
+    return other
+
+
+def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
+    """Checks that the reference has the policy's vocabulary, its architecture if it follows the
+    policy, and its tokenizer if it is a teacher."""
+    reference = policy.reference
+    assert reference is not None, "the caller has looked"
+    # A teacher's rows are often padded to another number, and the tokenizers are compared.
+    other = check_beside(
+        model, "model.reference.model", policy, shape, may_have_more=reference.rewards_tokens
+    )
+    if reference.refresh_every_n_steps is not None and other.tensors != shape.tensors:
+        raise ConfigError(
+            f"model.reference.refresh_every_n_steps is {reference.refresh_every_n_steps}, and "
+            f"model.reference.model={model!r} is of another architecture than the policy. Leave "
+            "refresh_every_n_steps out, or take a reference of the policy's architecture."
+        )
+    if not reference.rewards_tokens:
+        return
+    with _naming("model.reference."):
+        theirs, ours = open_tokenizer(model).get_vocab(), policy.tokenizer.get_vocab()
+    for token in sorted(ours | theirs):
+        if theirs.get(token) != ours.get(token):
+            raise ConfigError(
+                f"model.reference.model={model!r} has another tokenizer than the policy (the token "
+                f"{token!r} is {theirs.get(token)} there and {ours.get(token)} here): take a "
+                "teacher of the same family."
+            )
+
+
+def check_reward_models(rewards: Sequence[Reward], policy: PolicyModel) -> None:
+    """Checks that the servers of rewards that read tokens make the policy's tokens."""
+    from lrl.rewards.reward_model import RewardModel  # here: few runs have one
+
+    for reward in rewards:
+        if not isinstance(reward, RewardModel) or reward.reads != "tokens":
+            continue
+        try:
+            theirs = run_apart(lambda one=reward: one.tokens_of(SAMPLE))  # type: ignore[misc]
+        except CountedError as error:
+            raise ConfigError(
+                f"RewardModel.reads is tokens, and the server does not say its own: {error}."
+            ) from error
+        ours = policy.tokenizer.encode(SAMPLE, add_special_tokens=False)
+        if theirs != ours:
+            raise ConfigError(
+                f"RewardModel.reads is tokens, and the server at RewardModel.url makes "
+                f"{theirs[:SHOWN]} of a text of which the policy's tokenizer makes {ours[:SHOWN]} "
+                "(the first eight). Set reads to messages or text."
+            )
+
+
+def check_teacher(teacher: Teacher, policy: PolicyModel, data: RolloutDataModule) -> None:
+    """Checks that the server at `model.reference.url` has the policy's tokens, room for a response,
+    and log-probs at the run's temperature."""
+    if data.sampling.temperature != 1:
+        raise ConfigError(
+            f"data.temperature is {data.sampling.temperature}, and a server with a teacher "
+            "(model.reference.url) gives log-probs at temperature 1: set it to 1.0, or give "
+            "model.reference.model instead of url."
+        )
+    tokenizer = policy.tokenizer
+    # With all tokens that were added to the vocabulary, such as those of a chat template.
+    text = SAMPLE + "".join(sorted(tokenizer.get_added_vocab()))
+    ours = tokenizer.encode(text, add_special_tokens=False)
+    sample = tokenizer.encode(SAMPLE, add_special_tokens=False)
+    # The teacher must have a row for the last token, too.
+    trial = [*sample, max(tokenizer.get_vocab().values())]
+    try:
+        theirs = run_apart(lambda: teacher.endpoint.tokens_of(text))
+        run_apart(lambda: teacher.endpoint.logprobs([trial], once=True))
+    except TeacherError as error:
+        raise ConfigError(f"model.reference.url cannot be the run's teacher: {error}") from error
+    if theirs.token_ids != ours:
+        pairs = zip(ours, theirs.token_ids, strict=False)
+        first = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+        shown = slice(first, first + SHOWN)
+        raise ConfigError(
+            f"model.reference.url {teacher.url} makes {theirs.token_ids[shown]} of a text of which "
+            f"the policy's tokenizer makes {ours[shown]} (from token {first}): serve a teacher of "
+            "the same family, with its tokenizer."
+        )
+    if theirs.context <= data.max_model_tokens:
+        raise ConfigError(
+            f"model.reference.url {teacher.url} has a context of {theirs.context} tokens, and a "
+            f"prompt with its response may have {data.max_model_tokens} and one more: raise "
+            "--max-model-len there."
+        )

@@ -6,6 +6,7 @@ top. So a fault surely cannot work, and a run that passes may still be too large
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,6 @@ from lrl.weights.version_file import SHARED_MEMORY
 if TYPE_CHECKING:
     import lightning as L
 
-    from lrl.policy_model import PolicyModel
     from lrl.run import Run
     from lrl.strategies.generator_devices import GeneratorDevices
 
@@ -36,31 +36,23 @@ COPIES_PER_CHECKPOINT = 3
 def check_resources(run: Run, shape: Shape) -> None:
     """Checks memory, shared memory and disk."""
     strategy, policy = run.strategy, run.policy
-    weights = shape.parameters * BYTES[policy.dtype_name]
-    trained = weights if policy.lora is None else 4 * shape.adapters  # adapters are in float32
-    states = STATES_PER_WEIGHT * trained + weights * has_own_reference(policy)
+    weights = trained = shape.parameters * BYTES[policy.dtype_name]
+    if policy.lora is not None:
+        trained = BYTES["float32"] * sum(map(math.prod, shape.trained.values()))
+    states = STATES_PER_WEIGHT * trained + weights * policy.reference_has_model
     of_a_rank = (weights + (states if run.trains else 0)) // strategy.shards
     dtype = strategy.server_settings.dtype
-    narrow = BYTES[policy.dtype_name if dtype == "auto" else dtype]
-    copy = shape.parameters * narrow
+    copy = shape.parameters * BYTES[policy.dtype_name if dtype == "auto" else dtype]
     if strategy.root_device.type == "cuda":
         check_gpus(strategy, of_a_rank, copy)
     else:
         check_memory(strategy, of_a_rank, copy)
     transport, servers = strategy.plan()
-    travels = min(trained, shape.parameters * narrow) if transport.narrows else trained
+    travels = min(trained, copy) if transport.narrows else trained
     pools = 1 + bool(strategy.num_evaluation_generators)
     check_shared_memory(transport.backend, transport.stored_bytes(travels, pools, len(servers)))
     if run.trains:
         check_disk(run.trainer, trained)
-
-
-def has_own_reference(policy: PolicyModel) -> bool:
-    """Returns whether the reference needs weights of its own here: it is on no server, and not the
-    policy without its adapters."""
-    if policy.reference is None or policy.reference.url is not None:
-        return False
-    return policy.lora is None or policy.reference.model is not None
 
 
 def memory_here() -> int:
@@ -79,8 +71,7 @@ def check_memory(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
     kv_cache = int(strategy.generators_here * strategy.server_settings.kv_cache_gib * GIB)
     needed, here = trainer + generators + kv_cache, memory_here()
     if needed > here:
-        sizes = (needed, here, trainer, generators, kv_cache)
-        needs, has, *parts = in_gib(*sizes)
+        needs, has, *parts = in_gib(needed, here, trainer, generators, kv_cache)
         raise ConfigError(
             f"Memory: at least {needs} GiB are needed (trainer {parts[0]}, generators' weights "
             f"{parts[1]}, their keys and values {parts[2]}), and there are {has}. Take a smaller "

@@ -1,29 +1,130 @@
-"""Settings of trainer, policy and data that must fit together."""
+"""Settings of trainer, policy and data that must fit together; Lightning's flags and callbacks that
+would be ignored or wrong (docs/lightning.md has the table; each row has a test)."""
 
 from __future__ import annotations
 
 import pickle
+import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+import lightning as L
 import torch
+from lightning.pytorch import callbacks
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from lrl.advantages import Advantages, GroupMean
+from lrl.advantages import GroupMean
+from lrl.callbacks.base import find_all
+from lrl.callbacks.evaluation import Evaluation
+from lrl.callbacks.weight_sync import WeightSync
 from lrl.errors import ConfigError
 from lrl.generators.settings import speculates
 from lrl.members.run_file import fault_without_token
 from lrl.objectives import Tokens
-from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.generator_devices import AsyncSingleDevice, GeneratorDevices
 from lrl.training.beside.reference import Reference
+from lrl.training.schedule import check_end
 from lrl.workers.user_code import names_main
 
 if TYPE_CHECKING:
-    import lightning as L
-
     from lrl.datamodule import RolloutDataModule
     from lrl.policy_model import PolicyModel
     from lrl.run import Run
-    from lrl.training.beside.critic import Critic
+
+STEP_SIZE = "data.micro_batch_tokens and data.groups_per_step set the sizes of a step"
+NO_LOSS = "the loss of a step says nothing about how good the policy is"
+CALLBACKS: dict[type[L.Callback], str] = {
+    callbacks.GradientAccumulationScheduler: STEP_SIZE,
+    callbacks.BatchSizeFinder: f"{NO_LOSS}. Set data.micro_batch_tokens to what fits",
+    callbacks.LearningRateFinder: f"{NO_LOSS}. Compare runs by reward or accuracy",
+    callbacks.StochasticWeightAveraging: "the generators have the policy itself, not an average",
+    callbacks.WeightAveraging: "the generators have the policy itself, not an average",
+    callbacks.ModelPruning: "it renames weights, and generators know them by their names",
+    callbacks.BackboneFinetuning: "freeze weights in a PolicyModule of your own",
+    callbacks.OnExceptionCheckpoint: "every run saves at a bad end by itself",
+    callbacks.SpikeDetection: "it reads a loss that no step returns. See lrl.callbacks.Health",
+}
+"""Lightning's callbacks that cannot work, and the reason."""
+PRECISIONS = ("32-true", "bf16-mixed")
+"""The precisions that leave torch's default dtype as it is."""
+WITHOUT_GENERATORS = (
+    "trainer.strategy is {}, which has no generators: use lrl.AsyncSingleDevice, lrl.AsyncDDP or "
+    "lrl.AsyncFSDP."
+)
+
+
+def check_strategy(trainer: L.Trainer) -> None:
+    """Checks, on every rank, that the strategy has generators."""
+    if isinstance(trainer.strategy, GeneratorDevices):
+        return
+    # Lightning starts the other ranks of its own strategies before any hook of ours; they would
+    # wait for rank 0 long after its error, and so would the next run of a script.
+    launcher = trainer.strategy.launcher
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        # Here: a run of one rank needs nothing of several.
+        from lrl.strategies.several_ranks import forget_place
+
+        launcher.kill(signal.SIGKILL)
+        forget_place(launcher)
+        launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
+    raise ConfigError(WITHOUT_GENERATORS.format(type(trainer.strategy).__name__))
+
+
+def check_trainer(trainer: Any, policy: PolicyModel) -> None:
+    """Checks the verb, the flags and the callbacks of a trainer: what Lightning would take."""
+    if trainer.state.fn in ("test", "predict"):
+        raise ConfigError(
+            f"trainer.{trainer.state.fn.value}: an lrl policy is trained and validated. Use "
+            "trainer.validate with lrl.callbacks.Evaluation, or `lrl chat`."
+        )
+    if not trainer.is_global_zero:
+        return
+    for flag, value, allowed, remedy in _flags(trainer):
+        if value not in allowed:
+            raise ConfigError(f"trainer.{flag}={value!r}: {remedy}.")
+    if (default := torch.get_default_dtype()) != torch.float32:
+        raise ConfigError(
+            f"torch's default dtype is {default}, in which a step would compute log-probs and "
+            "lengths. Leave torch.set_default_dtype out, and set model.dtype."
+        )
+    for callback in trainer.callbacks:
+        for kind, reason in CALLBACKS.items():
+            if isinstance(callback, kind):
+                name = type(callback).__name__
+                raise ConfigError(f"trainer.callbacks has {name}: {reason}. Remove it.")
+    if trainer.state.fn != "fit":
+        if not find_all(trainer, Evaluation):
+            raise ConfigError("trainer.validate runs lrl.callbacks.Evaluation, and there is none.")
+        return
+    if trainer.global_step and getattr(trainer.datamodule, "resumes_from", None) is None:
+        raise ConfigError(
+            f"This Trainer has fitted {trainer.global_step} steps before and would go on counting, "
+            "with a new optimizer. Make a new Trainer, or continue with ckpt_path='last'."
+        )
+    check_end(policy.schedule, trainer.max_steps)
+
+
+def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
+    """Yields flags of the trainer, each with its value, the allowed values, and the remedy."""
+    clips = "set model.max_grad_norm, which clips the gradient of a whole step"
+    yield "gradient_clip_val", trainer.gradient_clip_val, (None, 0), clips
+    yield "accumulate_grad_batches", trainer.accumulate_grad_batches, (1,), STEP_SIZE
+    yield "overfit_batches", trainer.overfit_batches, (0,), "set data.prompts.limit"
+    if isinstance(trainer.strategy, AsyncSingleDevice):
+        nodes = trainer._accelerator_connector._num_nodes_flag
+        yield "num_nodes", nodes, (1,), "use lrl.AsyncDDP"
+    if trainer.state.fn == "fit" and not trainer.fast_dev_run:  # which sets them itself
+        evaluates = "evaluations run beside the training: set Evaluation.every_n_steps"
+        seconds: float | None = trainer._val_check_time_interval
+        interval = trainer.val_check_interval if seconds is None else f"{seconds:g} s"
+        yield "val_check_interval", interval, (1.0,), evaluates
+        yield "check_val_every_n_epoch", trainer.check_val_every_n_epoch, (1,), evaluates
+    narrow = (
+        "log-probs, lengths and gradients must be float32. Use bf16-mixed, or leave it out "
+        "(32-true) and set model.dtype=bfloat16"
+    )
+    yield "precision", str(trainer.precision), PRECISIONS, narrow
 
 
 def check_settings(run: Run) -> None:
@@ -40,8 +141,13 @@ def check_settings(run: Run) -> None:
     if run.trains:
         check_objective(policy, data)
         check_skipping(policy, data)
-        check_layers(strategy, policy)
-        check_critic(trainer, policy)
+        own_critic = policy.critic is not None and policy.critic.model is not None
+        if strategy.tensor_parallel_size > 1 and (policy.lora is not None or own_critic):
+            raise ConfigError(
+                f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size}: adapters "
+                "(model.lora) and a critic's own model (model.critic.model) are not divided. Set it "
+                "to 1."
+            )
     elif trainer.world_size > 1:  # the others would wait for ever
         raise ConfigError(
             f"{trainer.world_size} trainer ranks have nothing to do without training: lower "
@@ -113,10 +219,6 @@ def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
 def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:
     """Checks that there is one `WeightSync`, which syncs often enough for the next group to start,
     and that no evaluation overwrites another's results."""
-    from lrl.callbacks.base import find_all
-    from lrl.callbacks.evaluation import Evaluation
-    from lrl.callbacks.weight_sync import WeightSync
-
     syncs = find_all(trainer, WeightSync)
     if len(syncs) > 1:
         raise ConfigError(f"trainer.callbacks has {len(syncs)} lrl.callbacks.WeightSync: keep one.")
@@ -138,9 +240,20 @@ def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:
 
 def check_objective(policy: PolicyModel, data: RolloutDataModule) -> None:
     """Checks that the advantages are the ones that the objective and the critic need."""
-    objective, advantages = policy.objective, data.advantages
+    objective, advantages, critic = policy.objective, data.advantages, policy.critic
     name, baseline = type(objective).__name__, type(advantages).__name__
-    check_values(policy.critic, advantages)
+    if critic is not None and not advantages.needs_critic:
+        raise ConfigError(
+            f"model.critic is set, and data.advantages {baseline} does not use its values: set "
+            "data.advantages to lrl.advantages.GAE or ArCHer, or leave model.critic out."
+        )
+    if advantages.needs_critic and (
+        critic is None or advantages.needs_turn_critic != critic.of_turns
+    ):
+        needed = "lrl.TurnCritic" if advantages.needs_turn_critic else "lrl.Critic"
+        raise ConfigError(
+            f"data.advantages {baseline} needs the values of a critic: set model.critic to {needed}."
+        )
     if objective.needs_group_mean and not isinstance(advantages, GroupMean):
         raise ConfigError(
             f"model.objective {name} works on rewards less the group's mean, and data.advantages is "
@@ -160,23 +273,6 @@ def check_objective(policy: PolicyModel, data: RolloutDataModule) -> None:
         raise ConfigError(
             f"model.objective {name} weighs whole responses, and an agent's branches are trained one "
             "by one: set `branches` of data.environment to false, or take another objective."
-        )
-
-
-def check_values(critic: Critic | None, advantages: Advantages) -> None:
-    """Checks that the advantages read the values of this kind of critic."""
-    baseline = type(advantages).__name__
-    if not advantages.needs_critic and critic is None:
-        return
-    if not advantages.needs_critic:
-        raise ConfigError(
-            f"model.critic is set, and data.advantages {baseline} does not use its values: set "
-            "data.advantages to lrl.advantages.GAE or ArCHer, or leave model.critic out."
-        )
-    needed = "lrl.TurnCritic" if advantages.needs_turn_critic else "lrl.Critic"
-    if critic is None or advantages.needs_turn_critic != critic.of_turns:
-        raise ConfigError(
-            f"data.advantages {baseline} needs the values of a critic: set model.critic to {needed}."
         )
 
 
@@ -206,25 +302,4 @@ def check_skipping(policy: PolicyModel, data: RolloutDataModule) -> None:
         raise ConfigError(
             f"data.max_skipped_per_step is {data.max_skipped_per_step}, and with {beside} responses "
             "of equal rewards have a gradient: leave it out."
-        )
-
-
-def check_layers(strategy: GeneratorDevices, policy: PolicyModel) -> None:
-    """Checks that the plans that divide a layer know all layers."""
-    own_critic = policy.critic is not None and policy.critic.model is not None
-    if strategy.tensor_parallel_size > 1 and (policy.lora is not None or own_critic):
-        raise ConfigError(
-            f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size}: adapters (model.lora) "
-            "and a critic's own model (model.critic.model) are not divided. Set it to 1."
-        )
-
-
-def check_critic(trainer: L.Trainer, policy: PolicyModel) -> None:
-    """Checks that the policy learns at all."""
-    if (critic := policy.critic) is None:
-        return
-    if 0 < trainer.max_steps <= critic.value_only_steps:
-        raise ConfigError(
-            f"model.critic.value_only_steps is {critic.value_only_steps} and trainer.max_steps "
-            f"{trainer.max_steps}: the policy would learn nothing."
         )

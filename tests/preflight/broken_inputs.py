@@ -128,22 +128,6 @@ def cut(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:9000])
 
 
-def without_a_shard(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    names = {
-        "lm_head.weight": "model-00001-of-00002.safetensors",
-        "model.norm.weight": "model-00002-of-00002.safetensors",
-    }
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": names})
-    )
-
-
-def with_a_broken_index(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text("[]")
-
-
 def with_a_larger_tokenizer(folder: Path) -> None:
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -212,8 +196,6 @@ MODELS: dict[str, Change] = {
     "more-layers": config(num_hidden_layers=3),
     "no-weights": without("model.safetensors"),
     "cut-weights": cut,
-    "no-shard": without_a_shard,
-    "broken-index": with_a_broken_index,
     "no-tokenizer": without("tokenizer.json", "tokenizer_config.json"),
     "larger-tokenizer": with_a_larger_tokenizer,
     "added-tokens": with_added_tokens,

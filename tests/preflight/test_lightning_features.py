@@ -3,7 +3,7 @@
 What works is shown by two runs on a real server that use all of it at once; what is refused never
 gets to a server.
 
-Covers lrl/preflight/trainer.py.
+Covers lrl/preflight/settings.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from lrl.errors import ConfigError, RewardModelError
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.preflight.servers import check_reward_models
+from lrl.preflight.model import check_reward_models
 from lrl.rewards import RewardModel, RewardPool
 from lrl.types import Chat, Fork, Prompt
 from tests.lent_server import LentServer

@@ -1,8 +1,5 @@
 """A teacher on a server of its own: its log-probs are those of the model, nothing is trained without
-them, and what cannot teach is refused before a run.
-
-Covers lrl/preflight/servers.py.
-"""
+them, and what cannot teach is refused before a run."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import lrl
 from lrl.errors import ConfigError, TeacherError
-from lrl.preflight.resources import has_own_reference
-from lrl.preflight.servers import check_teacher
+from lrl.preflight.model import check_teacher
 from lrl.system.event_loop import LoopThread
 from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
@@ -321,7 +317,9 @@ def test_a_setting_that_cannot_work_is_refused_by_name(
 
 
 def test_a_teacher_on_a_server_takes_no_memory_here(policy_folder: Path) -> None:
+    def has_model(**settings: Any) -> bool:
+        return lrl.PolicyModule(str(policy_folder), **settings).reference_has_model
+
     for lora in (None, lrl.LoRA(rank=2)):
-        policy: Any = SimpleNamespace(lora=lora, reference=teacher_at(URL))
-        assert not has_own_reference(policy)
-    assert has_own_reference(SimpleNamespace(lora=None, reference=Teacher("m")))  # type: ignore[arg-type]
+        assert not has_model(lora=lora, reference=teacher_at(URL))
+    assert has_model(reference=Teacher("m"))

@@ -14,9 +14,16 @@ from typing import Any
 
 from benchmarks import arguments
 from benchmarks.records import markdown
-from lrl.planning.cluster import GB, Device, parse_cluster
 from lrl.planning.model_shape import ModelShape, read_shape
-from lrl.planning.roofline import Held, RooflineGenerator, training_memory, usable
+from lrl.planning.roofline import (
+    GB,
+    Device,
+    Held,
+    RooflineGenerator,
+    parse_cluster,
+    training_memory,
+    usable,
+)
 
 CARDS = {"24 GB": "RTX4090", "40 GB": "A100-40GB", "80 GB": "H100"}
 

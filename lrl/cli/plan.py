@@ -14,10 +14,9 @@ import yaml
 from rich.console import Console
 
 from lrl.cli.recipes import recipes
-from lrl.planning.cluster import DEVICES_PER_NODE, Cluster, parse_cluster
 from lrl.planning.model_shape import read_shape
 from lrl.planning.report import bottleneck, in_flight, print_whole, recipe_of, table
-from lrl.planning.roofline import WEIGHT_BYTES, Held
+from lrl.planning.roofline import DEVICES_PER_NODE, WEIGHT_BYTES, Cluster, Held, parse_cluster
 from lrl.planning.search import (
     Layouts,
     Plan,
@@ -53,10 +52,11 @@ def main(argv: Sequence[str]) -> int:
     console = Console(highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length
     if args.compare is not None:
-        from lrl.planning import compare
+        from lrl.planning import simulated
 
         tool_ms = args.tool_ms and parse_lengths(args.tool_ms, "--tool-ms").values
-        print_whole(console, compare.table(compare.read_run(args.compare, tool_ms)))
+        run = simulated.read_run(args.compare, tool_ms)
+        print_whole(console, simulated.comparison_table(run))
     elif args.model is None or args.cluster is None or args.lengths is None:
         raise ValueError("give --model, --cluster and --lengths, or --compare alone.")
     else:
@@ -151,16 +151,16 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if episodes is not None:
         console.print(in_flight(plans[0], workload))
     if args.simulate:
-        from lrl.planning import simulated_plan
+        from lrl.planning import simulated
 
-        outcomes = [simulated_plan.outcomes(one, workload) for one in plans[: args.simulate]]
-        print_whole(console, simulated_plan.table(outcomes))
+        outcomes = [simulated.outcomes(one, workload) for one in plans[: args.simulate]]
+        print_whole(console, simulated.outcome_table(outcomes))
     if args.out is not None:
         if not today:
             raise ValueError(f"--out is {str(args.out)!r}, and nothing was written: {why_not}")
         chosen, dispatch = best(today, 1)[0], None
         if args.simulate:
-            dispatch = simulated_plan.best_dispatch(simulated_plan.outcomes(chosen, workload))
+            dispatch = simulated.best_dispatch(simulated.outcomes(chosen, workload))
         recipe = recipe_of(
             chosen, workload, cluster, base=base, model=args.model, dispatch=dispatch
         )

@@ -75,7 +75,6 @@ class ModelGenerator(Slots):
         costs: GeneratorCosts,
         capacity: int,
         record: Callable[[GeneratorRecord], None] = lambda record: None,
-        keeps_cache: bool = False,
     ) -> None:
         super().__init__(capacity)
         self.costs = costs
@@ -85,8 +84,6 @@ class ModelGenerator(Slots):
         self.busy_s = self.paused_s = self.idle_s = 0.0
         """Seconds of work, of pause in syncs and without a response: the time since its start."""
         self.preemptions = 0
-        self.keeps_cache = keeps_cache
-        """Whether its keys and values outlive a sync."""
         self.mark = 0
         """Tokens that its prefix cache has taken in so far."""
         self._record = record
@@ -139,8 +136,7 @@ class ModelGenerator(Slots):
         self.paused_s += self._passed()
         self._versions.append((self._steps, version))
         self.version = version
-        if not self.keeps_cache:
-            self.mark += self.costs.kv_tokens + 1
+        self.mark += self.costs.kv_tokens + 1  # a sync empties the prefix cache
         self._paused = None
         self.serving = True
         self._next()

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from lrl.planning.cluster import GB, Cluster
-from lrl.planning.roofline import usable
+from lrl.planning.roofline import GB, Cluster, usable
 from lrl.planning.search import Plan, on_nodes_of_its_own, runs_today
 from lrl.planning.workload import Workload
 

@@ -31,6 +31,8 @@ from lrl.rollouts.episodes.episode import Episodes
 from lrl.types import Prompt, Rollout, Sampling
 
 V = TypeVar("V", int, float)
+UNLIMITED = 2**62
+"""Tokens, turns and prompts that nothing limits."""
 APART = 2**40
 """Between the keys of draws that are independent."""
 
@@ -192,13 +194,14 @@ EpisodeShapes = DrawnEpisodes | ReplayedEpisodes
 
 @dataclass
 class ModelEnvironments:
-    """The environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`); any
-    number of answers are made at once."""
+    """The environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`), whose
+    observations are tokens already (`Observations`); any number of answers are made at once."""
 
     shapes: EpisodeShapes
     lengths: LengthSampler
     counts: Counter[str] = field(default_factory=Counter)
     deterministic = True
+    tools: Sequence[dict[str, Any]] = ()
     _opened: int = 0
 
     def open(self, prompt: Prompt) -> ModelConversation:
@@ -211,6 +214,10 @@ class ModelEnvironments:
         if self.shapes.tool_ms is not None:
             waits = self.shapes.tool_ms.of(2 * APART + prompt.id, number, len(waits))
         return ModelConversation(answers, waits)
+
+    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        token_ids: Any = reply.observation
+        return [] if reply.done else token_ids
 
 
 @dataclass
@@ -234,31 +241,21 @@ class ModelConversation:
         pass
 
 
-class ModelObservations:
-    """The observations of one episode (`lrl.rollouts.episodes.episode.Observations`), tokens already."""
-
-    tools: Sequence[dict[str, Any]] = ()
-
-    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        token_ids: Any = reply.observation
-        return [] if reply.done else token_ids
-
-
 class ModelEpisodes(Episodes):
     """The real loop of episodes, with compact rollouts."""
 
     def __init__(
         self, write: Callable[..., Awaitable[None]], shapes: EpisodeShapes, lengths: LengthSampler
     ) -> None:
-        unlimited = 2**62
+        environments = ModelEnvironments(shapes, lengths)
         super().__init__(
             write=write,
-            environments=ModelEnvironments(shapes, lengths),
-            max_turns=unlimited,
-            max_turn_tokens=unlimited,
+            environments=environments,
+            max_turns=UNLIMITED,
+            max_turn_tokens=UNLIMITED,
             timeout_s=1e12,  # not infinity, at which no loop can set a timer
             stop_tokens=(),
-            observations=lambda prompt: ModelObservations(),
+            observations=lambda prompt: environments,
             decode=lambda tokens, before: "",
         )
 

@@ -21,17 +21,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from lrl.planning.batching import GenerationPhase, drained, slots_of, steady
-from lrl.planning.cluster import GB, Cluster
 from lrl.planning.model_shape import BYTES, ModelShape
 from lrl.planning.roofline import (
+    GB,
+    Cluster,
     Held,
     RooflineGenerator,
     RooflineTrainer,
     training_memory,
     usable,
 )
-from lrl.planning.workload import Workload
+from lrl.planning.workload import GenerationPhase, Workload, drained, slots_of, steady
 
 MICRO_BATCHES = tuple(2**power for power in range(10, 18))
 """Tokens a rank may have in a micro-batch; larger ones only lengthen the step's last."""

@@ -20,7 +20,14 @@ from typing import Any, Literal
 from lrl.planning import clock
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.generator_model import ModelGenerator, SimulatedResponse
-from lrl.planning.responses import EpisodeShapes, LengthSampler, ModelEpisodes, RunLengths, fill
+from lrl.planning.responses import (
+    UNLIMITED,
+    EpisodeShapes,
+    LengthSampler,
+    ModelEpisodes,
+    RunLengths,
+    fill,
+)
 from lrl.rollouts.controller import Controller, ResponseWriter
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import BinPacker, Rows
@@ -43,7 +50,7 @@ class Simulation:
     """A run to forecast. Settings have their names and meanings in a run.
 
     Raises:
-        ValueError: There is no step or no generator, or max_lag is not 0 on shared devices.
+        ValueError: max_lag is not 0 on shared devices.
     """
 
     generators: Sequence[GeneratorCosts]
@@ -61,8 +68,6 @@ class Simulation:
     max_num_seqs: int = 256
     prompt_tokens: int = 256
     """Of every prompt."""
-    prompts: int = 1_000_000
-    """In the data set."""
     dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
     """`shared`: both sides have all devices, and none trains while responses are written."""
@@ -70,13 +75,10 @@ class Simulation:
     """The later turns of episodes; None for responses of a single turn."""
     prefix_cache: bool = True
     """Whether a later turn reads only what is new; else the whole episode."""
-    keys_and_values: Literal["recompute", "keep"] = "recompute"
     attention_tokens: int = 0
     """See `lrl.training.tree_cost`; 0 gives each response its own prompt in training."""
 
     def __post_init__(self) -> None:
-        if not self.generators or self.steps < 1:
-            raise ValueError("generators is empty, or steps is below 1.")
         if self.placement == "shared" and self.max_lag:
             raise ValueError(
                 f"max_lag is {self.max_lag} with placement shared, which alternates; set it to 0."
@@ -88,7 +90,7 @@ class Simulation:
 
     async def _run(self, record: Callable[[Record], None]) -> Forecast:
         pacing = Pacing(
-            prompts_per_epoch=self.prompts,
+            prompts_per_epoch=UNLIMITED,
             groups_per_step=self.groups_per_step,
             max_lag=self.max_lag,
             last_step=self.steps,
@@ -99,11 +101,11 @@ class Simulation:
         if self.episodes is not None:
             writer = ModelEpisodes(fleet.generate, self.episodes, self.lengths)
         controller = Controller(
-            ModelPrompts(self.prompts, self.prompt_tokens),
+            ModelPrompts(self.prompt_tokens),
             writer,
             rewards=NoRewards(),
             ledger=Ledger(pacing),
-            sampling=Sampling(n=self.rollouts_per_group, max_tokens=2**62),
+            sampling=Sampling(n=self.rollouts_per_group, max_tokens=UNLIMITED),
             decode=lambda tokens, before: "",
             deadline_s=float("inf"),
         )
@@ -139,12 +141,11 @@ class Forecast:
 class ModelPrompts:
     """Endless prompts with a length and no words."""
 
-    prompts: int
     prompt_tokens: int
 
     def __getitem__(self, index: int) -> Prompt:
         tokens: Any = RunLengths([(0, self.prompt_tokens)])
-        return Prompt(id=index % self.prompts, token_ids=tokens, text="")
+        return Prompt(id=index, token_ids=tokens, text="")
 
 
 class NoRewards:
@@ -160,10 +161,8 @@ class ModelFleet:
     (`lrl.rollouts.controller.ResponseWriter`). A response's tokens appear at its end."""
 
     def __init__(self, scene: Simulation, record: Callable[[Record], None]) -> None:
-        keeps_cache = scene.keys_and_values == "keep"
         self.generators = [
-            ModelGenerator(costs, scene.max_num_seqs, record, keeps_cache=keeps_cache)
-            for costs in scene.generators
+            ModelGenerator(costs, scene.max_num_seqs, record) for costs in scene.generators
         ]
         self.requests = RequestQueue(
             scene.dispatch(), lambda: [one for one in self.generators if one.serving]

@@ -164,7 +164,7 @@ def test_a_simulated_plan_writes_the_fastest_dispatch_policy(
     plan: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fastest = {"class_path": "lrl.routing.dispatch.LeastTokens"}
-    monkeypatch.setattr("lrl.planning.simulated_plan.best_dispatch", lambda outcomes: fastest)
+    monkeypatch.setattr("lrl.planning.simulated.best_dispatch", lambda outcomes: fastest)
     out = tmp_path / "planned.yaml"
     printed = plan("--cluster", "2xH100", "--simulate", "1", "--out", str(out))
     for message in ("Simulated", "LeastLoaded", "LeastTokens", "more", "write"):

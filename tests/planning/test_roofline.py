@@ -1,4 +1,5 @@
-"""Costs and memory against the one measured curve, and their laws for every shape and device."""
+"""Clusters as they are typed, and the network between their devices; costs and memory against the one
+measured curve, and their laws for every shape and device."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from lrl.planning import roofline
-from lrl.planning.cluster import parse_cluster
 from lrl.planning.costs import TrainerCosts
 from lrl.planning.model_shape import read_shape
 from lrl.planning.roofline import (
+    SHEETS,
+    Cluster,
     Held,
     RooflineGenerator,
     RooflineTrainer,
+    parse_cluster,
     training_memory,
     usable,
 )
@@ -54,6 +57,29 @@ def generator(cluster: str = "16xH100", nodes_of: int = 8, **changes: Any) -> Ro
 def trainer(cluster: str, devices: int, tp: int = 1) -> TrainerCosts:
     how = {"devices": devices, "shards": devices, "tp": tp}
     return RooflineTrainer(shape=LLAMA, cluster=parse_cluster(cluster), **how)
+
+
+@pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.name)
+def test_clusters_of_every_sheet_are_parsed_in_lower_case(sheet: object) -> None:
+    name: str = sheet.name  # type: ignore[attr-defined]
+    assert parse_cluster(f"16x{name.lower()}") == Cluster(device=sheet, count=16)  # type: ignore[arg-type]
+
+
+def test_a_ring_over_nodes_uses_the_network_ports_of_its_members() -> None:
+    cluster = parse_cluster("64xH100")
+    assert cluster.link(8) == 450e9
+    assert cluster.link(16) == 8 * 50e9
+    assert cluster.link(8, stride=8) == 50e9
+    assert cluster.link(8, stride=2) == 4 * 50e9
+
+
+@pytest.mark.parametrize("text", ["H100", "8xH999", "0xH100", "x", "8x", "-1xH100", "8.5xH100"])
+def test_a_wrong_cluster_is_an_error_with_the_known_devices(text: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match="--cluster is .*H100, H200, H800, H20, A100-80GB, A100-40GB, B200, RTX4090",
+    ):
+        parse_cluster(text)
 
 
 def test_decoding_follows_the_measured_curve_within_ten_percent() -> None:

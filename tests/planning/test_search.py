@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lrl.planning.cluster import parse_cluster
-from lrl.planning.roofline import usable
+from lrl.planning.roofline import parse_cluster, usable
 from lrl.planning.search import (
     Layouts,
     Plan,

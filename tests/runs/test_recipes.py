@@ -30,8 +30,7 @@ from lrl.callbacks.base import find_all
 from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import main
 from lrl.cli.recipes import FOLDER, recipes
-from lrl.planning.cluster import parse_cluster
-from lrl.planning.roofline import Held, training_memory, usable
+from lrl.planning.roofline import Held, parse_cluster, training_memory, usable
 from lrl.quickstart.calculator import calculate
 from lrl.routing.dispatch import LeastLoaded
 from lrl.strategies.generator_devices import GeneratorDevices

@@ -1,4 +1,4 @@
-"""`lrl join`: brings a member to a live run, in the foreground."""
+"""`lrl join`: brings a member to a live run, in the foreground. `lrl leave`: has one leave it."""
 
 import argparse
 import sys
@@ -13,15 +13,8 @@ ENDPOINT_OPTIONS = ("host", "tls_cert", "tls_key", "insecure")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until the member has left, or the run has ended.
-
-    Args:
-        argv: The words after `lrl join`.
-
-    Returns:
-        Exit status: 1 if the member fails, 2 if the command is wrong or the run does not take the
-        member.
-    """
+    """Serves until the member has left, or the run has ended; returns the exit status: 1 if the
+    member fails, 2 if the command is wrong or the run does not take the member."""
     parser = make_parser()
     args = parser.parse_args(argv)
     unused = "workers" if Kind(args.kind).has_weights else "devices"
@@ -44,6 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (NotRunning, ValueError, RuntimeError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2 if isinstance(error, NotRunning | ValueError) else 1
+
+
+def leave(argv: Sequence[str]) -> int:
+    """Asks the run, and waits for its answer; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="lrl leave", description="Have a generator or workers leave a live run."
+    )
+    add_member(parser, "the member (the last that joined)")
+    args = parser.parse_args(argv)
+    from lrl.members import join
+
+    return join.leave(args.run, Kind(args.kind), args.number, args.run_cert)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -41,7 +41,9 @@ OTHERS = (
     *("init", "ray", "chat", "export", "view", "prompt"),
     *("join", "leave", "plan", "doctor"),
 )
-"""The commands besides fit and validate; each is the `main` of the module of its name."""
+"""The commands besides fit and validate: each is the `main` of the module of its name, or in
+`FUNCTIONS`."""
+FUNCTIONS = {"leave": ("join", "leave")}
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 
 
@@ -72,7 +74,8 @@ def run_command(words: list[str]) -> int:
         return 0
     if words[0] in OTHERS:
         try:
-            return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
+            module, function = FUNCTIONS.get(words[0], (words[0], "main"))
+            return int(getattr(import_module(f"lrl.cli.{module}"), function)(words[1:]))
         except (ValueError, OSError, NotRunning) as error:
             return bad_input(str(error))
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):

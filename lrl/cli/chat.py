@@ -39,11 +39,6 @@ def main(argv: Sequence[str]) -> int:
     add("--temperature", type=float, default=0.0, help=likeliest)
     add("--max_tokens", type=int, default=512, help="longest response, in tokens (512)")
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
-    if not 0 <= args.temperature < math.inf or args.max_tokens < 1:
-        parser.error(
-            f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 "
-            "and at least 1"
-        )
     form = NO_FORM if args.plain else chat_template.read_form(args.folder)
     policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
     shown = ("system_prompt", "template", "tools")
@@ -178,7 +173,5 @@ def typed_lines() -> Iterator[str]:
     try:
         while (line := input("> " if sys.stdin.isatty() else "")).strip():
             yield line
-    except UnicodeDecodeError as error:
-        sys.stderr.write(f"lrl: error: the input is no UTF-8 text: {error}\n")
     except (EOFError, KeyboardInterrupt):
         return

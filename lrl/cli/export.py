@@ -189,11 +189,6 @@ def read(checkpoint: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Tens
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something already: give a new folder.")
-    if not checkpoint.exists():
-        raise ValueError(
-            f"{checkpoint}: there is no such checkpoint. They are in the run's folder "
-            "`checkpoints`."
-        )
     in_parts = is_checkpoint_folder(checkpoint)
     try:
         file = checkpoint / META if in_parts else checkpoint

@@ -87,7 +87,7 @@ def test_a_wrong_word_is_named_with_its_remedy_and_nothing_is_written(
     full.mkdir()
     (full / "file").touch()
     for words, told in (
-        ((tmp_path / "none.ckpt", out), "there is no such checkpoint"),
+        ((tmp_path / "none.ckpt", out), "No such file"),
         ((text, out), "is no checkpoint of an lrl run"),
         ((older, out), "--model"),
         ((checkpoint, out, "--model", tiny_qwen2(tmp_path / "other")), "of another model"),

@@ -155,14 +155,7 @@ def encode(
     settings = dict(form)
     tools = settings.pop("tools", ())
     prompts = Prompts([{form.get("prompt_column", "prompt"): prompt}], **settings)
-    try:
-        prompts.load(tokenizer, sys.maxsize, tools)
-    except ValueError as error:
-        if "`template` names" in str(error):
-            raise ValueError(
-                f"{str(error).splitlines()[0]} Type a whole prompt, with --plain."
-            ) from error
-        raise
+    prompts.load(tokenizer, sys.maxsize, tools)
     token_ids = prompts[0].token_ids
     batch = {"input_ids": [token_ids], "attention_mask": [[1] * len(token_ids)]}
     return BatchEncoding(batch, tensor_type="pt")

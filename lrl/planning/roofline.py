@@ -68,7 +68,15 @@ class Device:
 
 
 SHEETS = tuple(
-    Device(name, bf16 * TFLOPS, fp8 * TFLOPS, memory * GB, width * TB, link * GB, network * GB)
+    Device(
+        name,
+        bf16_flops=bf16 * TFLOPS,
+        fp8_flops=fp8 * TFLOPS,
+        memory=memory * GB,
+        bandwidth=width * TB,
+        node_link=link * GB,
+        network=network * GB,
+    )
     for name, bf16, fp8, memory, width, link, network in (
         # name, TFLOP/s of bfloat16 and of float8, memory in GB and TB/s, link and network in GB/s
         # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device

@@ -37,7 +37,14 @@ from lrl.planning.search import Plan
 from lrl.planning.simulation import Simulation
 from lrl.planning.workload import Workload
 from lrl.rollouts.timeline import GeneratorRecord, GroupRecord, Record, StepRecord, read
-from lrl.routing.dispatch import DecodeLatency, DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
+from lrl.routing.dispatch import (
+    DecodeLatency,
+    DispatchPolicy,
+    LeastLoaded,
+    LeastTokens,
+    RoundRobin,
+    SkewnessAware,
+)
 
 COUNTED_STEPS = 4
 """Steps that count, once the pipeline is full and the burst at a run's start has ended."""

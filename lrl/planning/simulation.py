@@ -284,23 +284,19 @@ class StepTally:
     """Of each group: seconds waited for it, and its trained tokens, prompts included."""
 
 
+@dataclass
 class ModelTrainer:
     """Trains steps with the real packing, and syncs after each."""
 
-    def __init__(
-        self,
-        scene: Simulation,
-        fleet: ModelFleet,
-        controller: Controller,
-        record: Callable[[Record], None],
-    ) -> None:
-        self.scene = scene
-        self.costs = scene.trainer
-        self.fleet = fleet
-        self.controller = controller
-        self.record = record
-        self._cuts = BinPacker[TrainedTree](scene.micro_batch_tokens, ranks=scene.ranks)
-        self._done = [0.0] * scene.ranks  # end of each rank's last micro-batch
+    scene: Simulation
+    fleet: ModelFleet
+    controller: Controller
+    record: Callable[[Record], None]
+
+    def __post_init__(self) -> None:
+        self.costs = self.scene.trainer
+        self._cuts = BinPacker[TrainedTree](self.scene.micro_batch_tokens, ranks=self.scene.ranks)
+        self._done = [0.0] * self.scene.ranks  # end of each rank's last micro-batch
         # The last sync's pause, if it overlaps the next step.
         self._delivery: asyncio.Task[float] | None = None
         self._loop = asyncio.get_running_loop()

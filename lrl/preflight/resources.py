@@ -71,7 +71,8 @@ def check_memory(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
     kv_cache = int(strategy.generators_here * strategy.server_settings.kv_cache_gib * GIB)
     needed, here = trainer + generators + kv_cache, memory_here()
     if needed > here:
-        needs, has, *parts = in_gib(needed, here, trainer, generators, kv_cache)
+        sizes = (needed, here, trainer, generators, kv_cache)
+        needs, has, *parts = in_gib(*sizes)
         raise ConfigError(
             f"Memory: at least {needs} GiB are needed (trainer {parts[0]}, generators' weights "
             f"{parts[1]}, their keys and values {parts[2]}), and there are {has}. Take a smaller "

@@ -189,7 +189,7 @@ def test_a_template_with_other_columns_asks_for_a_whole_prompt(
     chat_template.save_form(prompts.form, policy)
     status, _, message = say("chat", policy, "1+7")
     assert status == 2
-    assert "`template` names level" in message and "with --plain" in message
+    assert "`template` names level" in message and "--plain" in message
     command = shlex.split(chat_command(policy, prompts))
     assert command[1:] == ["chat", str(policy), "--plain", "31+7="], "the printed command works"
 

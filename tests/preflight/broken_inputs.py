@@ -60,41 +60,32 @@ def as_lines(rows: list[Any]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def of(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"class_path": f"lrl.{kind}", "init_args": settings}
+
+
 def run(folder: Path) -> dict[str, Any]:
     """A small run that is right in everything."""
-    responses = {"class_path": "lrl.rewards.ExactMatch"}
-    return {
-        "model": {
-            "class_path": "lrl.PolicyModule",
-            "init_args": {"model": str(folder / "models/whole")},
-        },
-        "data": {
-            "class_path": "lrl.RolloutDataModule",
-            "init_args": {
-                "prompts": {
-                    "class_path": "lrl.Prompts",
-                    "init_args": {"source": str(folder / "data/rows.jsonl")},
-                },
-                "rewards": [responses],
-                "groups_per_step": 4,
-                "max_prompt_tokens": 64,
-                "max_response_tokens": 32,
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 2,
-            "strategy": {
-                "class_path": "lrl.AsyncSingleDevice",
-                "init_args": {"generator_devices": 1},
-            },
-            "max_steps": 4,
-            "max_epochs": -1,
-            "logger": False,
-            "enable_model_summary": False,
-            "callbacks": [{"class_path": "lrl.callbacks.WeightSync"}],
-        },
+    data = of(
+        "RolloutDataModule",
+        prompts=of("Prompts", source=str(folder / "data/rows.jsonl")),
+        rewards=[of("rewards.ExactMatch")],
+        groups_per_step=4,
+        max_prompt_tokens=64,
+        max_response_tokens=32,
+    )
+    trainer = {
+        "accelerator": "cpu",
+        "devices": 2,
+        "strategy": of("AsyncSingleDevice", generator_devices=1),
+        "max_steps": 4,
+        "max_epochs": -1,
+        "logger": False,
+        "enable_model_summary": False,
+        "callbacks": [of("callbacks.WeightSync")],
     }
+    model = of("PolicyModule", model=str(folder / "models/whole"))
+    return {"model": model, "data": data, "trainer": trainer}
 
 
 def bare(folder: Path) -> dict[str, Any]:

@@ -19,16 +19,25 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
     DeviceStatsMonitor,
+    GradientAccumulationScheduler,
     LambdaCallback,
+    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     ModelSummary,
+    OnExceptionCheckpoint,
     ProgressBar,
     RichProgressBar,
+    SpikeDetection,
+    StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
     TQDMProgressBar,
+    WeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO
@@ -39,7 +48,6 @@ from lrl.callbacks import RolloutLog
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from tests.lent_server import Borrowing, LentServer
-from tests.preflight.lightning_refused import REFUSED
 
 DOCS = Path(__file__).parents[2] / "docs" / "lightning.md"
 PROMPTS = [{"prompt": f"{n}+1="} for n in range(10, 50)]
@@ -298,6 +306,48 @@ def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(s
     assert second.data.run is not None
     groups = second.data.run.step_stream.groups
     assert not {group.prompt.text for group in groups} & set(second.prompts)
+
+
+FLAGS = [
+    ("gradient_clip_val", 0.5, "model.max_grad_norm"),
+    ("accumulate_grad_batches", 2, "data.micro_batch_tokens and data.groups_per_step"),
+    ("val_check_interval", 5, "Evaluation.every_n_steps"),
+    ("check_val_every_n_epoch", 2, "Evaluation.every_n_steps"),
+    ("overfit_batches", 2, "data.prompts.limit"),
+]
+CALLBACKS: dict[str, tuple[L.Callback, str]] = {
+    "GradientAccumulationScheduler": (
+        GradientAccumulationScheduler({0: 2}),
+        "data.micro_batch_tokens",
+    ),
+    "StochasticWeightAveraging": (StochasticWeightAveraging(1e-2), "the policy itself"),
+    "WeightAveraging, EMAWeightAveraging": (WeightAveraging(), "the policy itself"),
+    "BatchSizeFinder, Tuner.scale_batch_size": (BatchSizeFinder(), "data.micro_batch_tokens"),
+    "LearningRateFinder, Tuner.lr_find": (LearningRateFinder(), "by reward or accuracy"),
+    "ModelPruning": (ModelPruning("l1_unstructured"), "know them by their names"),
+    "BackboneFinetuning": (BackboneFinetuning(), "a PolicyModule of your own"),
+    "OnExceptionCheckpoint": (OnExceptionCheckpoint("."), "saves at a bad end by itself"),
+    "SpikeDetection": (SpikeDetection(), "lrl.callbacks.Health"),
+}
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "strategy (Lightning's own)": (
+        {"devices": 1, "strategy": "auto"},
+        ("SingleDeviceStrategy", "lrl.AsyncDDP"),
+    ),
+    "precision=bf16-true, 16-true, 64-true, transformer-engine": (
+        {"precision": "64-true"},
+        ("trainer.precision='64-true'", "bf16-mixed", "model.dtype=bfloat16"),
+    ),
+    "num_nodes with AsyncSingleDevice": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
+    "trainer.test": ({"verb": "test"}, ("trainer.test", "trainer.validate")),
+    "trainer.predict": ({"verb": "predict"}, ("trainer.predict", "lrl chat")),
+    **{flag: ({flag: value}, (f"trainer.{flag}={value}", remedy)) for flag, value, remedy in FLAGS},
+    **{
+        row: ({"callbacks": [callback]}, ("trainer.callbacks has", reason))
+        for row, (callback, reason) in CALLBACKS.items()
+    },
+}
+"""The rows of docs/lightning.md that are refused: the trainer's settings, and words of the error."""
 
 
 @pytest.fixture

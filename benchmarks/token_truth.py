@@ -39,7 +39,6 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.rollouts.controller import ResponseWriter
 from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 from lrl.rollouts.packing import Packer
@@ -124,7 +123,7 @@ class Notes:
             self.turns[tuple(prompt.token_ids), tuple(rollout.token_ids)] += 1
 
 
-async def play(episodes: ResponseWriter, number: int, end: int) -> Group:
+async def play(episodes: Any, number: int, end: int) -> Group:
     """Plays an episode in a group of its own, so that its first turn has a request of its own."""
     columns = {"turns": TURNS, "changes": number % 2 == 1}
     prompt = Prompt(id=number, token_ids=[], text="go", columns=columns)

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
-from lrl.checkpoints.made_with import changes
+from lrl.checkpoints.made_with import Settings, changes
 from lrl.checkpoints.newest_checkpoint import find_by_lrl
 from lrl.environments import Environment
 from lrl.errors import ConfigError
@@ -22,7 +22,7 @@ from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.episodes import EpisodeSettings
-from lrl.rollouts.learners import Dependencies, Learners, settings_of
+from lrl.rollouts.learners import Learners, settings_of
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import PromptPart, Prompts
@@ -363,7 +363,7 @@ class RolloutDataModule(L.LightningDataModule):
             teacher_s = policy.asked_teacher.endpoint.deadline_s
         controller = Controller(
             self.prompts,
-            self.episodes(pool) or pool,
+            (self.episodes(pool) or pool).generate,
             rewards=self.reward_pool,
             ledger=Ledger(self.pacing),
             sampling=self.requests,
@@ -482,7 +482,7 @@ class RolloutDataModule(L.LightningDataModule):
         rank 0's is saved."""
         if self.run is not None:
             self.run.settle()
-        return self.learners.state_dict(self._dependencies) | {"ledger": self._ledger_state()}
+        return self.learners.state_dict(self._made_with) | {"ledger": self._ledger_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the ledger, and the learners that were made with the same settings."""
@@ -490,7 +490,7 @@ class RolloutDataModule(L.LightningDataModule):
         if not self.trains:
             return
         prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
-        self.learners.load_state_dict(state_dict, self._dependencies, prompt_at)
+        self.learners.load_state_dict(state_dict, self._made_with, prompt_at)
 
     def _ledger_state(self) -> dict[str, Any] | None:
         """Returns the controller's state, or the loaded state before there is a controller."""
@@ -500,9 +500,10 @@ class RolloutDataModule(L.LightningDataModule):
         return state | {"prompts": self.prompts.fingerprint, "rewards": self._reward_settings}
 
     @property
-    def _dependencies(self) -> Dependencies:
+    def _made_with(self) -> dict[str, Settings]:
+        """For each learner the settings on which its state depends."""
         reference = None if self.run is None else self.run.policy.reference
-        return Dependencies(
+        return self.learners.made_with(
             sampling=self.sampling,
             rewards=self._reward_settings,
             environment=self._environment_settings,

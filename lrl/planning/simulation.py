@@ -28,7 +28,7 @@ from lrl.planning.responses import (
     RunLengths,
     fill,
 )
-from lrl.rollouts.controller import Controller, ResponseWriter
+from lrl.rollouts.controller import Controller, Write
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import BinPacker, Rows
 from lrl.rollouts.timeline import (
@@ -97,12 +97,12 @@ class Simulation:
             wait_for_stragglers=self.stragglers == "wait",
         )
         fleet = ModelFleet(self, record)
-        writer: ResponseWriter = fleet
+        write: Write = fleet.generate
         if self.episodes is not None:
-            writer = ModelEpisodes(fleet.generate, self.episodes, self.lengths)
+            write = ModelEpisodes(fleet.generate, self.episodes, self.lengths).generate
         controller = Controller(
             ModelPrompts(self.prompt_tokens),
-            writer,
+            write,
             rewards=NoRewards(),
             ledger=Ledger(pacing),
             sampling=Sampling(n=self.rollouts_per_group, max_tokens=UNLIMITED),
@@ -157,8 +157,8 @@ class NoRewards:
 
 
 class ModelFleet:
-    """The real request queue and dispatch before models of generators
-    (`lrl.rollouts.controller.ResponseWriter`). A response's tokens appear at its end."""
+    """The real request queue and dispatch before models of generators. A response's tokens appear
+    at its end."""
 
     def __init__(self, scene: Simulation, record: Callable[[Record], None]) -> None:
         self.generators = [

@@ -52,25 +52,14 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> li
     """Returns the token ids of a prompt of plain text; raises ConfigError, which names `where`, if
     the tokenizer refuses it."""
     with named_errors(where):
-        return with_beginning(
-            tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
-        )
+        alone = tokenizer.encode(text, add_special_tokens=False)
+        return with_beginning(tokenizer.encode(text), alone)
 
 
 def encode_chat(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
 ) -> list[int]:
-    """Returns the token ids of a chat, up to the beginning of the response.
-
-    Args:
-        tokenizer: The policy's tokenizer; it has a chat template.
-        chat: The chat.
-        where: Row and column, for errors.
-        header: Whether the header of the response is among them (`add_generation_prompt`).
-
-    Raises:
-        ConfigError: The chat template refuses the chat, or the tokenizer its text.
-    """
+    """Returns the token ids of a chat; see `render_chat`."""
     text = render_chat(tokenizer, chat, where, header=header)
     with named_errors(where):
         return tokenizer.encode(text, add_special_tokens=False)
@@ -79,7 +68,12 @@ def encode_chat(
 def render_chat(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
 ) -> str:
-    """Returns a chat as the chat template writes it; arguments and errors are `encode_chat`'s."""
+    """Returns a chat as the chat template writes it, up to the beginning of the response, with its
+    `header` (`add_generation_prompt`) or without.
+
+    Raises:
+        ConfigError: The chat template refuses the chat; it names `where`, the row and column.
+    """
     try:
         text: Any = tokenizer.apply_chat_template(
             [_with_arguments(message) for message in chat.messages],
@@ -170,22 +164,20 @@ def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, tool
 def _with_one_change(chat: Chat, tools: str) -> Iterator[tuple[str, Chat]]:
     """Yields each part of the chat, and the chat with that part changed."""
     for index, message in enumerate(chat.messages):
-        for key, changed in _with_one_part_changed(message):
-            messages = [*chat.messages[:index], changed, *chat.messages[index + 1 :]]
-            part = f"the {key} of the {message['role']} message"
+        changes: list[Message] = []
+        if content := message.get("content"):
+            changes.append({"content": content + CHANGE_MARK})
+        for number, call in enumerate(message.get("tool_calls", ())):
+            if "name" in call.get("function", call):
+                calls = copy.deepcopy(message["tool_calls"])
+                calls[number].get("function", calls[number])["name"] += CHANGE_MARK
+                changes.append({"tool_calls": calls})
+        for change in changes:
+            messages = [*chat.messages[:index], message | change, *chat.messages[index + 1 :]]
+            part = f"the {next(iter(change))} of the {message['role']} message"
             yield part, chat._replace(messages=messages)
     if chat.tools:
         yield tools, chat._replace(tools=())
-
-
-def _with_one_part_changed(message: Message) -> Iterator[tuple[str, Message]]:
-    if content := message.get("content"):
-        yield "content", message | {"content": content + CHANGE_MARK}
-    for number, call in enumerate(message.get("tool_calls", ())):
-        if "name" in call.get("function", call):
-            calls = copy.deepcopy(message["tool_calls"])
-            calls[number].get("function", calls[number])["name"] += CHANGE_MARK
-            yield "tool_calls", message | {"tool_calls": calls}
 
 
 @contextmanager

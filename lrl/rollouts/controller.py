@@ -5,9 +5,9 @@ Pure asyncio, and every wait uses the loop's clock: the same code runs on a thre
 vLLM and on a virtual clock against a model of a fleet. It knows neither HTTP nor processes nor
 torch.
 
-    new_version  waits for nothing     admits the groups that may start now, by pacing
-    _run         one task per group    waits for a generator, then for the rewards; puts the group into the ledger
-    next_group   the trainer's end     waits for a group that the ledger may hand to the step
+    new_version  waits for nothing   admits the groups that may start now, by pacing
+    _run         one task per group  waits for a generator, then for rewards; fills the ledger
+    next_group   the trainer's end   waits for a group that the ledger may hand to the step
 
 A checkpoint has the open groups, with the responses written so far (`Ledger`). A resumed run hands
 out the finished groups and continues the others, the oldest first.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,25 +41,9 @@ GROUPS_ASKED_AT_ONCE = 16
 """Groups whose responses a teacher's server reads at the same time; it batches them."""
 
 
-class ResponseWriter(Protocol):
-    """Writer of responses: a `GeneratorPool`, or a model of one."""
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        rollouts: list[Rollout],
-        sampling: Sampling,
-        *,
-        priority: int,
-        due: int,
-        deadline_s: float,
-    ) -> None:
-        """Writes every unfinished rollout to its end, in place.
-
-        Tokens, behaviour log-probs and versions grow as they are streamed, and `finish_reason` is
-        set at the end. A rollout that has tokens is continued. `len(rollouts) == sampling.n`. Older
-        groups have a lower `priority`; `due` is the step that trains the group.
-        """
+Write = Callable[..., Awaitable[None]]
+"""Writes every unfinished rollout to its end, in place: `GeneratorPool.generate`, or
+`Episodes.generate`. A rollout that has tokens is continued, and `len(rollouts) == sampling.n`."""
 
 
 class Scorer(Protocol):
@@ -75,7 +59,7 @@ class Controller:
 
     Args:
         prompts: The run's row of prompts.
-        fleet: Writes the responses.
+        write: Writes the responses.
         rewards: Scores the responses.
         ledger: The state of every group.
         sampling: Settings of a request; `n` is the size of a group.
@@ -91,7 +75,7 @@ class Controller:
     """
 
     prompts: PromptRow
-    fleet: ResponseWriter
+    write: Write
     rewards: Scorer
     ledger: Ledger
     sampling: Sampling
@@ -156,8 +140,21 @@ class Controller:
 
     async def _run(self, group: Group) -> None:
         try:
-            await self._write(group)
             clock = asyncio.get_running_loop().time
+            before = group.num_tokens
+            # A checkpoint may hold finished responses that were not scored yet.
+            if not all(rollout.finished for rollout in group.rollouts):
+                group.asked_s = clock()
+                await self.write(
+                    group.prompt,
+                    group.rollouts,
+                    self.sampling,
+                    priority=group.index,  # older groups first: the trainer waits for them
+                    due=group.due,
+                    deadline_s=self.deadline_s,
+                )
+                group.written_s = clock()
+            self.generated_tokens += group.num_tokens - before
             started = clock()
             await score(
                 group.prompt,
@@ -179,24 +176,6 @@ class Controller:
             self._failure = self._failure or error
         async with self._changed:
             self._changed.notify_all()
-
-    async def _write(self, group: Group) -> None:
-        """Writes a group's responses to their ends."""
-        before = group.num_tokens
-        clock = asyncio.get_running_loop().time
-        # A checkpoint may hold finished responses that were not scored yet.
-        if not all(rollout.finished for rollout in group.rollouts):
-            group.asked_s = clock()
-            await self.fleet.generate(
-                group.prompt,
-                group.rollouts,
-                self.sampling,
-                priority=group.index,  # older groups first: the trainer waits for them
-                due=group.due,
-                deadline_s=self.deadline_s,
-            )
-            group.written_s = clock()
-        self.generated_tokens += group.num_tokens - before
 
     def _may_skip(self, group: Group) -> bool:
         """Whether a group teaches nothing and this version has a skip left, which it takes."""

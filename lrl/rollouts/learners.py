@@ -8,7 +8,7 @@ would be wrong without a word.
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,29 +25,6 @@ log = logging.getLogger(__name__)
 NO_PROMPTS: dict[int, Prompt] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dependencies:
-    """The settings on which the learners' state depends."""
-
-    sampling: Sampling
-    rewards: Settings
-    """See `settings_of`."""
-    environment: Settings = field(default_factory=dict)
-    """Empty without one."""
-    kl_in_the_reward: Sequence[Any] = ()
-    """Settings of the KL penalty that is subtracted from the rewards (`lrl.Reference`); empty
-    without one."""
-
-    @property
-    def of_lengths(self) -> Settings:
-        """The settings on which the lengths of responses depend."""
-        return {
-            "data.max_response_tokens": self.sampling.max_tokens,
-            "data.temperature": self.sampling.temperature,
-            **self.environment,
-        }
-
-
 @dataclass
 class Learners:
     """The parts that learn from whole steps; None for one that the run has not."""
@@ -60,12 +37,8 @@ class Learners:
     @property
     def _parts(self) -> dict[str, Any]:
         """The parts of this run, by their name in a checkpoint."""
-        parts = {
-            "advantages": self.advantages,
-            "replay": self.replay,
-            "length_predictor": self.length_predictor,
-        }
-        return {name: part for name, part in parts.items() if part is not None}
+        names = ("advantages", "replay", "length_predictor")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
         """Learns from the fresh groups of a step, once its optimizer step is done."""
@@ -77,6 +50,38 @@ class Learners:
             self.replay.add(step, [group for group in groups if len(group.scored) >= enough])
         if self.length_predictor is not None:
             self.length_predictor.end_step(groups)
+
+    def made_with(
+        self,
+        sampling: Sampling,
+        rewards: Settings,
+        environment: Settings,
+        kl_in_the_reward: Sequence[Any],
+    ) -> dict[str, Settings]:
+        """Returns the settings on which the state of each part depends.
+
+        Args:
+            sampling: Settings of a request.
+            rewards: See `settings_of`.
+            environment: Those of the environment; empty without one.
+            kl_in_the_reward: Settings of the KL penalty that is subtracted from the rewards
+                (`lrl.Reference`); empty without one.
+        """
+        kind = type(self.advantages)
+        of_lengths: Settings = {
+            "data.max_response_tokens": sampling.max_tokens,
+            "data.temperature": sampling.temperature,
+            **environment,
+        }
+        return {
+            "advantages": {
+                "data.advantages": f"{kind.__module__}.{kind.__qualname__}",
+                "model.reference": fingerprint(kl_in_the_reward),
+                **rewards,
+            },
+            "replay": {"data.rollouts_per_group": sampling.n, **of_lengths, **rewards},
+            "length_predictor": of_lengths,
+        }
 
     def begin_anew(self) -> None:
         """Forgets an earlier fit in this process, perhaps of another policy."""
@@ -92,18 +97,18 @@ class Learners:
         of_prompts = (prompt_at,) if name == "replay" else ()
         self._parts[name].load_state_dict(state, *of_prompts)
 
-    def state_dict(self, dependencies: Dependencies) -> dict[str, Any]:
+    def state_dict(self, made_with: Mapping[str, Settings]) -> dict[str, Any]:
         """Returns the state of each part in plain types and tensors, with the settings on which it
         depends."""
         return {
-            name: {"made_with": self._made_with(name, dependencies), "state": part.state_dict()}
+            name: {"made_with": made_with[name], "state": part.state_dict()}
             for name, part in self._parts.items()
         }
 
     def load_state_dict(
         self,
         saved: dict[str, Any],
-        dependencies: Dependencies,
+        made_with: Mapping[str, Settings],
         prompt_at: Callable[[int], Prompt] | None,
     ) -> None:
         """Restores the parts of `saved` that were made with this run's settings; logs the others.
@@ -112,26 +117,12 @@ class Learners:
             state = saved.get(name, {}).get("state")
             if not state or (name == "replay" and prompt_at is None):
                 continue
-            if why := changes(saved[name].get("made_with"), self._made_with(name, dependencies)):
+            if why := changes(saved[name].get("made_with"), made_with[name]):
                 rank_zero_only(log.warning)(
                     "data.%s begins anew, without its state in the checkpoint: %s.", name, why
                 )
             else:
                 self._load(name, state, prompt_at or NO_PROMPTS.__getitem__)
-
-    def _made_with(self, name: str, dependencies: Dependencies) -> Settings:
-        """Returns the settings on which the state of a part depends."""
-        if name == "length_predictor":
-            return dependencies.of_lengths
-        if name == "replay":
-            size: Settings = {"data.rollouts_per_group": dependencies.sampling.n}
-            return size | dependencies.of_lengths | dependencies.rewards
-        kind = type(self.advantages)
-        baseline: Settings = {
-            "data.advantages": f"{kind.__module__}.{kind.__qualname__}",
-            "model.reference": fingerprint(dependencies.kl_in_the_reward),
-        }
-        return baseline | dependencies.rewards
 
 
 def settings_of(rewards: Sequence[Reward]) -> Settings:

@@ -81,39 +81,33 @@ class TokenTexts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
+        self._known: dict[tuple[int, ...], str] = {}
         # Behind another token: some tokenizers leave out the space at the beginning of a text.
-        self._before: list[int] = []
         every = range(len(tokenizer))
-        words = ([token] for token in every if self._decode([token]).strip().isalnum())
+        words = ([one] for one in every if decoded(tokenizer, [one]).strip().isalnum())
         self._before = next(words, [])
-        self._skipped = len(self._decode([]))
+        self._skipped = len(decoded(tokenizer, self._before))
 
     def __call__(self, token_ids: Sequence[int]) -> list[str]:
         found: list[str] = []
-        parts: list[int] = []
+        parts: tuple[int, ...] = ()
         for token in token_ids:
-            text = self._text([*parts, token]) if parts else self._of_one(token)
-            parts.append(token)
+            parts = (*parts, token)
+            text = self._text(parts)
             if text.endswith(_NO_CHARACTER) and len(parts) < _LONGEST_CHARACTER:
                 found.append("")
                 continue
             found.append(text)
-            parts = []
+            parts = ()
         if parts:
             found[-1] = self._text(parts)
         return found
 
-    def _of_one(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = self._text([token])
-        return self._known[token]
-
-    def _text(self, token_ids: list[int]) -> str:
-        return self._decode(token_ids)[self._skipped :]
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return decoded(self._tokenizer, [*self._before, *token_ids])
+    def _text(self, parts: tuple[int, ...]) -> str:
+        if parts not in self._known:
+            text = decoded(self._tokenizer, [*self._before, *parts])
+            self._known[parts] = text[self._skipped :]
+        return self._known[parts]
 
 
 def decoded(
@@ -137,21 +131,18 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[in
         ConfigError: transformers does not open generation_config.json, and neither would a
             generator.
     """
-    named: Any = _generation(folder).eos_token_id
-    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
-    return frozenset(ends - {None})
-
-
-def _generation(folder: str) -> GenerationConfig:
     try:
-        return GenerationConfig.from_pretrained(folder)
+        generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # there is none, or it is no JSON
-        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
     except (ValueError, TypeError, AttributeError) as error:
         reason = f"{' '.join(str(error).split()):.300}"
         raise ConfigError(
             f"model={folder!r}: generation_config.json cannot be opened: {reason}"
         ) from error
+    named: Any = generation.eos_token_id
+    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    return frozenset(ends - {None})
 
 
 def ends_of_text(tokenizer: PreTrainedTokenizerBase, stop_tokens: frozenset[int]) -> frozenset[int]:

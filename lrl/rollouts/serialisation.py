@@ -64,10 +64,11 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
         scored. An open turn is part of its episode's tokens.
     """
     rollouts = [flattened(rollout) for rollout in group.rollouts]
-    versions = torch.tensor(
-        [version for rollout in rollouts for version in rollout.versions], dtype=torch.int32
-    )
-    versions, spans = torch.unique_consecutive(versions, return_counts=True)
+
+    def joined(name: str, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([one for each in rollouts for one in getattr(each, name)], dtype=dtype)
+
+    versions, spans = torch.unique_consecutive(joined("versions", torch.int32), return_counts=True)
     fields = ("text", "reward", "reward_parts", "reward_failure", "values", "turn_weight")
     return {
         "index": group.index,
@@ -75,12 +76,8 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
         "prompt_id": group.prompt.id,
         "prompt_digest": _digest(group.prompt),
         "columns": fingerprint(group.prompt.columns),
-        "token_ids": torch.tensor(
-            [token for rollout in rollouts for token in rollout.token_ids], dtype=torch.int32
-        ),
-        "logprobs": torch.tensor(
-            [logp for rollout in rollouts for logp in rollout.logprobs], dtype=torch.float32
-        ),
+        "token_ids": joined("token_ids", torch.int32),
+        "logprobs": joined("logprobs", torch.float32),
         "versions": versions,
         "spans": spans,
         "lengths": [len(rollout.token_ids) for rollout in rollouts],
@@ -112,22 +109,21 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
             "(rows, seed, template or tokenizer). Resume with the data set it was made with."
         )
     lengths = saved["lengths"]
-    columns = (
+    tokens = zip(
         saved["token_ids"].split(lengths),
         saved["logprobs"].split(lengths),
         saved["versions"].repeat_interleave(saved["spans"]).split(lengths),
-        saved["finish_reasons"],
-        saved["judgements"] if scored else [{} for _ in lengths],
+        strict=True,
     )
     rollouts = [
         Rollout(
             token_ids=token_ids.tolist(),
             logprobs=logprobs.tolist(),
             versions=versions.tolist(),
-            finish_reason=reason,
-            **judgement,
+            finish_reason=saved["finish_reasons"][place],
+            **(saved["judgements"][place] if scored else {}),
         )
-        for token_ids, logprobs, versions, reason, judgement in zip(*columns, strict=True)
+        for place, (token_ids, logprobs, versions) in enumerate(tokens)
     ]
     for rollout, episode in zip(rollouts, saved.get("episodes", ()), strict=False):
         _restore_episode(rollout, episode)
@@ -172,14 +168,12 @@ def _restore_episode(rollout: Rollout, saved: dict[str, Any]) -> None:
     rollout.failure = saved["failure"]
     if (recorded := saved["recorded"]) is None:
         return
-    rollout.open_turn = Rollout(
-        token_ids=rollout.token_ids[recorded:],
-        logprobs=rollout.logprobs[recorded:],
-        versions=rollout.versions[recorded:],
-        finish_reason=rollout.finish_reason,
-    )
-    del rollout.token_ids[recorded:], rollout.logprobs[recorded:], rollout.versions[recorded:]
+    rollout.open_turn = Rollout(finish_reason=rollout.finish_reason)
     rollout.finish_reason = ""
+    for name in ("token_ids", "logprobs", "versions"):
+        whole = getattr(rollout, name)
+        setattr(rollout.open_turn, name, whole[recorded:])
+        del whole[recorded:]
 
 
 def _digest(prompt: Prompt) -> int:

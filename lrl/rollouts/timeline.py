@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ class GroupRecord:
     """Tokens of each response, what an environment wrote included."""
     turns: list[list[list[int]]] = field(default_factory=list)
     """With an environment, of each response the turns: the environment's tokens before it, and its
-    own."""
+    own. The environment's tokens after the last one belong to none."""
 
 
 Record = StepRecord | MicroBatchRecord | GeneratorRecord | GroupRecord
@@ -111,14 +112,14 @@ KINDS: dict[str, type[Record]] = {
     "generator": GeneratorRecord,
     "group": GroupRecord,
 }
-NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def write(path: Path, records: Iterable[Record], mode: str = "w") -> None:
     """Writes a timeline; replaces the file, or appends to it with mode "a"."""
+    names = {kind: name for name, kind in KINDS.items()}
     with path.open(mode) as file:
         for record in records:
-            file.write(json.dumps({"kind": NAMES[type(record)]} | asdict(record)) + "\n")
+            file.write(json.dumps({"kind": names[type(record)]} | asdict(record)) + "\n")
 
 
 def truncate(path: Path, steps: int) -> list[StepRecord]:
@@ -129,16 +130,12 @@ def truncate(path: Path, steps: int) -> list[StepRecord]:
     lines = path.read_text().splitlines(keepends=True)
     kept: list[StepRecord] = []
     end = 0
-    for number, text in enumerate(lines, 1):
-        try:
+    with suppress(ValueError, KeyError, TypeError):
+        for number, text in enumerate(lines, 1):
             record = _record(text)
-        except (ValueError, KeyError, TypeError):
-            break
-        if isinstance(record, StepRecord):
-            if record.step >= steps:
-                break
-            kept.append(record)
-            end = number
+            if isinstance(record, StepRecord) and record.step < steps:
+                kept.append(record)
+                end = number
     path.write_text("".join(lines[:end]))
     return kept
 
@@ -175,13 +172,12 @@ def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float,
             prompts included.
         budget: Tokens that fill a micro-batch for every rank.
     """
-    first_s = more_s = last_s = 0.0
+    (first_s, _), *later = waits or [(0.0, 0)]
+    more_s = last_s = 0.0
     to_come = 0
-    for index, (seconds, tokens) in reversed(list(enumerate(waits))):
+    for number, (seconds, tokens) in enumerate(reversed(later)):
         to_come += tokens
-        if index == 0:
-            first_s = seconds
-        elif index == len(waits) - 1 or to_come < budget:
+        if number == 0 or to_come < budget:
             last_s += seconds
         else:
             more_s += seconds
@@ -203,13 +199,11 @@ def group_record(group: Group) -> GroupRecord:
         index=group.index,
         prompt_tokens=len(group.prompt.token_ids),
         lengths=[len(rollout.token_ids) for rollout in group.rollouts],
-        turns=[turns_of(rollout) for rollout in group.rollouts] if played else [],
+        turns=[_turns(rollout) for rollout in group.rollouts] if played else [],
     )
 
 
-def turns_of(rollout: Rollout) -> list[list[int]]:
-    """Returns the turns of an episode as `GroupRecord` has them; the environment's tokens after the
-    last one belong to none."""
+def _turns(rollout: Rollout) -> list[list[int]]:
     ends = [0, *(turn.stop for turn in rollout.turns)]
     return [
         [turn.start - end, turn.stop - turn.start]

@@ -176,7 +176,7 @@ class ModelledRun:
         self.environments.counts = COUNTS
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
-            self.episodes() if self.turns else self.pool,
+            (self.episodes() if self.turns else self.pool).generate,
             self.judges,
             self.ledger,
             Sampling(n=self.responses_each, max_tokens=MAX_TOKENS),

@@ -113,7 +113,7 @@ def make_controller(
     scores = ModelRewards(draw, **rewards)
     return Controller(
         Row(),
-        fleet,
+        fleet.generate,
         scores,
         Ledger(pacing),
         sampling,

@@ -11,16 +11,20 @@ import torch
 
 from lrl.advantages import Advantages, GroupMean, ReinforcePlusPlus
 from lrl.rewards import ExactMatch
-from lrl.rollouts.learners import Dependencies, Learners, settings_of
+from lrl.rollouts.learners import Learners, settings_of
 from lrl.rollouts.replay import Replay
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Group, Prompt, Sampling
 from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_packing import make_group
 
-SETTINGS = Dependencies(sampling=Sampling(n=2, max_tokens=9), rewards=settings_of([ExactMatch()]))
-SAMPLING = SETTINGS.sampling
-REWARDS = replace(SETTINGS, rewards=settings_of([ExactMatch(weight=0.5)]))
+SAMPLING = Sampling(n=2, max_tokens=9)
+SETTINGS: dict[str, Any] = {
+    "sampling": SAMPLING,
+    "rewards": settings_of([ExactMatch()]),
+    "environment": {},
+    "kl_in_the_reward": (),
+}
 
 
 def groups() -> list[Group]:
@@ -48,6 +52,12 @@ def taught() -> Learners:
     return found
 
 
+def saved() -> dict[str, Any]:
+    """A checkpoint of the parts that have learnt."""
+    found = taught()
+    return through_a_file(found.state_dict(found.made_with(**SETTINGS)))
+
+
 def known(found: Learners) -> set[str]:
     """Returns the names of the parts that know what another run has learnt."""
     ready = {
@@ -59,26 +69,30 @@ def known(found: Learners) -> set[str]:
 
 
 ALL = {"advantages", "replay", "length_predictor"}
-CASES: dict[str, tuple[Dependencies, set[str], str]] = {
-    "the same settings": (SETTINGS, ALL, ""),
+CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
+    "the same settings": ({}, ALL, ""),
     "another temperature": (
-        replace(SETTINGS, sampling=replace(SAMPLING, temperature=0.5)),
+        {"sampling": replace(SAMPLING, temperature=0.5)},
         {"advantages"},
         "data.temperature was 1 and is 0.5",
     ),
     "another limit": (
-        replace(SETTINGS, sampling=replace(SAMPLING, max_tokens=5)),
+        {"sampling": replace(SAMPLING, max_tokens=5)},
         {"advantages"},
         "data.max_response_tokens was 9 and is 5",
     ),
     "larger groups": (
-        replace(SETTINGS, sampling=replace(SAMPLING, n=3)),
+        {"sampling": replace(SAMPLING, n=3)},
         {"advantages", "length_predictor"},
         "data.rollouts_per_group was 2 and is 3",
     ),
-    "another reward": (REWARDS, {"length_predictor"}, "data.rewards exact_match has changed"),
+    "another reward": (
+        {"rewards": settings_of([ExactMatch(weight=0.5)])},
+        {"length_predictor"},
+        "data.rewards exact_match has changed",
+    ),
     "a KL penalty in the reward": (
-        replace(SETTINGS, kl_in_the_reward=(0.1, "k1", None)),
+        {"kl_in_the_reward": (0.1, "k1", None)},
         {"replay", "length_predictor"},
         "model.reference has changed",
     ),
@@ -89,10 +103,10 @@ CASES: dict[str, tuple[Dependencies, set[str], str]] = {
 def test_what_was_learnt_is_restored_only_under_the_settings_on_which_it_depends(
     case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings, expected, message = CASES[case]
-    state, resumed = through_a_file(taught().state_dict(SETTINGS)), learners()
+    changed, expected, message = CASES[case]
+    state, resumed = saved(), learners()
     with caplog.at_level(logging.WARNING):
-        resumed.load_state_dict(state, settings, prompt_at)
+        resumed.load_state_dict(state, resumed.made_with(**SETTINGS | changed), prompt_at)
     assert known(resumed) == expected
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == len(ALL - expected) and all(message in line for line in told)
@@ -105,22 +119,22 @@ def test_moments_of_another_class_of_advantages_are_not_restored(
     class Own(ReinforcePlusPlus):
         """A user's baseline."""
 
-    state = through_a_file(taught().state_dict(SETTINGS))
+    state = saved()
     for other in (Own(), GroupMean()):
         resumed = learners(other)
-        resumed.load_state_dict(state, SETTINGS, prompt_at)
+        resumed.load_state_dict(state, resumed.made_with(**SETTINGS), prompt_at)
         assert known(resumed) == {"replay", "length_predictor"}
         assert "data.advantages begins anew" in caplog.text
 
 
 def test_a_part_that_the_checkpoint_has_not_begins_anew_and_others_are_restored() -> None:
-    state: dict[str, Any] = through_a_file(taught().state_dict(SETTINGS))
+    state = saved()
     del state["replay"]
     resumed = learners()
-    resumed.load_state_dict(state, SETTINGS, prompt_at)
+    resumed.load_state_dict(state, resumed.made_with(**SETTINGS), prompt_at)
     assert known(resumed) == {"advantages", "length_predictor"}
     without_prompts = learners()
-    without_prompts.load_state_dict(through_a_file(taught().state_dict(SETTINGS)), SETTINGS, None)
+    without_prompts.load_state_dict(saved(), resumed.made_with(**SETTINGS), None)
     assert known(without_prompts) == {"advantages", "length_predictor"}
 
 

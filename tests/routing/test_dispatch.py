@@ -214,7 +214,7 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
     sampling = Sampling(n=2, max_tokens=99)
     controller = Controller(
         Row(seed),
-        pool,
+        pool.generate,
         rewards,
         Ledger(pacing),
         sampling,

@@ -12,12 +12,12 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.base import trial_response
+from lrl.rollouts.controller import Write
 from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.episodes.episode import (
     NO_PARSER,
     Episodes,
     FindCalls,
-    Write,
     check_prompt,
 )
 from lrl.rollouts.episodes.observations import (
@@ -123,7 +123,7 @@ class EnvironmentOfRun:
         text = "" if first is None else trial_response(first.columns)
         try:
             ids = tokens.text(text)
-        except EpisodeError:  # the answer need not be in the policy's tokens
+        except ConfigError:  # the answer need not be in the policy's tokens
             text = ""
             ids = []
         turn = Written(text, ids, content=text)

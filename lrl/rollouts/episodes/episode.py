@@ -22,6 +22,7 @@ from lrl.environments import ParsedTurn, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EpisodeError, WorkerLost
+from lrl.rollouts.controller import Write
 from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Decode, Fork, Prompt, Rollout, Sampling
 
@@ -31,8 +32,6 @@ another episode."""
 ATTEMPTS_OF_OTHERS = 50
 """Times that it may do so through the fault of other episodes, one of which fails each time."""
 
-Write = Callable[..., Awaitable[None]]
-"""Writes rollouts to their ends: `GeneratorPool.generate`."""
 FindCalls = Callable[[list[int], int, Sequence[dict[str, Any]]], Awaitable[ParsedTurn]]
 """Finds the calls of tools in the tokens of a turn with this number, by the schemas of the tools
 (`lrl.generators.tool_calls.ToolCallParser`)."""
@@ -80,7 +79,7 @@ class Observations(Protocol):
 
 @dataclass
 class Episodes:
-    """Writes the rollouts of an environment; a `ResponseWriter`.
+    """Writes the rollouts of an environment.
 
     Args:
         write: Writes turns.
@@ -114,7 +113,7 @@ class Episodes:
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        """Plays every unfinished rollout to its end; see `ResponseWriter`."""
+        """Plays every unfinished rollout to its end (`lrl.rollouts.controller.Write`)."""
         stops = {*sampling.stop_tokens, *self.stop_tokens}
         sampling = replace(sampling, stop_tokens=tuple(sorted(stops)))
         write = partial(self.write, **how)
@@ -124,41 +123,29 @@ class Episodes:
             if not rollout.finished
         ]
         if self.each_alone:
-            await _together(map(_play_alone, episodes))
-            return
-        try:
-            await _together([episode.begin() for episode in episodes])
-            alike: dict[tuple[int, ...], list[Episode]] = {}
-            for episode in episodes:
-                alike.setdefault(tuple(episode.rollout.token_ids), []).append(episode)
-            await _together(map(_run_alike, alike.values()))
-        finally:
-            for episode in episodes:
-                episode.close()
+            await _together(_play([episode]) for episode in episodes)
+        else:
+            await _play(episodes)
 
 
+@dataclass(eq=False)
 class Episode:
     """One rollout, at play; it grows in place, and may have turns of an earlier run. `terms` are the
     limits, and `sampling.max_tokens` is of the whole episode after its prompt."""
 
-    def __init__(
-        self,
-        terms: Episodes,
-        prompt: Prompt,
-        rollout: Rollout,
-        *,
-        sampling: Sampling,
-        write: Write,
-    ) -> None:
-        self.terms = terms
-        self.prompt = prompt
-        self.rollout = rollout
-        self.sampling = sampling
-        self.write = write
+    terms: Episodes
+    prompt: Prompt
+    rollout: Rollout
+    _: KW_ONLY
+    sampling: Sampling
+    write: Write
+
+    def __post_init__(self) -> None:
         self.home = Home()
-        self._observations = terms.observations(prompt)
+        self._observations = self.terms.observations(self.prompt)
         self._conversation: Conversation | None = None
-        self._losses = self._losses_by_others = 0
+        self._losses = Counter[bool]()
+        """Whether another episode was at fault -> losses since the furthest turn."""
         self._furthest = 0
         """Most turns with a reply. One that begins anew has to get further: else it would never end
         with an environment that is lost at every second turn."""
@@ -200,7 +187,7 @@ class Episode:
             self._record(turn, reply, self._ids(reply, written))
             if len(self.rollout.turn_ends) > self._furthest:
                 self._furthest = len(self.rollout.turn_ends)
-                self._losses = self._losses_by_others = 0
+                self._losses.clear()
         except WorkerLost as error:
             await self.begin(error)
         except EpisodeError as error:
@@ -280,15 +267,10 @@ class Episode:
         rollout.open_turn = None
 
     def _count_loss(self, error: WorkerLost) -> None:
-        self._losses += not error.by_other
-        self._losses_by_others += error.by_other
-        times = ""
-        if self._losses == ATTEMPTS:
-            times = f"{ATTEMPTS} times"
-        elif self._losses_by_others == ATTEMPTS_OF_OTHERS:
-            times = f"{ATTEMPTS_OF_OTHERS} times by other episodes"
-        if times:
-            raise EpisodeError("environment_lost", f"{times}, at last: {error}")
+        self._losses[error.by_other] += 1
+        most, by = (ATTEMPTS_OF_OTHERS, " by other episodes") if error.by_other else (ATTEMPTS, "")
+        if self._losses[error.by_other] == most:
+            raise EpisodeError("environment_lost", f"{most} times{by}, at last: {error}")
 
     def _record(self, turn: Rollout, reply: Reply, observation: list[int]) -> None:
         """Adds a turn and its reply, between two waits: no checkpoint has half of it."""
@@ -403,12 +385,17 @@ async def run_episode(episode: Episode) -> None:
         episode.fail(EpisodeError("episode_timeout", text))
 
 
-async def _play_alone(episode: Episode) -> None:
+async def _play(episodes: Sequence[Episode]) -> None:
+    """Begins episodes, and plays them to their ends."""
     try:
-        await episode.begin()
-        await run_episode(episode)
+        await _together(episode.begin() for episode in episodes)
+        alike: dict[tuple[int, ...], list[Episode]] = {}
+        for episode in episodes:
+            alike.setdefault(tuple(episode.rollout.token_ids), []).append(episode)
+        await _together(map(_run_alike, alike.values()))
     finally:
-        episode.close()
+        for episode in episodes:
+            episode.close()
 
 
 async def _run_alike(episodes: list[Episode]) -> None:

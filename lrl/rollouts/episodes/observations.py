@@ -6,8 +6,7 @@ before them, once a turn (`lrl.environments.chat_splice`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ WHERE = "the observation"
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationTokens:
-    """Makes tokens of observations; an error is an EpisodeError.
+    """Makes tokens of observations; raises ConfigError where the policy cannot read one.
 
     Args:
         tokenizer: The policy's.
@@ -62,24 +61,12 @@ class ObservationTokens:
         """Returns the tokens of a text, without special tokens of its own."""
         if not text:  # as most openings are; the tokenizer takes 100 us to say so
             return []
-        with _unreadable(), named_errors(WHERE):
+        with named_errors(WHERE):
             return self.tokenizer.encode(text, add_special_tokens=False)
 
     def chat(self, chat: Chat) -> list[int]:
         """Returns the tokens of a chat, up to the beginning of the policy's message."""
-        with _unreadable():
-            return encode_chat(self.tokenizer, chat, WHERE)
-
-    def check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
-        """Raises EpisodeError if the chat template leaves tools out of these messages."""
-        form = ("tools", *(message["role"] for message in messages))
-        if tools and form not in self.shown:
-            if self.chat(Chat(messages, tools)) == self.chat(Chat(messages)):
-                raise _error(
-                    "the policy's chat template leaves the tools out. Take a model whose chat "
-                    "template knows tools"
-                )
-            self.shown.add(form)
+        return encode_chat(self.tokenizer, chat, WHERE)
 
     def behind(self, chat: Chat, messages: list[Message], word: str) -> Behind:
         """Returns what the chat template puts behind a turn: `chat` ends with its stand-in, which
@@ -89,7 +76,7 @@ class ObservationTokens:
         special = self.tokenizer.all_special_ids
         if (found := behind_stand_in(alone, behind, self.ends, special)) is None:
             ends = sorted(decoded(self.tokenizer, [end]) for end in self.ends)
-            raise _error(
+            raise ConfigError(
                 "the chat template puts no token that ends a response "
                 f"({', '.join(map(repr, ends)) or 'there is none'}) behind the policy's message: "
                 "correct eos_token_id in generation_config.json, or the template"
@@ -99,8 +86,7 @@ class ObservationTokens:
     def _behind_word(self, chat: Chat, word: str, header: bool = True) -> list[int]:
         """Returns the tokens behind the last place of a word in the rendering of a chat; none if
         it has no such word."""
-        with _unreadable():
-            text = render_chat(self.tokenizer, chat, WHERE, header=header)
+        text = render_chat(self.tokenizer, chat, WHERE, header=header)
         return self.text(text.rpartition(word)[2]) if word in text else []
 
 
@@ -131,12 +117,10 @@ class Transcript:
             self._chat, turn = self._turns[reply.after]
             if self._tokens.writes_prompt and self._chat is not None:
                 self.tools = self._chat.tools
-        ids = self._ids(reply.observation, turn, reply.tools)
-        if unknown := [token for token in ids if not 0 <= token < self._vocabulary]:
-            raise _error(
-                f"the observation has the token {unknown[0]}, and the policy has {self._vocabulary}"
-            )
-        return ids
+        try:
+            return self._ids(reply.observation, turn, reply.tools)
+        except ConfigError as error:
+            raise EpisodeError("environment_error", str(error)) from error
 
     def _ids(
         self,
@@ -145,7 +129,7 @@ class Transcript:
         tools: Sequence[dict[str, Any]],
     ) -> list[int]:
         if tools and not (turn is None and self._tokens.writes_prompt):
-            raise _error(
+            raise ConfigError(
                 "`Policy.turn` has tools, which go with the first observation of an environment "
                 "that `writes_prompt`; another one has the property `tools`"
             )
@@ -153,21 +137,25 @@ class Transcript:
             messages: Any = observation
             return self._opening(messages, tools) if turn is None else self._after(turn, messages)
         if turn is None and self._tokens.opens:
-            raise _error(
+            raise ConfigError(
                 "`opens` is true, so the prompt ends before the header of the policy's message: "
                 "give the observation before the first turn as chat messages"
             )
         if isinstance(observation, str):
             return self._tokens.text(observation)
         token_ids: Any = observation
+        if unknown := [token for token in token_ids if not 0 <= token < self._vocabulary]:
+            raise ConfigError(
+                f"the observation has the token {unknown[0]}, and the policy has {self._vocabulary}"
+            )
         return list(token_ids)
 
     def _opening(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         begun = self._prompt.token_ids
         if not self._tokens.opens:
             if not self._prompt.chat:
-                raise _error(NO_CHAT)
-            raise _error(
+                raise ConfigError(NO_CHAT)
+            raise ConfigError(
                 "the observation before the first turn is chat messages, and the prompt ends with "
                 "the header of the policy's message: set `opens = True` in the environment's class"
             )
@@ -175,18 +163,29 @@ class Transcript:
             variables = {} if self._prompt.chat is None else self._prompt.chat.variables
             self._chat = Chat([], tools, variables)
             self.tools = tools
-            self._tokens.check_tools(messages, tools)
+            self._check_tools(messages, tools)
 
         def after_prompt(chat: Chat, behind: list[Message]) -> list[int]:
             rendered = self._tokens.chat(_grown(chat, behind))
             if rendered[: len(begun)] != begun:
-                raise _error(
+                raise ConfigError(
                     "the chat template renders the prompt otherwise with messages behind it: give "
                     "those in the prompt"
                 )
             return rendered[len(begun) :]
 
         return self._add([], messages, after_prompt)
+
+    def _check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
+        """Raises ConfigError if the chat template leaves tools out of these messages."""
+        tokens, form = self._tokens, ("tools", *(message["role"] for message in messages))
+        if tools and form not in tokens.shown:
+            if tokens.chat(Chat(messages, tools)) == tokens.chat(Chat(messages)):
+                raise ConfigError(
+                    "the policy's chat template leaves the tools out. Take a model whose chat "
+                    "template knows tools"
+                )
+            tokens.shown.add(form)
 
     def _after(self, turn: Written, messages: list[Message]) -> list[int]:
         calls = list(turn.calls)
@@ -208,7 +207,7 @@ class Transcript:
         """Adds a turn's stand-in, if there is one, and messages to the chat; returns the messages'
         tokens."""
         if self._chat is None:
-            raise _error(NO_CHAT)
+            raise ConfigError(NO_CHAT)
         self._chat = _grown(self._chat, turn)
         form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
         if form not in self._tokens.shown:
@@ -218,7 +217,7 @@ class Transcript:
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:
-                raise _error(
+                raise ConfigError(
                     f"the chat template leaves out the content of the {lacking[0]} message, or puts "
                     "it before the end of the policy's. Take a model with another template"
                 )
@@ -281,16 +280,3 @@ def _joined(messages: list[Message]) -> list[Message]:
     content = "\n".join(message["content"] for message in results)
     others = [message for message in messages if message["role"] != "tool"]
     return [results[0] | {"content": content}, *others]
-
-
-@contextmanager
-def _unreadable() -> Iterator[None]:
-    """Makes a ConfigError the error of an episode."""
-    try:
-        yield
-    except ConfigError as error:
-        raise _error(str(error)) from error
-
-
-def _error(text: str) -> EpisodeError:
-    return EpisodeError("environment_error", text)

@@ -34,11 +34,11 @@ WORDING = {
 }
 ROOMS = (
     *("lrl", "lrl.callbacks", "lrl.members.launchers", "lrl.objectives", "lrl.rewards"),
-    *("lrl.routing.dispatch", "lrl.routing.rankers"),
+    "lrl.routing.rankers",
 )
 """Rooms that import a class at its first use."""
 CLASSES = (
-    *(*ROOMS, "lrl.advantages", "lrl.environments"),
+    *(*ROOMS, "lrl.advantages", "lrl.environments", "lrl.routing.dispatch"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
 )
 """Where the classes are that a setting may name."""

@@ -87,8 +87,8 @@ class ServerSettings:
         tls_trust: Certificates that the trainer accepts: `certificate` is exactly `tls_cert`;
             `system` is any of this machine's authorities, and the certificate must name `host`.
         insecure: Allows plain HTTP on an address that other machines can read.
-        tool_parser: vLLM's parser of the policy's calls of tools (`--tool-call-parser`), such as
-            `hermes`; null for an environment without tools.
+        tool_parser: vLLM's parser of the policy's tool calls (`--tool-call-parser`), such as `hermes`
+            or `pythonic`; null for an environment without tools.
         extra_args: Further vLLM flags by name. `true` gives a bare flag, `false` its `--no-` form.
 
     Raises:

@@ -167,7 +167,7 @@ def check_servers(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
     if server.tool_parser is None and environment is not None and environment.tools:
         raise ConfigError(
             "data.environment has tools, and strategy.server.tool_parser is null: name vLLM's parser "
-            "for the policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral."
+            "for the policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral, pythonic."
         )
     needed = data.max_model_tokens
     if server.max_model_len is not None and server.max_model_len < needed:

@@ -14,20 +14,19 @@ log = logging.getLogger(__name__)
 BUDGET = "judge_budget"
 """The reason at which the run ends at once: nothing that costs would come of it any more."""
 KINDS = {
-    "exception": "Mend the reward. A text that it cannot read is worth 0.0, and not an error.",
+    "exception": "Fix the reward: a text that it cannot read is worth 0.0, not an exception.",
     "crash": (
-        "Mend the reward, or the library that it uses; if SIGKILL ended the worker, lower "
+        "Fix the reward, or the library that it uses; if SIGKILL ended the worker, lower "
         "data.reward_workers."
     ),
     "timeout": (
-        "Mend the reward if it never ends; else raise data.reward_timeout_s, or "
-        "data.reward_workers."
+        "Fix the reward if it never ends; else raise data.reward_timeout_s, or data.reward_workers."
     ),
-    "memory": "Mend the reward, or raise data.reward_memory_gib.",
-    "nan": "Mend the reward: it must give a finite number, and no huge one.",
-    "wrong_type": "Mend the reward: it must give a float, or a dict of floats.",
+    "memory": "Fix the reward, or raise data.reward_memory_gib.",
+    "nan": "Fix the reward: it must return a finite number of moderate size.",
+    "wrong_type": "Fix the reward: it must return a float, or a dict of floats.",
     "wrong_shape": (
-        "Mend the reward: it must give one number, or a dict with the same parts for every "
+        "Fix the reward: it must return one number, or a dict with the same parts for every "
         "response."
     ),
     "judge_refused": "Correct the settings of the judge.",
@@ -44,9 +43,10 @@ KINDS = {
 }
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
 EPISODE_KINDS = {
-    "tool_timeout": "Mend the environment if it never answers; else raise data.turn_timeout_s.",
+    "tool_timeout": "Fix the environment if it never answers; else raise data.turn_timeout_s.",
     "environment_error": (
-        "Mend the environment. Bad news for the policy is an observation, and no exception."
+        "If the environment raised this, fix it: report problems to the policy as an observation, "
+        "not as an exception."
     ),
     "environment_lost": "See in the log why the processes of the environment end.",
     "episode_timeout": "Raise data.episode_timeout_s, or lower data.max_turns.",

@@ -88,10 +88,13 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
     parameters = inspect.signature(function).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     if "completions" in parameters:
+        own = {"completions": "response", "prompts": "prompt"}
+        named = [one.name for one in parameters.values() if one.kind is not one.VAR_KEYWORD]
+        lists = ", ".join(f"{each}=[{own.get(each, f'columns[{each!r}]')}]" for each in named)
         raise ConfigError(
             f"The reward {name} takes `completions`, as a reward function of TRL: a list. A reward of "
             "lrl judges one response, a text: write a function that calls it, such as `def "
-            f"{name}_of_one(prompt, response, **columns): return {name}(completions=[response])[0]`."
+            f"{name}_of_one(prompt, response, **columns): return {name}({lists})[0]`."
         )
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         raise ConfigError(

@@ -37,8 +37,10 @@ SETTINGS = {
     ),
     "data.advantages": "scale_rewards norm_adv_by_std_in_grpo adv_estimator gamma lam gae_lambda",
     "data.max_skipped_per_step": "dynamic_sampling filter_groups",
+    "epsilon_low and epsilon_high of model.objective lrl.objectives.PPO": (
+        "epsilon epsilon_low epsilon_high cliprange clip_ratio clip_ratio_low clip_ratio_high"
+    ),
     "model.objective": (
-        "epsilon epsilon_low epsilon_high cliprange clip_ratio clip_ratio_low clip_ratio_high "
         "importance_sampling_level vllm_importance_sampling_correction "
         "vllm_importance_sampling_cap vllm_importance_sampling_clip_max tis_imp_ratio_cap"
     ),
@@ -105,13 +107,13 @@ def setting(name: str) -> str:
     if word in ABSENT.split():
         return "There is none here; docs/from_trl.md says why."
     found = (here for here, elsewhere in SETTINGS.items() if word in elsewhere.split())
-    return next((f"Here it is {here}." for here in found), "")
+    return next((f"lrl's name for it is {here}." for here in found), "")
 
 
 def objective(name: str) -> str:
     """Returns the sentence about another library's objective; empty if none has it."""
     found = OBJECTIVES.get(name.rpartition(".")[2].replace("_", "").replace("-", "").upper())
-    return f"Here it is {found}." if found else ""
+    return f"In lrl it is {found}." if found else ""
 
 
 def answers_aliases(constructor: Constructor) -> Constructor:

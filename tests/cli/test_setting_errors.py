@@ -17,7 +17,8 @@ from lrl.system import aliases
 ELSEWHERE = {
     "num_generations": "data.rollouts_per_group",
     "actor_rollout_ref.rollout.n": "data.rollouts_per_group",
-    "learning_rate": "model.lr",
+    "learning_rate": "lrl's name for it is model.lr.",
+    "epsilon": "epsilon_low and epsilon_high of model.objective lrl.objectives.PPO",
     "max_completion_length": "data.max_response_tokens",
     "beta": "model.reference",
     "num_iterations": "There is none here",

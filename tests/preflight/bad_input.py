@@ -146,7 +146,10 @@ DATA = [
     ),
     ("--data.prompts {in}/data/surrogate.jsonl", "Row 3 of surrogate", "surrogate pair"),
     ("--data.rewards lrl.rewards.GSM9K", "Did you mean GSM8K?"),
-    ("--data.rewards trl_rewards:brief", "brief takes `completions`", "completions=[response]"),
+    (
+        "--data.rewards trl_rewards:brief",
+        "brief(completions=[response], answer=[columns['answer']])[0]",
+    ),
 ]
 
 MODELS = [

@@ -49,7 +49,7 @@ def make(folder: Path) -> Path:
     (folder / "broken.yaml").write_text("data:\n  init_args: [\n")
     (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
     (folder / "trl_rewards.py").write_text(
-        "def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+        "def brief(completions, answer, **kwargs):\n    return [0.0 for _ in completions]\n"
     )
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
     (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))

@@ -173,7 +173,7 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
         f"{enough + 1} of the last {enough + 1} responses",
         f"(exception {enough}, wrong_type 1)",
         "Prompt 0, response 'raise it': exception: obey: LookupError: it",
-        "Mend the reward.",
+        "Fix the reward: ",
         "data.max_reward_failures is 0.1",
     ):
         assert part in message

@@ -37,7 +37,7 @@ FindCalls = Callable[[list[int], int, Sequence[dict[str, Any]]], Awaitable[Parse
 (`lrl.generators.tool_calls.ToolCallParser`)."""
 NO_PARSER = (
     "the policy gets tools, and strategy.server.tool_parser is null: name vLLM's parser for the "
-    "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral"
+    "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral, pythonic"
 )
 
 
@@ -338,7 +338,8 @@ def check_prompt(tokens: int, most: int) -> None:
     """Raises EpisodeError if the prompt that an agent writes is too long."""
     if tokens > most:
         text = (
-            f"the first request has {tokens} tokens, and data.max_prompt_tokens is {most}: raise it"
+            f"the first request has {tokens} tokens, its tools' schemas included, and "
+            f"data.max_prompt_tokens is {most}: raise it"
         )
         raise EpisodeError("environment_error", text)
 

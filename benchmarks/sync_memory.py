@@ -107,7 +107,7 @@ def by_file(policy: Divided, folder: Path, _: int) -> Callable[[], float]:
     def sync() -> float:
         file = folder / "weights"
         file.touch()
-        policy.sent_weights.stage(StageOrder("pool", "version", None, str(file)))
+        policy.stage_weights(StageOrder("pool", "version", None, str(file)))
         return file.stat().st_size / policy.ranks.size
 
     return sync
@@ -115,7 +115,7 @@ def by_file(policy: Divided, folder: Path, _: int) -> Callable[[], float]:
 
 def in_parts(policy: Divided, _: Path, __: int) -> Callable[[], float]:
     def sync() -> float:
-        policy.sent_weights.stage(StageOrder("pool", "version", torch.bfloat16))
+        policy.stage_weights(StageOrder("pool", "version", torch.bfloat16))
         part = policy.staging.parts["version"]
         return float(sum(block.nbytes for block in part.blocks))
 
@@ -125,14 +125,14 @@ def in_parts(policy: Divided, _: Path, __: int) -> Callable[[], float]:
 def by_broadcast(policy: Divided, folder: Path, nbytes: int) -> Callable[[], float]:
     size = policy.ranks.size + 1
     order = JoinOrder(unique_id(folder), size, torch.bfloat16, nbytes)
-    plan, joined = policy.sent_weights.join("pool", order)
+    plan, joined = policy.join_broadcast("pool", order)
     joined.result(60)
     torch.save(asdict(plan), folder / "plan.draft")
     (folder / "plan.draft").rename(folder / "plan")
 
     def sync() -> float:
-        policy.sent_weights.send("pool")
-        policy.sent_weights.end("pool", False, 60.0)
+        policy.send_broadcast("pool")
+        policy.end_broadcast("pool", False, 60.0)
         return 8.0 * sum(bucket.words(0) for bucket in policy.broadcasts["pool"]._buckets)
 
     return sync

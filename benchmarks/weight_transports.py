@@ -54,7 +54,7 @@ from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import PoolSync
+from lrl.weights.sync import Sync
 from lrl.weights.transport import Transport
 from lrl.weights.version_file import SHARED_MEMORY
 from tests.weights.whole_weights import WholeWeights
@@ -102,23 +102,25 @@ class Scene:
         pool = GeneratorPool(self.receivers)
         for receiver in self.receivers:
             receiver.version = -1  # that of another transport
-        sync = PoolSync(
+        weights = WholeWeights(lambda: self.weights(number, halves=transport is SharedMemory))
+        sync = Sync(
             pool,
             self.loop,
             transport,
-            f"bench-{secrets.token_hex(4)}",
+            weights,
+            lambda generators: accept,
+            name=f"bench-{secrets.token_hex(4)}",
             deadline_s=DEADLINE_S,
             silence_s=DEADLINE_S,
         )
         made: Any = sync.transport
-        weights = WholeWeights(lambda: self.weights(number, halves=transport is SharedMemory))
         try:
             for number in range(upto + 1):
                 sent, fetched = made.sent_bytes, made.fetched_bytes
                 gc.collect()
                 self.memory.begin()
                 before, started = self.memory.peak, time.monotonic()
-                if failed := sync.sync_now(weights, number, lambda generators: accept):
+                if failed := sync.sync_now(number):
                     raise RuntimeError("; ".join(failed.values()))
                 ended = time.monotonic()
             found = {

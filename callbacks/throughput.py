@@ -87,11 +87,12 @@ class Throughput(OnRankZero):
         run = run_of(trainer)
         times = self.times = self._lap(run)
         times.sync_pause = run.pause_seconds if times.sync else 0.0
+        syncs = run.syncs.values()
         totals = Counter(
             generated=run.calls.controller.generated_tokens,
-            recomputed=run.syncs.recomputed_tokens,
-            fetched=run.syncs.fetched_bytes,
-            sent=run.syncs.sent_bytes,
+            recomputed=sum(sync.recomputed_tokens for sync in syncs),
+            fetched=sum(sync.transport.fetched_bytes for sync in syncs),
+            sent=sum(sync.transport.sent_bytes for sync in syncs),
         )
         new = totals - self._totals
         self._totals = totals

@@ -1,5 +1,5 @@
 """Syncs every new version of the policy into the generators: the settings of the run's syncs
-(`lrl.weights.syncs`), and their moments in a training."""
+(`lrl.weights.sync`), and their moments in a training."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import lightning as L
 
 from lrl.callbacks.base import OnRankZero, run_of
 from lrl.generators.generator import Generator, KeysAndValues, State
+from lrl.generators.pool import GeneratorPool
 from lrl.system.config_errors import above, at_least, one_of
 from lrl.weights.proof import (
     FIRST_PROOF_TOKENS,
@@ -16,7 +17,7 @@ from lrl.weights.proof import (
     PROOF_TOKENS,
     Proof,
 )
-from lrl.weights.syncs import Syncs
+from lrl.weights.sync import Sync
 
 if TYPE_CHECKING:
     from lrl.run import Run
@@ -63,20 +64,27 @@ class WeightSync(OnRankZero):
         self.proof: Proof | None = None
         """The last one."""
 
-    def make_syncs(self, run: Run) -> Syncs:
-        """Returns the syncs of a run."""
-        return Syncs(
-            run.fleet,
-            run.strategy.choose_transport(),
-            run.policy.sent_weights,
-            lambda generators: self._make_proof(run, generators),
-            name=run.strategy.run_id,
-            deadline_s=self.deadline_s,
-            keys_and_values=self.keys_and_values,
-            prove_every_n_syncs=self.prove_every_n_syncs,
-            interrupted=run.raise_if_stopped,
-            stopwatch=run.stopwatch,
-        )
+    def make_syncs(self, run: Run) -> dict[GeneratorPool, Sync]:
+        """Returns the sync of each pool of a run."""
+        fleet = run.fleet
+        return {
+            pool: Sync(
+                pool,
+                fleet.loop,
+                run.strategy.choose_transport(),
+                run.policy,
+                lambda generators: self._make_proof(run, generators),
+                name=f"{run.strategy.run_id}-{number}",
+                deadline_s=self.deadline_s,
+                silence_s=2 * fleet.heartbeat_s,
+                interrupted=run.raise_if_stopped,
+                check_outage=fleet.outage_limit.check_outage,
+                stopwatch=run.stopwatch,
+                keys_and_values=self.keys_and_values,
+                prove_every_n_syncs=self.prove_every_n_syncs,
+            )
+            for number, pool in enumerate(fleet.pools)
+        }
 
     def _make_proof(self, run: Run, generators: list[Generator]) -> Proof:
         tokens = PROOF_TOKENS
@@ -115,5 +123,5 @@ class WeightSync(OnRankZero):
         run = run_of(trainer)
         if run.newest != trainer.global_step:
             run.sync()
-        for pool in run.fleet.pools:
-            run.syncs.wait(pool)
+        for sync in run.syncs.values():
+            sync.wait()

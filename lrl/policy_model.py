@@ -391,11 +391,6 @@ class PolicyModel(L.LightningModule):
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     @cached_property
-    def sent_weights(self) -> SentWeights:
-        """The weights as a sync sends them, for rank 0."""
-        return SentWeights(self)
-
-    @cached_property
     def staging(self) -> Staging:
         """The parts of weights that this rank has staged."""
         return Staging(here=self._trainer is None or self.trainer.node_rank == 0)
@@ -480,27 +475,6 @@ class PolicyModel(L.LightningModule):
                 lora=self.lora,
                 adapters=adapters,
             )
-
-
-class SentWeights:
-    """The weights of a policy as its syncs know them (`lrl.weights.transport.Weights`)."""
-
-    def __init__(self, policy: PolicyModel) -> None:
-        self._policy = policy
-        self.stage = policy.stage_weights
-        self.serve = policy.serve_weights
-        self.join = policy.join_broadcast
-        self.send = policy.send_broadcast
-        self.end = policy.end_broadcast
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks that train."""
-        return self._policy.ranks
-
-    def __call__(self, merged_in: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """See `PolicyModel.whole_weights`."""
-        return self._policy.whole_weights(merged_in)
 
 
 def _absolute(model: str) -> str:

@@ -39,6 +39,7 @@ from lrl.checkpoints.run_folder import RunFolderLock, continue_logs, run_folder
 from lrl.datamodule import RolloutDataModule
 from lrl.evaluation import answer
 from lrl.generators.fleet import Fleet
+from lrl.generators.pool import GeneratorPool
 from lrl.members.run_members import RunMembers
 from lrl.policy import PolicyModule
 from lrl.rewards import RewardPool
@@ -50,7 +51,7 @@ from lrl.strategies.generator_servers import join_spec, make_fleet, make_members
 from lrl.system.stopwatch import Stopwatch
 from lrl.system.terminal import progress_bar
 from lrl.types import Group, Sampling, Step
-from lrl.weights.syncs import Syncs
+from lrl.weights.sync import Sync
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
@@ -87,7 +88,7 @@ class Run:
         self._step: StepStream | None = None
         self.members: RunMembers | None = None
         self._fleet: Fleet | None = None
-        self._syncs: Syncs | None = None
+        self._syncs: dict[GeneratorPool, Sync] | None = None
         self._calls: ControllerCalls | None = None
         self.strategy.run = data.run = self
 
@@ -186,7 +187,7 @@ class Run:
         (`max_lag` 0) or no generator has served yet.
         """
         version, pool = self.trainer.global_step, self.fleet.rollouts
-        sync = self.syncs.pools[pool]
+        sync = self.syncs[pool]
         self.newest = version
 
         def on_synced() -> None:
@@ -196,7 +197,7 @@ class Run:
                 self.calls.new_version(version)
 
         beside_the_step = self.trainer.training and pool.has_served and self.data.max_lag > 0
-        self.syncs.sync(pool, version, on_synced, in_background=beside_the_step)
+        sync.sync(version, on_synced, in_background=beside_the_step)
 
     def poll(self) -> None:
         """Syncs generators that were replaced; a waiting trainer calls it a few times a second.
@@ -209,10 +210,10 @@ class Run:
         fleet = self.fleet
         for pool in fleet.pools:
             fleet.outage_limit.check_outage(pool)
-        if fleet.rollouts.pending or self.syncs.pools[fleet.rollouts].is_broken:
+        if fleet.rollouts.pending or self.syncs[fleet.rollouts].is_broken:
             self.sync()
         if fleet.evaluation is not None and fleet.evaluation.pending:
-            self.syncs.sync(fleet.evaluation, self.trainer.global_step)
+            self.syncs[fleet.evaluation].sync(self.trainer.global_step)
 
     def evaluate(
         self,
@@ -240,7 +241,7 @@ class Run:
         pool, version, spare = fleet.rollouts, self.newest, slots is not None
         if fleet.evaluation is not None and self.trainer.training:
             pool, version, spare = fleet.evaluation, self.trainer.global_step, False
-            self.syncs.sync(pool, version)
+            self.syncs[pool].sync(version)
         generate = pool.generate_spare if spare else pool.generate
         if (episodes := data.episodes(pool, spare=spare)) is not None:
             generate = episodes.generate
@@ -270,9 +271,9 @@ class Run:
                 ends.callback(members.close)
             if fleet is not None:
                 ends.callback(fleet.stop)
-            if syncs is not None:
-                ends.callback(syncs.close)
-                ends.callback(syncs.interrupt)
+            for sync in (syncs or {}).values():
+                ends.callback(sync.close)
+                ends.callback(sync.interrupt)
 
     def _release_folder(self) -> None:
         if self.trainer.interrupted:
@@ -324,8 +325,8 @@ class Run:
         return self._calls
 
     @property
-    def syncs(self) -> Syncs:
-        """The syncs of the generators; rank 0 has them from `start` to `end`."""
+    def syncs(self) -> dict[GeneratorPool, Sync]:
+        """The sync of each pool of generators; rank 0 has them from `start` to `end`."""
         if self._syncs is None:
             raise RuntimeError(NO_GENERATORS)
         return self._syncs
@@ -346,9 +347,10 @@ class Run:
         if self._fleet is None or self._syncs is None:
             return
         if self.trainer.interrupted:
-            self._syncs.interrupt()
+            for sync in self._syncs.values():
+                sync.interrupt()
         else:
-            self._syncs.wait(self._fleet.rollouts)
+            self._syncs[self._fleet.rollouts].wait()
         self._fleet.call(self._fleet.rollouts.flush(), "fetching the tokens on their way")
 
     def controller_state(self) -> dict[str, Any] | None:

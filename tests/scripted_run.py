@@ -46,7 +46,7 @@ class ScriptedRun(lrl.AsyncSingleDevice):
         policy: Any = SimpleNamespace(
             policy_folder=str(self.folder),
             dtype_name="float32",
-            sent_weights=lambda: iter(()),
+            whole_weights=lambda: iter(()),
             free_sent=lambda: None,
         )
         trainer: Any = SimpleNamespace(

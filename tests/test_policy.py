@@ -361,11 +361,11 @@ def test_a_gradient_that_is_not_a_number_stops_the_run(folder: str) -> None:
     (batch,) = pack(GROUPS, 10_000)
     batch.behaviour_logprobs[batch.mask] = math.nan
     policy = PolicyModule(folder)
-    before = [weight.clone() for _, weight in opened(folder).sent_weights()]
+    before = [weight.clone() for _, weight in opened(folder).whole_weights()]
     with pytest.raises(RuntimeError, match="step 0: the gradient norm is nan"):
         fit(policy, [FakeStep([batch])])
     assert all(
-        torch.equal(old, new) for old, (_, new) in zip(before, policy.sent_weights(), strict=True)
+        torch.equal(old, new) for old, (_, new) in zip(before, policy.whole_weights(), strict=True)
     )
 
 
@@ -398,7 +398,7 @@ def test_a_probe_within_a_step_of_mixed_precision_is_that_of_a_hook(
     text, found = list(range(1, 30)), {}
 
     def read() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return torch.tensor(policy.prompt_logprobs(text)), dict(policy.sent_weights())
+        return torch.tensor(policy.prompt_logprobs(text)), dict(policy.whole_weights())
 
     class Reading(FakeStep):
         def __iter__(self) -> Iterator[MicroBatch]:
@@ -435,13 +435,13 @@ def test_a_step_logs_nothing_of_the_step_before(folder: str, tmp_path: Path) -> 
 
 def test_a_mismatch_above_the_limit_stops_the_run_before_the_update(folder: str) -> None:
     policy = PolicyModule(folder, abort_on_mismatch=0.5)
-    before = [weight.clone() for _, weight in opened(folder).sent_weights()]
+    before = [weight.clone() for _, weight in opened(folder).whole_weights()]
     with pytest.raises(
         RuntimeError, match=r"step 0: policy/mismatch_kl is .* model.abort_on_mismatch is 0.5"
     ):
         fit(policy, [FakeStep(pack(GROUPS))])  # its behaviour log-probs are made up
     assert all(
-        torch.equal(old, new) for old, (_, new) in zip(before, policy.sent_weights(), strict=True)
+        torch.equal(old, new) for old, (_, new) in zip(before, policy.whole_weights(), strict=True)
     )
     fit(PolicyModule(folder, abort_on_mismatch=1e6), [FakeStep(pack(GROUPS))])
 
@@ -507,7 +507,7 @@ def test_a_function_may_make_the_model_and_runs_once(
 def test_sent_weights_are_the_checkpoints(tmp_path: Path, config: PreTrainedConfig) -> None:
     stored = load_file(Path(save_model(tmp_path / "first", config)) / "model.safetensors")
     policy = opened(str(tmp_path / "first"))
-    weights = dict(policy.sent_weights())
+    weights = dict(policy.whole_weights())
     assert ("lm_head.weight" in weights) is not config.tie_word_embeddings
     assert weights.keys() == stored.keys()
     assert all(torch.equal(weights[name], stored[name]) for name in stored)
@@ -535,7 +535,7 @@ def test_learning_rate_and_moments_resume(folder: str, tmp_path: Path) -> None:
     resumed = trainer(max_steps=4)
     resumed.fit(second, Steps(steps), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
     assert resumed.global_step == 4
-    for (_, one), (_, other) in zip(whole.sent_weights(), second.sent_weights(), strict=True):
+    for (_, one), (_, other) in zip(whole.whole_weights(), second.whole_weights(), strict=True):
         torch.testing.assert_close(one, other)
 
 

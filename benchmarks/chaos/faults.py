@@ -37,7 +37,7 @@ OF_GENERATORS = {
 """A signal to one part of some generators at the same moment."""
 PLACES: dict[str, tuple[str, str]] = {
     "step": ("lrl.policy", "PolicyModule.compute_loss"),
-    "sync": ("lrl.weights.sync", "PoolSync._update"),
+    "sync": ("lrl.weights.sync", "Sync._load"),
     "save": ("lrl.checkpoints.checkpoint_file", "CheckpointFile.save_checkpoint"),
 }
 """A function that rank 0 calls in each phase; that of a sync stands between pause and resume."""

@@ -130,7 +130,7 @@ class BreakingSync(WeightSync):
 
     def _sync(self, run: Run, sync: Callable[[], None]) -> None:
         pool, version = run.fleet.rollouts, run.trainer.global_step
-        run.syncs.wait(pool)
+        run.syncs[pool].wait()
         new = self._wait_for_lost(pool)
         fitting = [planned for planned in self.left if (planned.phase == INIT) == bool(new)]
         if not fitting or not (new or version != run.version):
@@ -144,7 +144,7 @@ class BreakingSync(WeightSync):
         started = time.monotonic()
         try:
             sync()
-            run.syncs.wait(pool)
+            run.syncs[pool].wait()
             if len(pool.serving) < len(pool.generators):  # a waiting trainer does as much
                 sync()
             sync_s = time.monotonic() - started

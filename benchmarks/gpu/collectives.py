@@ -118,7 +118,7 @@ class Program(Lines):
     def read(self, policy: Policy) -> None:
         policy.zero_grad()
         shard_again(policy)
-        count, seconds = self.timed(lambda: sum(one.nbytes for _, one in policy.sent_weights()))
+        count, seconds = self.timed(lambda: sum(one.nbytes for _, one in policy.whole_weights()))
         self.keep(read_s=seconds, read_gb_s=count / seconds / 1e9)
 
     def save(self, policy: Policy) -> None:

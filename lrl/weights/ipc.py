@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from lrl.weights.broadcast import this_device
 from lrl.weights.buckets import Bucket, Plan
 from lrl.weights.pool_calls import PoolCalls
-from lrl.weights.transport import Machine, Transport, Weights
+from lrl.weights.transport import Machine, Policy, Transport
 from lrl.weights.wire import TensorSpec, transfer_dtype
 
 BUCKET_BYTES = 2**28
@@ -58,12 +58,14 @@ class Ipc(Transport):
         self._dtype = torch.float32
         self._info: dict[str, Any] = {}
 
-    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
         """See `Transport.connect`."""
-        self._weights = weights
+        self._policy = policy
         if self._buffer is None:
             dtype = self._dtype = getattr(torch, calls.participants[0].server.settings.dtype)
-            found = ((name, one.dtype, tuple(one.shape)) for name, one in weights(dtype))
+            found = (
+                (name, one.dtype, tuple(one.shape)) for name, one in policy.whole_weights(dtype)
+            )
             tensors = [
                 TensorSpec(name, transfer_dtype(own, shape, dtype), shape)
                 for name, own, shape in found
@@ -80,7 +82,7 @@ class Ipc(Transport):
 
     def send(self, calls: PoolCalls) -> None:
         assert self._buffer is not None, "connected before"
-        weights = (tensor for _, tensor in self._weights(self._dtype))
+        weights = (tensor for _, tensor in self._policy.whole_weights(self._dtype))
         for number, bucket in enumerate(self._buckets):
             bucket.pack(islice(weights, len(bucket.tensors)), self._buffer[: bucket.words(0)])
             torch.cuda.current_stream().synchronize()

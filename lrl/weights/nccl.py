@@ -25,7 +25,7 @@ from lrl.errors import CollectiveBroken, RankLostError
 from lrl.weights import communicator
 from lrl.weights.broadcast import JoinOrder
 from lrl.weights.pool_calls import INIT, UPDATE, Body, PoolCalls
-from lrl.weights.transport import Machine, Transport, Weights
+from lrl.weights.transport import Machine, Policy, Transport
 
 if TYPE_CHECKING:
     from lrl.generators.generator import Generator
@@ -105,7 +105,7 @@ class Nccl(Transport):
             if name.startswith("NCCL_") and name not in OF_ONE_MACHINE
         }
 
-    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
         """Makes a communicator: the trainer's ranks, and behind them the workers of all generators.
 
         Raises:
@@ -113,18 +113,18 @@ class Nccl(Transport):
             ConfigError: vLLM does not use NCCL in the trainer.
         """
         calls.release_engines()
-        self._weights = weights
+        self._policy = policy
         self._name = name
         # The generators of a pool have one format.
         dtype = getattr(torch, calls.participants[0].server.settings.dtype)
         unique_id = communicator.new_unique_id()
-        size = weights.ranks.size
+        size = policy.ranks.size
         offsets: dict[Generator, dict[str, int]] = {}
         for generator in calls.participants:
             offsets[generator] = {"rank_offset": size}
             size += generator.server.settings.tensor_parallel_size
         order = JoinOrder(unique_id, size, dtype, BUCKET_BYTES)
-        plan, joined = weights.join(name, order)
+        plan, joined = policy.join_broadcast(name, order)
         encoded = base64.b64encode(unique_id).decode()
         common = {"plan": asdict(plan), "unique_id": encoded, "world_size": size}
         self._meet(calls, INIT, lambda one: {"init_info": common | offsets[one]}, joined)
@@ -136,7 +136,9 @@ class Nccl(Transport):
             CollectiveBroken: A generator failed.
             StuckTransfer: The abort did not end the broadcast.
         """
-        self._meet(calls, UPDATE, lambda one: {"update_info": {}}, self._weights.send(self._name))
+        self._meet(
+            calls, UPDATE, lambda one: {"update_info": {}}, self._policy.send_broadcast(self._name)
+        )
 
     def _meet(self, calls: PoolCalls, route: str, body: Body, own: Future[Any]) -> None:
         """Waits for both ends of a collective: the generators, which a call to `route` starts, and
@@ -146,9 +148,9 @@ class Nccl(Transport):
             wait([own], calls.deadline_s)  # it is at its end, as those of the generators are
             _raise_as_broken(own, route)
         except BaseException:
-            self._weights.end(self._name, True, calls.deadline_s)
+            self._policy.end_broadcast(self._name, True, calls.deadline_s)
             raise
-        self._weights.end(self._name, False, calls.deadline_s)
+        self._policy.end_broadcast(self._name, False, calls.deadline_s)
 
 
 def _raise_as_broken(own: Future[Any], what: str) -> None:

@@ -62,53 +62,41 @@ class PoolCalls:
         """Generators that have not failed so far, in their order."""
         self.failed: Failures = {}
         """Generators that have failed since `begin`."""
-        self.silent: set[Generator] = set()
-        """Failed generators that let the deadline of a short call pass: their event loop stands
-        still."""
-        self.blameless: set[Generator] = set()
-        """Failed generators that are not at fault: another one broke the collective, or the trainer
-        had no room."""
-        self.update_open: set[Generator] = set()
+        self.hopeless: set[Generator] = set()
+        """Failed generators that another attempt cannot help."""
+        self._open: set[Generator] = set()
         """Generators in which an update may be open: it was started, and no finish was
         confirmed."""
-        self.resumed_s = 0.0
-        """Time of the last resume, on `time.monotonic`."""
 
     # ---- who takes part
 
-    def begin(self, generators: Sequence[Generator], version: int) -> None:
+    def begin(self, generators: Sequence[Generator]) -> None:
         """Directs the next calls to `generators`, and forgets earlier failures."""
-        self.version = version
         self.participants = list(generators)
         self.failed = {}
-        self.silent = set()
-        self.blameless = set()
+        self.hopeless = set()
 
     def include(self, generators: Sequence[Generator]) -> None:
         """Directs the next calls to the `generators` that have not failed since `begin`."""
         self.participants = [one for one in generators if one not in self.failed]
 
-    def exclude(self, failed: Mapping[Generator, str]) -> None:
-        """Excludes generators from the following calls, as failed."""
+    def exclude(self, failed: Mapping[Generator, str], hopeless: bool = False) -> None:
+        """Excludes generators from the following calls, as failed. Who breaks a collective is always
+        hopeless: its server does not leave it."""
+        if hopeless or self.collective:
+            self.hopeless |= failed.keys()
         self.failed = {**failed, **self.failed}  # the first failure says most
         self.include(self.participants)
 
     def exclude_evicted(self) -> None:
         """Excludes the generators that were evicted."""
         evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
-        self.exclude(evicted)
+        self.exclude(evicted, hopeless=True)
 
     def fail_all(self, why: str) -> None:
         """Excludes all participants as failed, without a fault of theirs."""
-        self.blameless |= set(self.participants)
-        self.exclude(dict.fromkeys(self.participants, why))
-
-    @property
-    def hopeless(self) -> Failures:
-        """Failed generators that another attempt cannot help: those that broke a collective, and
-        else the silent ones."""
-        found = self.failed.keys() - self.blameless if self.collective else self.silent
-        return {one: why for one, why in self.failed.items() if one in found}
+        self.failed |= dict.fromkeys(self.participants, why)
+        self.participants = []
 
     def log_failures(self, attempt: int, failed: Failures) -> None:
         """Logs the failures of an attempt, if there are any."""
@@ -116,21 +104,47 @@ class PoolCalls:
             reasons = "; ".join(failed.values())
             log.warning("Sync to version %d, attempt %d: %s", self.version, attempt, reasons)
 
-    # ---- phases
+    # ---- one call to all
 
     def each(self, phase: str, call: Call, short: bool = False) -> None:
-        """Runs one phase in all participants; the calls of a `short` one have `silence_s`."""
-        silent = set[Generator]()
-        self.exclude(self._run(phase, call, silent))
-        if short:
-            self.silent |= silent
+        """Runs one phase in all participants. In a `short` one each call has `silence_s`, and who
+        lets it pass is hopeless: its event loop stands still."""
+        self.exclude(self.try_each(phase, call, short))
 
-    def try_each(self, phase: str, call: Call) -> Failures:
-        """Calls like `each`, but keeps failed generators in the next phase; returns their
-        failures."""
-        failed = self._run(phase, call, set())
-        self.exclude({one: why for one, why in failed.items() if one.eviction is not None})
-        return {one: why for one, why in failed.items() if one not in self.failed}
+    def try_each(
+        self,
+        phase: str,
+        call: Call,
+        short: bool = False,
+        failed: Failures | None = None,
+        interrupted: Callable[[], None] | None = None,
+    ) -> Failures:
+        """Runs a phase like `each`, but keeps failed generators in the next one; returns them, and
+        adds each to `failed` as it fails."""
+        self.exclude_evicted()
+        failed = Failures() if failed is None else failed
+        name = f"{phase} for weight version {self.version}"
+
+        async def one_call(generator: Generator) -> None:
+            started = time.monotonic()
+            try:
+                await call(generator)
+            except GeneratorError as error:
+                seconds = time.monotonic() - started
+                failed[generator] = f"{name} failed after {seconds:.1f} s: {error}"
+                if short and isinstance(error, GeneratorTimeout):
+                    self.hopeless.add(generator)
+
+        work = gather([one_call(generator) for generator in self.participants])
+        longest_s = 2 * RESUME_ATTEMPTS * self.silence_s if short else self.deadline_s
+        self.loop.wait(work, longest_s + MARGIN_S, name, interrupted or self.interrupted)
+        return failed
+
+    def post(self, route: str, body: Body = lambda generator: None) -> None:
+        """Posts to all participants; raises CollectiveBroken if one has failed and the transfer
+        needs them all."""
+        self.each(route, self._post_to(route, self.deadline_s, body))
+        self._need_all(route)
 
     def meet(self, route: str, body: Body, look: Callable[[], None]) -> None:
         """Posts to all participants, whose answers wait for each other and for the trainer.
@@ -150,7 +164,7 @@ class PoolCalls:
         self._need_all(route)
         answered = set[Generator]()
         failed = Failures()
-        name = self._name(route)
+        broken = f"{route} for weight version {self.version} broke off"
 
         async def post(generator: Generator) -> None:
             await self._post_to(route, self.deadline_s, body)(generator)
@@ -161,51 +175,29 @@ class PoolCalls:
                 one.name for one in self.participants if one in failed or one.eviction is not None
             ]
             if lost:
-                raise CollectiveBroken(f"{name} broke off, because {' and '.join(lost)} failed.")
+                raise CollectiveBroken(f"{broken}, because {' and '.join(lost)} failed.")
             look()
             self.interrupted()
 
-        work = gather([self._noted(one, name, post(one), failed) for one in self.participants])
         try:
-            self.loop.wait(work, self.deadline_s + MARGIN_S, name, watch)
+            self.try_each(route, post, failed=failed, interrupted=watch)
             watch()
         except Exception:
             self.exclude_evicted()
             self.exclude(dict(failed))
-            why = f"{name} broke off, and nothing ends it in a generator."
+            why = f"{broken}, and nothing ends it in a generator."
             self.exclude({one: why for one in self.participants if one not in answered})
             raise
 
-    def _run(self, phase: str, call: Call, silent: set[Generator]) -> Failures:
-        """Runs one phase in all participants; returns the failures, and adds to `silent` whose call
-        had no answer in time."""
-        self.exclude_evicted()
-        failed, name = Failures(), self._name(phase)
-
-        async def noted(generator: Generator) -> None:
-            try:
-                await self._noted(generator, name, call(generator), failed)
-            except GeneratorTimeout:
-                silent.add(generator)
-
-        work = gather([noted(one) for one in self.participants])
-        self.loop.wait(work, self.deadline_s + MARGIN_S, name, self.interrupted)
-        return failed
-
     @staticmethod
-    async def _noted(
-        generator: Generator, name: str, call: Coroutine[Any, Any, Any], failed: Failures
-    ) -> None:
-        started = time.monotonic()
-        try:
-            await call
-        except GeneratorError as error:
-            seconds = time.monotonic() - started
-            failed[generator] = f"{name} failed after {seconds:.1f} s: {error}"
-            raise
+    def _post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
+        return lambda one: one.client.post(route, body(one), deadline_s=deadline_s)
 
-    def _name(self, phase: str) -> str:
-        return f"{phase} for weight version {self.version}"
+    def _need_all(self, route: str) -> None:
+        if self.failed and self.collective:
+            raise CollectiveBroken(
+                f"{route} failed for another generator, and all take part in one transfer."
+            )
 
     # ---- pause and resume
 
@@ -219,69 +211,67 @@ class PoolCalls:
 
         async def pause(generator: Generator) -> None:
             tokens.append(await generator.pause(keys_and_values, self.silence_s))
+            await generator.confirm("/is_paused", {"is_paused": True}, self.silence_s)
 
         self.each("/pause", pause, short=True)
-        self._confirm("/is_paused", {"is_paused": True})
         return sum(tokens)
 
-    def confirm_version(self) -> None:
-        """Reads back that all participants hold the version."""
-        self._confirm("/weight_info", {"weight_version": str(self.version)})
-
-    def resume(self) -> Failures:
-        """Resumes all participants; one that answers without effect is called again.
+    def resume(self) -> float:
+        """Resumes all participants; one that fails or answers without effect is called again, and
+        is hopeless in the end.
 
         Returns:
-            Those that failed for good; the participants are those that write again.
+            The time of the last resume, on `time.monotonic`.
         """
-        version, todo = self.version, self.participants
-        resumed, failed = list[Generator](), Failures()
+        times = [time.monotonic()]
 
-        def resume(generator: Generator) -> Coroutine[Any, Any, None]:
-            return generator.resume(version, self.silence_s)
+        async def resume(generator: Generator) -> None:
+            for attempt in range(1, RESUME_ATTEMPTS + 1):
+                try:
+                    await generator.resume(self.version, self.silence_s)
+                    times.append(time.monotonic())
+                    return await generator.confirm(
+                        "/is_paused", {"is_paused": False}, self.silence_s
+                    )
+                except GeneratorError as error:
+                    silent = isinstance(error, GeneratorTimeout)
+                    if silent or generator.eviction is not None or attempt == RESUME_ATTEMPTS:
+                        raise
+                    self.log_failures(attempt, {generator: str(error)})
 
-        for attempt in range(1, RESUME_ATTEMPTS + 1):
-            self.begin(todo, version)
-            self.each("/resume", resume, short=True)
-            if attempt == 1:
-                self.resumed_s = time.monotonic()
-            self._confirm("/is_paused", {"is_paused": False})
-            resumed += self.participants
-            failed = self.failed | failed  # the first failure says most
-            todo = [one for one in self.failed if one.eviction is None and one not in self.silent]
-            if not todo:
-                break
-            self.log_failures(attempt, {one: self.failed[one] for one in todo})
-        self.participants = resumed
-        return {one: why for one, why in failed.items() if one not in resumed}
+        self.exclude(self.try_each("/resume", resume, short=True), hopeless=True)
+        return times[-1]
 
-    def _confirm(self, route: str, expected: dict[str, Any]) -> None:
-        def confirm(generator: Generator) -> Coroutine[Any, Any, None]:
-            return generator.confirm(route, expected, self.silence_s)
-
-        self.each(route, confirm, short=True)
-
-    # ---- vLLM's routes
+    # ---- an update, by vLLM's routes
 
     def init(self, info: Any) -> None:
         """Prepares the engines."""
-        self._post(INIT, lambda generator: {"init_info": info})
+        self.post(INIT, lambda generator: {"init_info": info})
 
     def start_update(self) -> None:
         """Opens the update."""
         self._need_all(START)
-        self.update_open |= set(self.participants)
-        self._post(START)
+        self._open |= set(self.participants)
+        self.post(START)
 
     def update(self, info: Body) -> None:
         """Makes the workers of each generator load the weights that `info` describes for it."""
-        self._post(UPDATE, lambda generator: {"update_info": info(generator)})
+        self.post(UPDATE, lambda generator: {"update_info": info(generator)})
 
     def finish_update(self) -> None:
         """Closes the update: from then on tokens carry the new version."""
         body = {"weight_version": str(self.version)}
-        self._post(FINISH, lambda generator: body)
-        self.update_open -= set(self.participants)
+        self.post(FINISH, lambda generator: body)
+        self._open -= set(self.participants)
+
+    def confirm_version(self) -> None:
+        """Reads back that all participants hold the version."""
+        held = {"weight_version": str(self.version)}
+        self.each(
+            "/weight_info",
+            lambda one: one.confirm("/weight_info", held, self.silence_s),
+            short=True,
+        )
 
     def close_update(self) -> None:
         """Closes an update that a failed attempt may have left open: vLLM refuses a second start
@@ -291,9 +281,7 @@ class PoolCalls:
         update overwrites whatever this one loaded, and no generator is ever confirmed under the
         version `abandoned`.
         """
-        still_open = [one for one in self.participants if one in self.update_open]
-        if not still_open:
-            return
+        still_open = [one for one in self.participants if one in self._open]
         post = self._post_to(FINISH, self.silence_s, lambda one: {"weight_version": "abandoned"})
         self.loop.wait(
             gather([post(generator) for generator in still_open]),
@@ -301,7 +289,7 @@ class PoolCalls:
             "closing an update that failed",
             self.interrupted,
         )
-        self.update_open -= set(still_open)
+        self._open -= set(still_open)
 
     def release_engines(self) -> None:
         """Makes every worker leave its communicator, and so proves that every worker answers.
@@ -312,18 +300,3 @@ class PoolCalls:
         self.close_update()  # vLLM refuses while one is open
         self.each(RELEASE, self._post_to(RELEASE, self.silence_s), short=True)
         self._need_all(RELEASE)
-
-    def _post(self, route: str, body: Body = lambda generator: None) -> None:
-        self.each(route, self._post_to(route, self.deadline_s, body))
-        self._need_all(route)
-
-    @staticmethod
-    def _post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
-        return lambda one: one.client.post(route, body(one), deadline_s=deadline_s)
-
-    def _need_all(self, route: str) -> None:
-        """Raises CollectiveBroken if a generator has failed and the transfer needs them all."""
-        if self.failed and self.collective:
-            raise CollectiveBroken(
-                f"{route} failed for another generator, and all take part in one transfer."
-            )

@@ -24,7 +24,7 @@ from lrl.weights.delta import MAX_DELTA_SHARE
 from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport
 from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.staging import Served, Staged, StageOrder
-from lrl.weights.transport import Machine, Transport, Weights
+from lrl.weights.transport import Machine, Policy, Transport
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Pull(Transport):
         self._staged: Staged | None = None
         self._fetched: dict[Generator, str] = {}  # the path of the staged version on its machine
 
-    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
         """Has the ranks serve their parts at the first call; see `Transport.connect`."""
         if not self._served:
             own = calls.participants[0].server  # token and settings are those of all
@@ -84,14 +84,14 @@ class Pull(Transport):
             self._endpoint = own.settings.endpoint
             dtype = own.settings.dtype
             self._dtype = None if dtype == "auto" else getattr(torch, dtype)
-            self._served = weights.serve(self._endpoint, own.token)
+            self._served = policy.serve_weights(self._endpoint, own.token)
         calls.init({})
 
-    def stage(self, weights: Weights) -> None:
+    def stage(self, policy: Policy) -> None:
         """Has every rank write its part as the generators compute with it."""
         self._number += 1
         name = f"{self._name}-{self._number}"
-        staged = weights.stage(StageOrder(self._name, name, self._dtype))
+        staged = policy.stage_weights(StageOrder(self._name, name, self._dtype))
         if staged != self._staged:
             self._staged = staged
             self._fetched = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.staging import StageOrder
-from lrl.weights.transport import Transport, Weights
+from lrl.weights.transport import Policy, Transport
 from lrl.weights.version_file import SHARED_MEMORY, open_new
 
 log = logging.getLogger(__name__)
@@ -48,29 +48,29 @@ class SharedMemory(Transport):
         self._file: Path | None = None
         self._checksum = 0
 
-    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
         self._name = name
         calls.init({})
 
-    def stage(self, weights: Weights) -> None:
+    def stage(self, policy: Policy) -> None:
         """Has the ranks write the weights next to the older file, then removes that one. Without
         room the temporary folder is taken."""
         try:
-            file, checksum = self._staged_in(SHARED_MEMORY, weights)
+            file, checksum = self._staged_in(SHARED_MEMORY, policy)
         except OSError as error:
             place = Path(tempfile.gettempdir())
             log.warning("The weights are written into %s: %s", place, error)
-            file, checksum = self._staged_in(place, weights)
+            file, checksum = self._staged_in(place, policy)
         self.close()
         self._file = file
         self._checksum = checksum
 
-    def _staged_in(self, place: Path, weights: Weights) -> tuple[Path, int]:
+    def _staged_in(self, place: Path, policy: Policy) -> tuple[Path, int]:
         folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self._name}-", dir=place))
         file = folder / "weights.safetensors"
         try:
             open_new(file).close()
-            staged = weights.stage(StageOrder(self._name, folder.name, None, str(file)))
+            staged = policy.stage_weights(StageOrder(self._name, folder.name, None, str(file)))
             with file.open("r+b") as head:
                 head.write(staged.header.text)
         except BaseException:

@@ -1,13 +1,15 @@
 """The syncs of one pool, one after another.
 
-    stage -> distribute -> pause -> start, update, finish -> resume -> finish_sync
+    stage -> distribute -> pause -> load -> resume
 
-`sync_now` does all of it while the trainer waits; `sync_in_background` only the stage, which alone
-needs the policy, and the rest on a thread during the next step (for transports that copy the
-weights). After the resume those generators are proved that are due (`lrl.weights.proof`): a new one
-before it serves, any other beside its writing. The trainer waits for none of it; the next sync
-does. A generator that the distribution does not reach is paused with the others, because nothing
-may begin under its older version once they hold the new one.
+Half-written responses continue under the new weights; every token carries its version. A sync
+beside the step (`in_background`) does only the stage while the trainer waits, which alone needs the
+policy, and the rest on a thread; for that the transport must copy the weights. After the resume
+those generators are proved that are due (`lrl.weights.proof`): a new one before it serves, any other
+beside its writing. Only the first sync of a run waits for its proofs; any other leaves that to the
+next one. A replaced generator joins at the next sync, or at an extra one while the trainer waits. A
+generator that the distribution does not reach is paused with the others, because nothing may begin
+under its older version once they hold the new one.
 
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
 a version are also read back, because an answered call is no proof of its effect, and weights must
@@ -20,7 +22,7 @@ it, and the next attempt connects the others.
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent import futures
 from typing import Any, TypeVar
 
@@ -28,8 +30,9 @@ from lrl.errors import CollectiveBroken
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues, State
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
+from lrl.system.stopwatch import Stopwatch
 from lrl.weights.pool_calls import MARGIN_S, Failures, PoolCalls
-from lrl.weights.transport import Transport, Weights
+from lrl.weights.transport import Policy, Transport
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +47,29 @@ MAX_PHASES = 20
 ENDS_S = 10.0
 """Seconds for a sync in the background to notice the end of the run; it looks every fifth of a
 second."""
+LOOK_S = 0.2
+"""Seconds between the looks of a trainer without any generator."""
 
 
 class RunEnded(Exception):  # noqa: N818 - the run's end is no error
     """A sync was interrupted because its run ends."""
 
 
-class PoolSync:
+class Sync:
     """Runs the weight syncs of one pool.
 
     Args:
         pool: The generators that are synced together.
         loop: The event loop that carries the calls to them.
         make_transport: Makes the trainer's end of the transfer.
+        policy: Has the weights.
+        make_proof: Called at the beginning of a sync, if a generator is to be proved.
         name: Of the connection, unique on this machine.
         deadline_s: Seconds for each phase.
         silence_s: Seconds for a call that moves nothing (pause, resume); at most `deadline_s`.
         interrupted: Called by the trainer's thread while it waits; raises to end the wait.
-        entered: Called with each phase of `sync_now` that costs the trainer's time
-            (`lrl.system.stopwatch.SYNC`).
+        check_outage: Raises NoGenerators if the pool has been without any for too long.
+        stopwatch: The trainer's, by default one that nobody reads.
         keys_and_values: What a pause does with those of the responses in flight
             (`Generator.pause`).
         prove_every_n_syncs: Syncs of a generator from one of its proofs to the next.
@@ -73,22 +80,21 @@ class PoolSync:
         pool: GeneratorPool,
         loop: LoopThread,
         make_transport: Callable[[], Transport],
-        name: str,
+        policy: Policy,
+        make_proof: MakeProof,
         *,
+        name: str,
         deadline_s: float,
         silence_s: float,
         interrupted: Callable[[], None] = lambda: None,
-        entered: Callable[[str], Any] = lambda phase: None,
+        check_outage: Callable[[GeneratorPool], None] = lambda pool: None,
+        stopwatch: Stopwatch | None = None,
         keys_and_values: KeysAndValues = "recompute",
         prove_every_n_syncs: int = 20,
     ) -> None:
         self.pool = pool
-        self.make_transport = make_transport
-        self.name = name
+        self.policy = policy
         self.interrupted = interrupted
-        self.entered = entered
-        self.keys_and_values = keys_and_values
-        self.prove_every_n_syncs = prove_every_n_syncs
         self.recomputed_tokens = 0
         """Tokens that the generators had to read again because of pauses, since the first sync."""
         self.pause_seconds = 0.0
@@ -96,6 +102,13 @@ class PoolSync:
         self.transport = make_transport()
         """The trainer's end; a collective one is made anew when the pool changes."""
         self._loop = loop
+        self._make_transport = make_transport
+        self._make_proof = make_proof
+        self._name = name
+        self._check_outage = check_outage
+        self._stopwatch = stopwatch or Stopwatch()
+        self._keys_and_values = keys_and_values
+        self._prove_every_n_syncs = prove_every_n_syncs
         self._calls = PoolCalls(
             loop,
             deadline_s,
@@ -108,6 +121,8 @@ class PoolSync:
         self._background: futures.Future[None] | None = None
         self._in_background = False
         """Whether the background uses the calls, and not the trainer's thread."""
+        self._unreached: Failures = {}
+        """By this attempt's distribution."""
         self._due: list[Generator] = []
         """Those that this sync proves, by `_prove`."""
         self._prove: Prove | None = None
@@ -116,60 +131,74 @@ class PoolSync:
 
     # ---- for the trainer
 
-    def sync_now(self, weights: Weights, version: int, make_proof: MakeProof) -> Failures:
-        """Gives the weights to all generators of the pool that do not hold them.
+    def sync(
+        self,
+        version: int,
+        on_synced: Callable[[], Any] = lambda: None,
+        *,
+        in_background: bool = False,
+    ) -> None:
+        """Gives the weights to the pool, once the sync before has ended.
 
         Args:
-            weights: The policy's.
             version: The version of the weights.
-            make_proof: Called at once, if a generator is to be proved.
+            on_synced: Called when no generator of the pool writes under the version before any
+                longer, `in_background` on another thread.
+            in_background: Whether the trainer continues once the weights are copied, if the transport
+                copies them.
+
+        Raises:
+            RuntimeError: No generator was proved in the first sync of the run: it is set up wrongly.
+            NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
+        """
+        pool = self.pool
+        with self._stopwatch.within("stage"):
+            self.wait()
+            if in_background and self._sync_in_background(version, on_synced):
+                return
+            while True:
+                failed = self.sync_now(version)
+                if not pool.has_served:
+                    failed |= self.wait()
+                if failed and not pool.has_served:
+                    raise RuntimeError("\n".join(failed.values()))
+                self.finish_sync(failed)
+                if pool.alive:
+                    break
+                # With several generators a replacement may always be there.
+                self._check_outage(pool)
+                while not pool.pending:
+                    self.interrupted()
+                    self._check_outage(pool)
+                    time.sleep(LOOK_S)
+            on_synced()
+
+    def sync_now(self, version: int) -> Failures:
+        """Gives the weights to all generators of the pool that do not hold them.
 
         Returns:
             The generators that failed; their weights are unknown, and they must be evicted.
         """
-        if not (stale := self._admit_pending(version)):
-            return {}
-        self._begin(stale, make_proof)
+        stale = self._begin(version)
+        return self._attempts(stale) if stale else {}
 
-        def stage(todo: list[Generator], number: int) -> None:
-            self.entered("stage")
-            self._stage(weights, todo, version)
-
-        return self._attempts(stale, stage)
-
-    def sync_in_background(
-        self,
-        weights: Weights,
-        version: int,
-        make_proof: MakeProof,
-        on_synced: Callable[[], Any],
-    ) -> bool:
-        """Stages the weights, and does the rest on a thread.
-
-        Args:
-            weights: The policy's; it may be changed afterwards.
-            version: Their version.
-            make_proof: Called at once, if a generator is to be proved.
-            on_synced: Called on the thread when no generator writes under the version before any
-                longer.
-
-        Returns:
-            Whether that is possible; otherwise nothing was done that `sync_now` would not do.
-        """
-        if not self.transport.copies:
+    def _sync_in_background(self, version: int, on_synced: Callable[[], Any]) -> bool:
+        """Stages the weights, and does the rest on a thread; returns whether that is possible."""
+        if not self.transport.copies or not (stale := self._begin(version)):
             return False
-        if not (stale := self._admit_pending(version)):
-            return False
-        self._begin(stale, make_proof)
-        self._stage(weights, stale, version)
+        self._stage(stale)
         self._calls.log_failures(1, self._calls.failed)
         if self._calls.failed:
             return False
         if not self.transport.fetches:  # while they fetch, they take requests: it may be minutes
             self._call(self.pool.drain(stale), "draining generators")
         self._in_background = True
-        self._background = self._thread.submit(self._run_in_background, stale, on_synced)
+        self._background = self._thread.submit(self._finish_in_background, stale, on_synced)
         return True
+
+    def _finish_in_background(self, stale: list[Generator], on_synced: Callable[[], Any]) -> None:
+        self.finish_sync(self._attempts(stale))
+        on_synced()
 
     @property
     def is_broken(self) -> bool:
@@ -180,23 +209,25 @@ class PoolSync:
     def wait(self) -> Failures:
         """Waits until the last sync and its proofs have ended; returns the proofs' failures since
         the last wait."""
-        if self._background is not None:
-            self._wait_for(self._background, "a sync during the step", MAX_PHASES)
-            self._background = None
-            self._in_background = False
-        proofs, self._proofs = self._proofs, []
-        failed = Failures()
-        for one in proofs:
-            of_one: Failures = self._wait_for(one, "the proof of a sync")
-            failed |= of_one
-        return failed
+        with self._stopwatch.within("probe"):
+            if self._background is not None:
+                self._wait_for(self._background, "a sync during the step", MAX_PHASES)
+                self._background = None
+                self._in_background = False
+            proofs, self._proofs = self._proofs, []
+            failed = Failures()
+            for one in proofs:
+                of_one: Failures = self._wait_for(one, "the proof of a sync")
+                failed |= of_one
+            return failed
 
     def finish_sync(self, failed: Failures) -> None:
         """Ends a sync and evicts the generators that failed it."""
         self._call(self.pool.finish_sync(failed), "evicting failed generators")
 
-    def end(self) -> None:
-        """Ends with the run: interrupts a sync under way, and its proofs."""
+    def interrupt(self) -> None:
+        """Ends with the run, which may save a checkpoint: interrupts a sync under way, and its
+        proofs."""
         self._ends = True
         if self._background is not None:
             futures.wait([self._background], ENDS_S)
@@ -217,125 +248,99 @@ class PoolSync:
 
     # ---- a sync
 
-    def _attempts(
-        self, generators: Sequence[Generator], prepare: Callable[[list[Generator], int], None]
-    ) -> Failures:
-        """Attempts a sync until all of `generators` have succeeded or must be evicted; returns the
-        latter.
+    def _begin(self, version: int) -> list[Generator]:
+        """Admits pending generators, and makes the proof of those that are due; returns the
+        generators that get the weights."""
+        self._call(self.pool.admit_pending(), "admitting generators")
+        members = list(self.pool.generators)
+        stale = [one for one in members if one.version != version or not one.serving]
+        if stale:
+            stale = members if self.transport.collective else stale
+            self._calls.version = version
+            self.pause_seconds = 0.0
+            self._due = [
+                one
+                for one in stale
+                if one.state is State.NEW or one.syncs % self._prove_every_n_syncs == 0
+            ]
+            self._prove = self._make_proof(self._due) if self._due else None
+        return stale
 
-        Args:
-            generators: The receivers; a collective transport needs the whole pool.
-            prepare: Called before each attempt, with its receivers and its number, while they write.
-        """
+    def _attempts(self, stale: list[Generator]) -> Failures:
+        """Attempts a sync until all generators have succeeded or must be evicted; returns the
+        latter. In the background the copy that is staged serves all attempts."""
         to_evict, late = Failures(), Failures()
-        todo = list(generators)
+        todo, calls = stale, self._calls
         for number in range(1, ATTEMPTS + 1):
-            prepare(todo, number)
-            unreached = self.transport.distribute(self._calls) if self._calls.participants else {}
             if not self._in_background:
-                self.entered("transfer")
-            hopeless, failed = self._attempt(unreached, number)
-            to_evict |= hopeless
+                self._stopwatch.enter("stage")
+                self._stage(todo)
+            elif number > 1:
+                calls.begin(todo)
+            for phase in (self._distribute, self._pause, self._load, self._resume):
+                if calls.participants:
+                    phase()
+            failed = {one: why for one, why in calls.failed.items() if one not in calls.hopeless}
+            to_evict |= {one: why for one, why in calls.failed.items() if one in calls.hopeless}
+            calls.log_failures(number, failed)
             # The first failure says most: later ones may follow from it.
             late = {one: late.get(one, why) for one, why in failed.items()}
-            todo = [generator for generator in generators if generator in late]
+            todo = [generator for generator in stale if generator in late]
             if not todo:
                 break
         return to_evict | late
 
-    def _run_in_background(
-        self, generators: Sequence[Generator], on_synced: Callable[[], Any]
-    ) -> None:
-        """Does the rest of a sync from the staged copy, without the policy, which has changed."""
-
-        def direct(todo: list[Generator], number: int) -> None:
-            if number > 1:
-                self._calls.begin(todo, self._calls.version)
-
-        self.finish_sync(self._attempts(generators, direct))
-        on_synced()
-
-    def _admit_pending(self, version: int) -> list[Generator]:
-        """Admits pending generators; returns the generators that need the weights."""
-        self._call(self.pool.admit_pending(), "admitting generators")
-        members = list(self.pool.generators)
-        stale = [one for one in members if one.version != version or not one.serving]
-        return members if stale and self.transport.collective else stale
-
-    def _begin(self, generators: Sequence[Generator], make_proof: MakeProof) -> None:
-        """Begins a sync of `generators`, and makes the proof of those that are due."""
-        self.pause_seconds = 0.0
-        self._due = [
-            one
-            for one in generators
-            if one.state is State.NEW or one.syncs % self.prove_every_n_syncs == 0
-        ]
-        self._prove = make_proof(self._due) if self._due else None
-
-    def _stage(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
-        """Prepares the transfer while the generators still write."""
-        self._connect(weights, generators, version)
-        self._calls.include(generators)
-        if self._calls.participants:
-            self.transport.stage(weights)
-
-    def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
-        """Connects new generators; all of them if the transport is collective and the pool has
-        changed."""
+    def _stage(self, generators: list[Generator]) -> None:
+        """Connects new generators (all, if the transport is collective and the pool has changed),
+        and prepares the transfer while they still write."""
+        calls = self._calls
         if self.transport.collective and self._connected != set(generators):
             self.transport.close()
-            self.transport = self.make_transport()
+            self.transport = self._make_transport()
             self._connected = set()
         new = [generator for generator in generators if generator not in self._connected]
-        self._calls.begin(new, version)
-        if not new:
-            return
+        calls.begin(new)
+        if new:
+            try:
+                self.transport.connect(calls, self.policy, self._name)
+            except CollectiveBroken as error:
+                calls.fail_all(str(error))
+            known = self._connected | set(calls.participants)
+            self._connected = {generator for generator in known if generator.eviction is None}
+        calls.include(generators)
+        if calls.participants:
+            self.transport.stage(self.policy)
+
+    def _distribute(self) -> None:
+        self._unreached = self.transport.distribute(self._calls)
+
+    def _pause(self) -> None:
+        if not self._in_background:
+            self._stopwatch.enter("transfer")
+        self._paused_s = time.monotonic()
+        self.recomputed_tokens += self._calls.pause(self._keys_and_values)
+        self._calls.exclude(self._unreached)
+
+    def _load(self) -> None:
+        calls = self._calls
+        calls.close_update()
         try:
-            self.transport.connect(self._calls, weights, self.name)
+            calls.start_update()
+            self.transport.send(calls)
+            calls.finish_update()
         except CollectiveBroken as error:
-            self._calls.fail_all(str(error))
-        known = self._connected | set(self._calls.participants)
-        self._connected = {generator for generator in known if generator.eviction is None}
+            self._connected.clear()
+            calls.fail_all(str(error))
+        calls.confirm_version()
 
-    def _attempt(self, unreached: Failures, number: int) -> tuple[Failures, Failures]:
-        """Moves the staged weights into the generators and resumes them; returns the generators to
-        evict and to retry.
-
-        Those that are `unreached` are only paused, and retried.
-        """
-        calls, paused_s = self._calls, time.monotonic()
-        if calls.participants:
-            self.recomputed_tokens += calls.pause(self.keys_and_values)
-            calls.exclude(unreached)
-        if calls.participants:
-            self._update()
-        to_evict = calls.hopeless
-        late = {one: why for one, why in calls.failed.items() if one not in to_evict}
-        if calls.participants:
-            to_evict |= calls.resume()
-            self.pause_seconds += calls.resumed_s - paused_s
-            self._call(self.pool.wake(), "sending requests")
-            self._start_proofs()
-        calls.log_failures(number, late)
-        return to_evict, late
-
-    def _start_proofs(self) -> None:
-        """Starts to prove those that are due and have just resumed."""
+    def _resume(self) -> None:
+        """Lets them write again, and starts to prove those that are due."""
+        resumed_s = self._calls.resume()
+        self.pause_seconds += resumed_s - self._paused_s
+        self._call(self.pool.wake(), "sending requests")
         due = [one for one in self._calls.participants if one in self._due]
         if due and self._prove is not None:
             self._proofs.append(self._loop.submit(self.pool.prove(due, self._prove)))
-
-    def _update(self) -> None:
-        """Replaces the weights of the paused generators."""
-        self._calls.close_update()
-        try:
-            self._calls.start_update()
-            self.transport.send(self._calls)
-            self._calls.finish_update()
-        except CollectiveBroken as error:
-            self._connected.clear()
-            self._calls.fail_all(str(error))
-        self._calls.confirm_version()
 
     def _raise_if_interrupted(self) -> None:
         if not self._in_background:

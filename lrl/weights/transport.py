@@ -41,31 +41,24 @@ class Machine(NamedTuple):
     """Machines that they are on."""
 
 
-class Weights(Protocol):
-    """The policy's weights, on rank 0. Every call is a collective of all ranks."""
+class Policy(Protocol):
+    """The policy on rank 0, as its syncs know it (`lrl.policy_model`). Every call is a collective of
+    all ranks."""
 
     @property
-    def ranks(self) -> Ranks:
-        """The ranks that train."""
+    def ranks(self) -> Ranks: ...
 
-    def __call__(self, merged_in: dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields them as they are now: Hugging Face names, full tensors. Adapters are merged, in
-        that format."""
+    def whole_weights(self, merged_in: dtype | None = None) -> Iterator[tuple[str, Tensor]]: ...
 
-    def stage(self, order: StageOrder) -> Staged:
-        """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""
+    def stage_weights(self, order: StageOrder) -> Staged: ...
 
-    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
-        """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
+    def serve_weights(self, endpoint: Endpoint, token: str) -> list[Served]: ...
 
-    def join(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
-        """Has every rank join a pool's communicator (`lrl.weights.broadcast.Broadcast.join`)."""
+    def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]: ...
 
-    def send(self, pool: str) -> Future[None]:
-        """Has every rank broadcast its part (`lrl.weights.broadcast.Broadcast.send`)."""
+    def send_broadcast(self, pool: str) -> Future[None]: ...
 
-    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
-        """Has every rank end that (`lrl.weights.broadcast.Broadcast.end`)."""
+    def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None: ...
 
 
 class Transport(ABC):
@@ -124,11 +117,11 @@ class Transport(ABC):
         return 0
 
     @abstractmethod
-    def connect(self, calls: PoolCalls, weights: Weights, name: str) -> None:
+    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
         """Joins the engines of the participants, before the first sync of each; `name` is unique on
         this machine."""
 
-    def stage(self, weights: Weights) -> None:  # noqa: B027 - most have nothing to do ahead
+    def stage(self, policy: Policy) -> None:  # noqa: B027 - most have nothing to do ahead
         """Prepares the transfer while the generators still write; raises OSError without room."""
 
     def distribute(self, calls: PoolCalls) -> Failures:

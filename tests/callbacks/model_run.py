@@ -32,7 +32,7 @@ class ModelRun(Run):
         data.prompts = SimpleNamespace(fingerprint="")  # type: ignore[assignment]
         data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
         policy: Any = SimpleNamespace(
-            sent_weights=weights,
+            whole_weights=weights,
             prompt_logprobs=lambda tokens, *formats: [-1.0, -1.0],
             compute_dtype="float32",
             reference=None,

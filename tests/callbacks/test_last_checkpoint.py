@@ -30,7 +30,7 @@ class Record(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         self.steps.append((trainer.current_epoch, args[-1], trainer.global_step))
-        weights = [value.flatten().clone() for _, value in pl_module.sent_weights()]
+        weights = [value.flatten().clone() for _, value in pl_module.whole_weights()]
         self.weights[trainer.global_step] = torch.cat(weights)
 
 

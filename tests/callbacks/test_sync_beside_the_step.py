@@ -1,6 +1,6 @@
 """A sync whose weights are copied: the trainer continues, and nothing else may.
 
-Covers callbacks/weight_sync.py, lrl/weights/sync.py.
+Covers lrl/weights/sync.py.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def test_the_trainer_continues_and_prompts_are_admitted_only_when_the_generators
 def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
     model_run: ModelRun,
 ) -> None:
-    sync, begins = model_run.syncs.pools[model_run.pool], threading.Event()
-    run: Any = sync._run_in_background
-    sync._run_in_background = lambda *parts: begins.wait(60) and run(*parts)  # type: ignore[assignment]
+    sync, begins = model_run.syncs[model_run.pool], threading.Event()
+    run: Any = sync._finish_in_background
+    sync._finish_in_background = lambda *parts: begins.wait(60) and run(*parts)  # type: ignore[assignment]
     model_run.step(1)
     assert model_run.pool.serving == [] and len(model_run.pool.alive) == 2
     begins.set()
@@ -61,7 +61,7 @@ def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhil
     model_run: ModelRun,
 ) -> None:
     weight = torch.ones(3)
-    model_run.trainer.lightning_module.sent_weights = lambda: iter([("head", weight)])
+    model_run.trainer.lightning_module.whole_weights = lambda: iter([("head", weight)])
     staged = zlib.crc32(weight.numpy())
     model_run.stick(PAUSE)
     model_run.step(1)
@@ -134,7 +134,7 @@ def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on(
     model_run.stick(UPDATE)
     model_run.step(1)
     wait_for(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
-    sync: Any = model_run.syncs.pools[model_run.pool]
+    sync: Any = model_run.syncs[model_run.pool]
     background = sync._background
     if trainer == "waits for it":
         sync.interrupted = signal
@@ -160,6 +160,6 @@ def test_an_error_beside_the_step_reaches_the_trainer(model_run: ModelRun) -> No
 
     model_run.calls.new_version = refuse  # type: ignore[method-assign]
     model_run.step(1)
-    wait_for(lambda: model_run.syncs.pools[model_run.pool].is_broken)
+    wait_for(lambda: model_run.syncs[model_run.pool].is_broken)
     with pytest.raises(TimeoutError, match="admitting prompts"):
         model_run.poll()

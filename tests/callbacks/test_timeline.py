@@ -75,7 +75,7 @@ class Steps(L.LightningDataModule):
             fleet=self.fleet,
             stopwatch=self.stopwatch,
             calls=SimpleNamespace(controller=SimpleNamespace(generated_tokens=0)),
-            syncs=SimpleNamespace(recomputed_tokens=0, fetched_bytes=0, sent_bytes=0),
+            syncs={},
             pause_seconds=0.0,
         )
         self.trained: list[Group] = []

@@ -1,7 +1,4 @@
-"""Which syncs are proved, and who waits for a proof.
-
-Covers lrl/weights/syncs.py.
-"""
+"""Which syncs are proved, and who waits for a proof."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ def test_between_two_proofs_neither_policy_nor_generator_computes_log_probs(
     for version in range(1, 7):
         model_run.step(version)
         assert serving(model_run.pool.generators) == [version, version]
-    model_run.syncs.wait(model_run.pool)
+    model_run.syncs[model_run.pool].wait()
     assert computed == [3, 6] and proofs(model_run) == [3, 3]
 
 
@@ -155,7 +152,7 @@ def test_every_sync_of_a_run_treats_keys_and_values_by_the_setting(
         f"/pause?mode=keep&clear_cache={clears}" in client.posted[-10:]
         for client in model_run.clients
     )
-    assert model_run.syncs.recomputed_tokens == 0  # nothing was being written
+    assert model_run.syncs[model_run.pool].recomputed_tokens == 0  # nothing was being written
 
 
 def test_a_generator_that_waits_for_its_first_proof_is_not_called_lost(

@@ -105,7 +105,7 @@ class StageWeights(OnRankZero):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         with suppress(OSError):  # a rank that may write no file
-            pl_module.sent_weights.stage(StageOrder("pool", f"version-{trainer.global_step}", None))
+            pl_module.stage_weights(StageOrder("pool", f"version-{trainer.global_step}", None))
 
 
 def make_policy(folder: str, adapters: bool, dtype: Any = "float32") -> Any:

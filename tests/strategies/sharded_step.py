@@ -114,7 +114,7 @@ def main(models: Path, folder: Path, tensor: int) -> None:
             found["held"] = policy.prompt_logprobs(TEXT, None, "bfloat16")
             found["afterwards"] = policy.prompt_logprobs(TEXT)
             found["reference"] = reference_logprobs(policy)
-            found["weights"] = {name: weight.clone() for name, weight in policy.sent_weights()}
+            found["weights"] = {name: weight.clone() for name, weight in policy.whole_weights()}
             policy.export(folder / f"{model.name}-exported")
         follow(policy)
         torch.save(found, folder / f"{model.name}-{them.rank}.pt")

@@ -59,11 +59,11 @@ def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
     with ThreadPoolExecutor(1) as thread:
         worker = thread.submit(Communicator, unique_id, size - 1, size, "cpu")
         order = JoinOrder(unique_id, size, torch.bfloat16, bucket_bytes=1000)
-        plan, _ = policy.sent_weights.join("pool", order)
+        plan, _ = policy.join_broadcast("pool", order)
         group = worker.result(60)
         found = thread.submit(receive, group, plan)
-        policy.sent_weights.send("pool")
-        policy.sent_weights.end("pool", False, 60.0)
+        policy.send_broadcast("pool")
+        policy.end_broadcast("pool", False, 60.0)
         return found.result(60)
 
 
@@ -78,14 +78,14 @@ def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
         if them.rank == 0:
             of_file = {name: weight.clone() for name, weight in policy.staged_weights()}
             torch.save(of_file, folder / f"{model.name}-file.pt")
-            sent = {name: weight.clone() for name, weight in policy.sent_weights(torch.bfloat16)}
+            sent = {name: weight.clone() for name, weight in policy.whole_weights(torch.bfloat16)}
             torch.save(sent, folder / f"{model.name}-sent.pt")
             file = folder / f"{model.name}.safetensors"
             file.touch()
-            staged = policy.sent_weights.stage(StageOrder("file", "file", None, str(file)))
+            staged = policy.stage_weights(StageOrder("file", "file", None, str(file)))
             with file.open("r+b") as head:
                 head.write(staged.header.text)
-            policy.sent_weights.stage(StageOrder("parts", "parts", torch.bfloat16))
+            policy.stage_weights(StageOrder("parts", "parts", torch.bfloat16))
             torch.save(
                 broadcast(policy, folder / f"{model.name}-met"), folder / f"{model.name}-worker.pt"
             )

@@ -127,7 +127,7 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
     assert first["afterwards"] == first["logprobs"], "the weights are whole again"
     for found, expected in zip(first["reference"], reference_logprobs(policy), strict=True):
         assert found == pytest.approx(expected, abs=off)
-    weights = dict(policy.sent_weights())
+    weights = dict(policy.whole_weights())
     assert first["weights"].keys() == weights.keys()
     assert all(torch.equal(first["weights"][one], weights[one]) for one in weights)
     exported = ModelSource(str(results / f"{name}-exported")).open()

@@ -116,8 +116,8 @@ def test_a_proof_of_a_compiled_policy_sees_rounding(folder: str, traced: None) -
 def test_a_compiled_policy_is_saved_and_sent_as_it_is(folder: str, traced: None) -> None:
     eager, compiled = opened(folder), opened(folder, kernels="compile")
     assert list(compiled.state_dict()) == list(eager.state_dict())
-    assert [name for name, _ in compiled.sent_weights()] == [
-        name for name, _ in eager.sent_weights()
+    assert [name for name, _ in compiled.whole_weights()] == [
+        name for name, _ in eager.whole_weights()
     ]
 
 

@@ -117,7 +117,7 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
         assert policy.prompt_logprobs(WORDS) == base.prompt_logprobs(WORDS)
 
     sent = sent_adapters(policy)
-    assert are_adapters(sent) and not are_adapters(dict(policy.sent_weights()))
+    assert are_adapters(sent) and not are_adapters(dict(policy.whole_weights()))
     files = load_file(Path(folder) / "model.safetensors")
     received, whole = dict(merged(files.items(), sent, torch.float32)), whole_weights(policy)
     assert whole.keys() == whole_weights(base).keys()

@@ -148,7 +148,7 @@ def test_a_run_with_a_users_optimizer_resumes_exactly(
     resumed = Own(folder, configure)
     fit(resumed, STEPS, ckpt_path=str(checkpoints / f"step={at}.ckpt"))
     assert resumed.lrs == whole.lrs[at:]
-    for (_, one), (_, other) in zip(whole.sent_weights(), resumed.sent_weights(), strict=True):
+    for (_, one), (_, other) in zip(whole.whole_weights(), resumed.whole_weights(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 

@@ -135,6 +135,6 @@ def test_a_run_in_bfloat16_resumes_exactly(folder: str, tmp_path: Path) -> None:
 def test_sent_weights_are_those_that_compute(folder: str) -> None:
     policy = lrl.PolicyModule(folder, lr=1e-3, dtype="bfloat16")
     fit(policy)
-    assert {weight.dtype for _, weight in policy.sent_weights()} == {torch.bfloat16}
+    assert {weight.dtype for _, weight in policy.whole_weights()} == {torch.bfloat16}
     text = [1, 2, 3, 4]
     assert policy.prompt_logprobs(text) == policy.prompt_logprobs(text, None, "bfloat16")

@@ -118,13 +118,15 @@ def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
     unique_id = communicator.new_unique_id()
     with ThreadPoolExecutor() as worker:
         joined = worker.submit(Communicator, unique_id, 3, 4, CPU)
-        plan, _ = sent.join("pool", JoinOrder(unique_id, 4, torch.float32, bucket_bytes=64))
+        plan, _ = sent.join_broadcast(
+            "pool", JoinOrder(unique_id, 4, torch.float32, bucket_bytes=64)
+        )
         group = joined.result(60)
         for _ in range(2):
             weights["tensor.0"] += 1
             found = worker.submit(receive, group, plan)
-            sent.send("pool")
-            sent.end("pool", False, 60.0)
+            sent.send_broadcast("pool")
+            sent.end_broadcast("pool", False, 60.0)
             assert all(torch.equal(one, weights[name]) for name, one in found.result(60).items())
     communicator.abort(group)
 

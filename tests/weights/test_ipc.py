@@ -107,7 +107,7 @@ def test_adapters_arrive_merged_and_rounded_as_a_generator_would_merge_them(
     folder = save_model(tmp_path, LlamaConfig(**SIZES))
     trained = adapted(opened(folder, lora=LoRA(rank=4)))
     transport = Ipc()
-    transport.connect(generator, trained.sent_weights, "run-0")  # type: ignore[arg-type]
+    transport.connect(generator, trained, "run-0")  # type: ignore[arg-type]
     transport.send(generator)  # type: ignore[arg-type]
     transport.close()
     adapters = dict(named(whole_adapters(trained.network)))

@@ -24,7 +24,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import PoolSync
+from lrl.weights.sync import Sync
 from tests.lent_server import LentServer
 from tests.weights.whole_weights import WholeWeights
 
@@ -48,19 +48,22 @@ class OneGenerator:
         self.server = server
         self.loop = LoopThread()
         self.generator = Generator(server, 64)  # type: ignore[arg-type]
-        self.syncs = PoolSync(
+        self.keeps = keys_and_values == "keep"
+        self.syncs = Sync(
             GeneratorPool([self.generator]),
             self.loop,
             SharedMemory,
-            f"{server.run_id}-keys",
+            WholeWeights(lambda: iter(())),
+            lambda generators: accept,
+            name=f"{server.run_id}-keys",
             deadline_s=60.0,
             silence_s=60.0,
             keys_and_values=keys_and_values,
         )
 
     def sync(self, model: Any, version: int) -> None:
-        weights = WholeWeights(model.named_parameters)
-        assert self.syncs.sync_now(weights, version, lambda generators: accept) == {}
+        self.syncs.policy = WholeWeights(model.named_parameters)
+        assert self.syncs.sync_now(version) == {}
         assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:
@@ -110,11 +113,7 @@ def test_a_response_written_over_a_sync_continues_on_the_keys_and_values_that_th
     one: OneGenerator, models: tuple[Any, Any]
 ) -> None:
     old, new = models
-    keeps, version, before = (
-        one.syncs.keys_and_values == "keep",
-        itertools.count(),
-        one.preemptions(),
-    )
+    keeps, version, before = one.keeps, itertools.count(), one.preemptions()
     rollouts: list[list[Rollout]] = []
     end = time.monotonic() + 60
     while not (

@@ -47,20 +47,21 @@ class Ends:
         self.generators = make_generators()
         self.own: Future[str] = Future()
         self.calls = PoolCalls(loop, deadline_s, deadline_s, collective=True)
+        self.calls.version = 3
         self.aborted: list[bool] = []
         for generator in self.generators:
             client: Any = generator.client
             client.stuck = UPDATE
             client.updating = True
-        self.calls.begin(self.generators, 3)
+        self.calls.begin(self.generators)
 
     def meet(self) -> None:
         transport = Nccl()
         transport._name = "pool"
-        transport._weights = self  # type: ignore[assignment]
+        transport._policy = self  # type: ignore[assignment]
         transport._meet(self.calls, UPDATE, lambda one: {"update_info": {"value": 7}}, self.own)
 
-    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
+    def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
         self.aborted.append(abort)
 
     def posted(self, number: int) -> list[str]:
@@ -149,7 +150,7 @@ def test_every_worker_answers_before_a_communicator_is_made(loop: LoopThread) ->
     release = "/shutdown_weight_transfer_engine"
     generators = make_generators()
     calls = PoolCalls(loop, 5.0, 5.0, collective=True)
-    calls.begin(generators, 3)
+    calls.begin(generators)
     generators[1].client.failing = {release: 1}  # type: ignore[attr-defined]
     with pytest.raises(CollectiveBroken, match=release):
         find_transport("nccl")().connect(calls, WholeWeights(lambda: iter(())), "run-0")
@@ -170,7 +171,7 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
     for generator in generators:
         generator.server.settings.tensor_parallel_size = 2  # type: ignore[misc]
     calls = PoolCalls(loop, 5.0, 5.0, collective=True)
-    calls.begin(generators, 3)
+    calls.begin(generators)
     find_transport("nccl")().connect(calls, WholeWeights(lambda: iter(())), "run-0")
     infos = [generator.client.init_info for generator in generators]  # type: ignore[attr-defined]
     assert [info["rank_offset"] for info in infos] == [1, 3] and sizes == [5]

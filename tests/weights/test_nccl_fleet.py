@@ -23,7 +23,7 @@ from lrl.system.event_loop import LoopThread
 from lrl.training.lora import LoRA, is_adapter
 from lrl.weights import nccl
 from lrl.weights.proof import Proof
-from lrl.weights.sync import PoolSync
+from lrl.weights.sync import Sync
 from tests.leftovers import wait_for
 from tests.weights.nccl_over_gloo import GlooServer, install
 from tests.weights.policy_in_memory import PolicyInMemory
@@ -66,11 +66,13 @@ class Scene:
         self.weights = WeightsOfRanks(lambda: iter(parameters), threaded_ranks(2))
         self.pool = GeneratorPool([])
         self.joined: list[Generator] = []
-        self.syncs = PoolSync(
+        self.syncs = Sync(
             self.pool,
             self.loop,
             nccl.Nccl,
-            "nccl-over-gloo",
+            self.weights,
+            self._make_proof,
+            name="nccl-over-gloo",
             deadline_s=300.0,
             silence_s=60.0,
             prove_every_n_syncs=1,
@@ -92,7 +94,7 @@ class Scene:
         """Syncs a new version; returns the generators that did not get it."""
         self.policy.step(STEP)
         self.version += 1
-        failed = self.syncs.sync_now(self.weights, self.version, self._make_proof)
+        failed = self.syncs.sync_now(self.version)
         self.syncs.finish_sync(failed)
         unproved = self.syncs.wait()
         assert unproved == {}, unproved
@@ -189,7 +191,7 @@ def test_adapters_are_merged_in_the_trainer_and_each_worker_gets_its_part(
 ) -> None:
     scene.policy = WithAdapters(str(policy_folder), lora=LoRA(rank=4))
     scene.policy.configure_model()
-    scene.weights = scene.policy.sent_weights
+    scene.syncs.policy = scene.policy
     first = scene.policy.prompt_logprobs(TOKENS)
     one, two = scene.join(servers["one"], servers["two"])
     for version in (1, 2):

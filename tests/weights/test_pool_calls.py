@@ -45,7 +45,8 @@ def calls_of(
     generators: list[Any], loop: LoopThread, version: int = 0, **settings: Any
 ) -> PoolCalls:
     calls = PoolCalls(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
-    calls.begin(generators, version)
+    calls.version = version
+    calls.begin(generators)
     return calls
 
 

@@ -23,7 +23,7 @@ from lrl.weights import pull
 from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder
 from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.pull import Pull
-from lrl.weights.sync import PoolSync
+from lrl.weights.sync import Sync
 from tests.certificates import self_signed
 from tests.http_call import call
 from tests.weights.fetching_generators import FetchingGenerator, fetching_generators
@@ -70,8 +70,15 @@ class Scene:
         self.version = 0
         self.generators = generators
         self.pool = GeneratorPool(generators)
-        self.sync = PoolSync(
-            self.pool, self.loop, Pull, "run-0", deadline_s=deadline_s, silence_s=deadline_s
+        self.sync = Sync(
+            self.pool,
+            self.loop,
+            Pull,
+            self.weights,
+            lambda generators: accept,
+            name="run-0",
+            deadline_s=deadline_s,
+            silence_s=deadline_s,
         )
         self.transport: Any = self.sync.transport
 
@@ -80,7 +87,7 @@ class Scene:
         self.policy.step()
         self.version += 1
         self.pool.generators = list(generators or self.generators)
-        failed = self.sync.sync_now(self.weights, self.version, lambda generators: accept)
+        failed = self.sync.sync_now(self.version)
         return failed | self.sync.wait()
 
     def hold(self, *generators: FetchingGenerator) -> bool:
@@ -404,9 +411,7 @@ def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
     scene.transport.distribute = watched
     scene.policy.step()
     scene.version += 1
-    assert scene.sync.sync_in_background(
-        scene.weights, scene.version, lambda generators: accept, lambda: None
-    )
+    scene.sync.sync(scene.version, in_background=True)
     assert scene.sync.wait() == {} and serving == [True] and scene.hold(*scene.generators)
 
 

@@ -25,7 +25,7 @@ from lrl.weights import pull
 from lrl.weights.fetch_order import FETCH, PARTS
 from lrl.weights.proof import Proof
 from lrl.weights.pull import Pull
-from lrl.weights.sync import PoolSync
+from lrl.weights.sync import Sync
 from tests.http_call import call
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
@@ -61,11 +61,13 @@ class Scene:
         self.version = 0
         self.generators = [Generator(server, 8) for server in servers]  # type: ignore[arg-type]
         self.pool = GeneratorPool(self.generators)
-        self.syncs = PoolSync(
+        self.syncs = Sync(
             self.pool,
             self.loop,
             Pull,
-            f"{servers[0].run_id}-pull",
+            self.weights,
+            self._make_proof,
+            name=f"{servers[0].run_id}-pull",
             deadline_s=300.0,
             silence_s=300.0,
             prove_every_n_syncs=1,
@@ -92,7 +94,7 @@ class Scene:
         """Makes a step, gives it to the generators and proves it; returns those that failed."""
         self.step()
         self.pool.generators = list(generators)
-        failed = self.syncs.sync_now(self.weights, self.version, self._make_proof)
+        failed = self.syncs.sync_now(self.version)
         self.version += 1
         unproved = self.syncs.wait()
         assert unproved == {}, unproved

@@ -68,7 +68,7 @@ def test_the_generators_are_sent_to_a_file_with_every_weight(
     (loaded,) = calls.loaded
     check_file(file, loaded["checksum"])
     assert loaded["file"] == str(file)
-    expected = {name: tensor.detach() for name, tensor in weights_of(1.5)()}
+    expected = {name: tensor.detach() for name, tensor in weights_of(1.5).whole_weights()}
     torch.testing.assert_close(load_file(file), expected, rtol=0, atol=0)
 
 

@@ -18,8 +18,8 @@ from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.weights.proof import Proof
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import PoolSync
-from lrl.weights.transport import Weights
+from lrl.weights.sync import Sync
+from lrl.weights.transport import Policy
 from tests.lent_server import LentServer, start_server
 from tests.weights.policy_in_memory import PolicyInMemory
 from tests.weights.whole_weights import WholeWeights
@@ -30,10 +30,10 @@ TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 class Stale(SharedMemory):
     """May send what it was told to keep."""
 
-    sends: Weights | None = None
+    sends: Policy | None = None
 
-    def stage(self, weights: Weights) -> None:
-        super().stage(self.sends or weights)
+    def stage(self, policy: Policy) -> None:
+        super().stage(self.sends or policy)
 
 
 class Scene:
@@ -46,11 +46,13 @@ class Scene:
         self.version = 0
         self.generator = Generator(server, 8)  # type: ignore[arg-type]
         self.transport = Stale()
-        self.syncs = PoolSync(
+        self.syncs = Sync(
             GeneratorPool([self.generator]),
             self.loop,
             lambda: self.transport,
-            f"{server.run_id}-stale",
+            WholeWeights(self.policy.network.named_parameters),
+            self._make_proof,
+            name=f"{server.run_id}-stale",
             deadline_s=60.0,
             silence_s=60.0,
             prove_every_n_syncs=2,
@@ -58,8 +60,7 @@ class Scene:
 
     def sync(self) -> None:
         """Raises GeneratorError if it is due, and not proved."""
-        weights = WholeWeights(self.policy.network.named_parameters)
-        assert self.syncs.sync_now(weights, self.version, self._make_proof) == {}
+        assert self.syncs.sync_now(self.version) == {}
         self.version += 1
         for why in self.syncs.wait().values():
             raise GeneratorError(why)

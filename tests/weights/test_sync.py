@@ -15,8 +15,8 @@ from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
 from lrl.weights.pool_calls import PoolCalls
-from lrl.weights.sync import PoolSync
-from tests.weights.model_sync import INIT, UPDATE, Collective, Direct, make_generators, weights
+from lrl.weights.sync import Sync
+from tests.weights.model_sync import INIT, POLICY, UPDATE, Collective, Direct, make_generators
 
 PHASES = [
     "/pause?mode=keep&clear_cache=true",
@@ -42,16 +42,17 @@ def loop() -> Iterator[LoopThread]:
 
 def make_sync(
     loop: LoopThread, kind: type[Direct] = Direct, **settings: Any
-) -> tuple[PoolSync, list[Generator]]:
+) -> tuple[Sync, list[Generator]]:
     generators, deadlines = make_generators(), {"deadline_s": 5.0, "silence_s": 5.0}
-    sync = PoolSync(GeneratorPool(generators), loop, kind, "run-0", **deadlines, **settings)
+    settings |= deadlines | {"name": "run-0"}
+    sync = Sync(GeneratorPool(generators), loop, kind, POLICY, lambda due: prove, **settings)
     return sync, generators
 
 
-def give(sync: PoolSync, generators: list[Generator], version: int) -> dict[Generator, str]:
+def give(sync: Sync, generators: list[Generator], version: int) -> dict[Generator, str]:
     """Syncs a pool of these generators; returns those that failed the sync or its proof."""
     sync.pool.generators = list(generators)
-    failed = sync.sync_now(weights, version, lambda due: prove)
+    failed = sync.sync_now(version)
     failed |= sync.wait()
     sync.finish_sync(failed)
     return failed
@@ -158,7 +159,7 @@ def test_a_resume_without_effect_is_sent_again_and_then_given_up_by_name(loop: L
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
     failed = give(sync, [healthy, liar], 3)
-    assert list(failed) == [liar] and "/is_paused for weight version 3" in failed[liar]
+    assert list(failed) == [liar] and "/is_paused says" in failed[liar]
     assert posted(liar)[-6:] == RESUME * 3 and healthy.serving and not liar.serving
 
 
@@ -179,9 +180,10 @@ def test_a_generator_is_proved_at_its_first_sync_and_at_every_third_and_not_betw
         asked.append(due)
         return prove
 
+    sync._make_proof = make_proof
     for version in range(8):
         sync.pool.generators = [old, newcomer] if version > 0 else [old]
-        assert sync.sync_now(weights, version, make_proof) == sync.wait() == {}
+        assert sync.sync_now(version) == sync.wait() == {}
         assert old.serving and old.version == version
     assert asked == [[old], [newcomer], [old], [newcomer], [old], [newcomer]]
 
@@ -193,10 +195,11 @@ def test_a_generator_that_was_missed_when_it_was_due_is_proved_at_its_next_sync(
     give(sync, [healthy, missed], 0)
     give(sync, [healthy, missed], 1)
     missed.client.failing = {UPDATE: 3}  # type: ignore[attr-defined]
-    assert list(sync.sync_now(weights, 2, lambda due: prove)) == [missed]
+    assert list(sync.sync_now(2)) == [missed]
     sync.wait()
     asked: list[list[Generator]] = []
-    sync.sync_now(weights, 2, lambda due: asked.append(due) or prove)  # type: ignore[func-returns-value]
+    sync._make_proof = lambda due: asked.append(due) or prove  # type: ignore[func-returns-value]
+    sync.sync_now(2)
     assert asked == [[missed]] and sync.wait() == {} and missed.serving
 
 
@@ -217,16 +220,7 @@ def test_a_generator_with_wrong_weights_never_serves_if_it_is_new_and_is_evicted
 def test_only_tokens_in_flight_count_as_recomputed(
     loop: LoopThread, attempts: KeysAndValues
 ) -> None:
-    generators = make_generators()
-    sync = PoolSync(
-        GeneratorPool(generators),
-        loop,
-        Direct,
-        "run-0",
-        deadline_s=5.0,
-        silence_s=5.0,
-        keys_and_values=attempts,
-    )
+    sync, generators = make_sync(loop, keys_and_values=attempts)
     give(sync, generators, 1)
     half, fresh, ended = (
         Rollout(token_ids=[1, 2]),

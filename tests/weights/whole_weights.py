@@ -28,25 +28,25 @@ class WholeWeights:
         self.staging = Staging()
         self.broadcast = Broadcast()
 
-    def __call__(self, merged_in: dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def whole_weights(self, merged_in: dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         return self.weights()
 
     def pieces(self) -> Iterator[Piece]:
         return (piece_of(name, one, self.ranks) for name, one in self.weights())
 
-    def stage(self, order: StageOrder) -> Staged:
+    def stage_weights(self, order: StageOrder) -> Staged:
         return self.staging.stage(self.pieces, order, self.ranks)
 
-    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
+    def serve_weights(self, endpoint: Endpoint, token: str) -> list[Served]:
         return self.staging.serve(endpoint, token, self.ranks)
 
-    def join(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
+    def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
         return self.broadcast.join(self.pieces, order, self.ranks)
 
-    def send(self, pool: str) -> Future[None]:
+    def send_broadcast(self, pool: str) -> Future[None]:
         return self.broadcast.send(self.ranks)
 
-    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
+    def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
         self.broadcast.end(abort, deadline_s)
 
 
@@ -60,17 +60,17 @@ class WeightsOfRanks(WholeWeights):
         self.others = [WholeWeights(weights, one) for one in ranks[1:]]
         self.threads = ThreadPoolExecutor(len(ranks))
 
-    def join(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
-        with self._led(lambda one: one.join(pool, order)):
-            return super().join(pool, order)
+    def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
+        with self._led(lambda one: one.join_broadcast(pool, order)):
+            return super().join_broadcast(pool, order)
 
-    def send(self, pool: str) -> Future[None]:
-        with self._led(lambda one: one.send(pool)):
-            return super().send(pool)
+    def send_broadcast(self, pool: str) -> Future[None]:
+        with self._led(lambda one: one.send_broadcast(pool)):
+            return super().send_broadcast(pool)
 
-    def end(self, pool: str, abort: bool, deadline_s: float) -> None:
-        with self._led(lambda one: one.end(pool, abort, deadline_s)):
-            super().end(pool, abort, deadline_s)
+    def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
+        with self._led(lambda one: one.end_broadcast(pool, abort, deadline_s)):
+            super().end_broadcast(pool, abort, deadline_s)
 
     @contextmanager
     def _led(self, call: Callable[[WholeWeights], Any]) -> Iterator[None]:

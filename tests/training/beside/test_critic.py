@@ -270,7 +270,7 @@ def test_a_checkpoint_is_resumed_with_the_critic_it_was_made_with(
 @pytest.mark.parametrize("own", [False, True])
 def test_the_critic_is_neither_sent_nor_exported(folder: str, tmp_path: Path, own: bool) -> None:
     plain, policy = opened(folder), with_critic(folder, model=folder if own else None)
-    assert dict(policy.sent_weights()).keys() == dict(plain.sent_weights()).keys()
+    assert dict(policy.whole_weights()).keys() == dict(plain.whole_weights()).keys()
     policy.export(tmp_path)
     again = opened(str(tmp_path))
     assert torch.equal(weights(again), weights(plain))

@@ -135,7 +135,7 @@ def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
     policy = opened(folder, reference=Reference())
     policy.setup("fit")
     assert len(list(policy.parameters())) == len(list(opened(folder).parameters()))
-    assert dict(policy.sent_weights()).keys() == dict(opened(folder).sent_weights()).keys()
+    assert dict(policy.whole_weights()).keys() == dict(opened(folder).whole_weights()).keys()
     assert not any(weight.requires_grad for weight in policy.reference.network.parameters())
 
 

@@ -4,7 +4,7 @@ place of vLLM's model.
     LRL_GENERATOR_FILES=lrl-bench-0- LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
 
 Listens at that address and prints its port. An update loads the file as
-`lrl.vllm_plugin.shared_memory_engine` does: its checksum, then a copy of every tensor. vLLM's
+`lrl.vllm_plugin.engines.FileEngine` does: its checksum, then a copy of every tensor. vLLM's
 conversion to the form of its kernels is left out, which is the same for every transport."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TokenMiddleware
-from lrl.vllm_plugin.pull_routes import PullRoutes
+from lrl.vllm_plugin.fetched_files import PullRoutes
 from lrl.weights.version_file import check_file
 
 COPY = "/copy"

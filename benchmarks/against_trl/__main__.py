@@ -9,7 +9,7 @@ one piece of code; docs/results/learning.md has all that is the same, and what i
 
 TRL generates with transformers' `generate`. Its server mode moves weights by NCCL and refuses any
 device but CUDA, and the mode within the trainer's process loads weights in a way that leaves the
-output head of vLLM's CPU build as it was (`lrl/vllm_plugin/shared_memory_engine.py`). So the
+output head of vLLM's CPU build as it was (`lrl/vllm_plugin/engines.py`). So the
 seconds compare generation engines at least as much as trainers.
 
 Each side has the threads with which it is fastest. TRL has all cores for generating and for

@@ -2,7 +2,7 @@
 
 The generator sends the first token of each response at once and then what it wrote within `HOLD_S`
 seconds. Each frame tells which version wrote which tokens of the response so far
-(`lrl.vllm_plugin.response_outputs`). A server that does not know gives its tokens the version that it
+(`lrl.vllm_plugin.output_batching`). A server that does not know gives its tokens the version that it
 had at the request, which is never too young: the bound on lag holds.
 """
 

@@ -1,5 +1,4 @@
-"""Batches of tokens in vLLM's engine: its API server then has work once a second, not at each
-token.
+"""Batches of tokens: vLLM's API server then has work once a second, not at each token.
 
 The engine hands over the tokens of every response after each of its steps. Most of the API server's
 work is for each response in each such message, however many tokens it has. So the queue in front of
@@ -9,6 +8,15 @@ passes at once, in the old order. A response's first token does, which shows tha
 read. So does the answer to a call, like a pause, and with it all that is held: whoever has the
 answer to a call can have all tokens written before, and tokens of two versions never meet. vLLM's
 own metrics of latency then count these messages, not tokens.
+
+vLLM's API server appends the log-probs of a response token by token, which was two thirds of its
+work once the tokens came together. Where each token has a single log-prob, its own, the columns of a
+message can be appended as they are. All other requests are left to vLLM.
+
+vLLM notes which weights wrote which tokens, and tells it with the end of a response alone. A
+half-written response may continue on another generator or in another run, so lrl needs its versions
+with every frame. The trainer's own record of its syncs would not do: frames that were sent before a
+pause may be read after the resume.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -39,8 +48,15 @@ moment."""
 
 
 def install() -> None:
-    """Puts an `OutputBatcher` in front of the socket of every engine that starts in this process;
-    once in a process."""
+    """Puts all of it in front of vLLM's own; once in a process."""
+    batch_outputs()
+    append_at_once()
+    tell_versions()
+
+
+def batch_outputs() -> None:
+    """Puts an `OutputBatcher` in front of the socket of every engine that starts in this
+    process."""
     from vllm.v1.engine.core import EngineCoreProc
 
     send = EngineCoreProc.process_output_sockets
@@ -154,3 +170,53 @@ def joined(parts: list[Any]) -> Any:
         columns = zip(*(table[:3] for table in tables), strict=True)
         last.new_logprobs = type(tables[0])(*(np.concatenate(column) for column in columns), None)
     return last
+
+
+def append_at_once() -> None:
+    """Makes the API server append the log-probs of many tokens at once."""
+    from vllm.logprobs import FlatLogprobs
+    from vllm.v1.engine.logprobs import LogprobsProcessor
+
+    of_any_request = LogprobsProcessor._update_sample_logprobs
+
+    def update(self: Any, new: Any) -> None:
+        single = self.tokenizer is None and new.logprobs.shape[1] == 1
+        if single and isinstance(self.logprobs, FlatLogprobs):
+            append(self, new)
+        else:
+            of_any_request(self, new)
+
+    LogprobsProcessor._update_sample_logprobs = update
+
+
+def append(processor: Any, new: Any) -> None:
+    """Appends new tokens to a response: each with its own log-prob and no alternatives.
+
+    Args:
+        processor: vLLM's `LogprobsProcessor` of the response.
+        new: vLLM's `LogprobsLists`; its arrays have the shape (tokens, 1).
+    """
+    flat, logprobs = processor.logprobs, new.logprobs[:, 0].tolist()
+    start, count = len(flat.logprobs), len(logprobs)
+    flat.start_indices.extend(range(start, start + count))
+    flat.end_indices.extend(range(start + 1, start + count + 1))
+    flat.token_ids.extend(new.logprob_token_ids[:, 0].tolist())
+    flat.logprobs.extend(logprobs)
+    flat.ranks.extend(new.sampled_token_ranks.tolist())
+    flat.decoded_tokens.extend(repeat(None, count))
+    processor.cumulative_logprob += sum(logprobs)
+
+
+def tell_versions() -> None:
+    """Makes the API server tell the versions of tokens with every output."""
+    from vllm.v1.engine.output_processor import RequestState
+
+    at_the_end = RequestState._new_completion_output
+
+    def with_versions(self: Any, *positional: Any, **named: Any) -> Any:
+        output = at_the_end(self, *positional, **named)
+        if output.weight_versions is None and REQUEST_PREFIX in self.request_id:
+            output.weight_versions = self._weight_version_spans()
+        return output
+
+    RequestState._new_completion_output = with_versions

@@ -1,7 +1,7 @@
 """Weights by CUDA IPC: the generator opens the trainer's buffer in place, on the GPU that both share.
 
 The buffer takes one bucket of weights after the other (`lrl.weights.buckets`). The generator's end is
-`lrl.vllm_plugin.ipc_engine`.
+`lrl.vllm_plugin.engines`.
 """
 
 from __future__ import annotations

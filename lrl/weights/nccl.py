@@ -3,7 +3,7 @@ generator.
 
 Nothing is gathered: all ranks and all workers are in one communicator, and a bucket of weights is
 broadcast by each rank that has a part of it (`lrl.weights.broadcast`). The generators' end is
-`lrl.vllm_plugin.nccl_engine`. The members meet by NCCL's unique id, which travels over the route
+`lrl.vllm_plugin.engines`. The members meet by NCCL's unique id, which travels over the route
 that asks for the run's token; vLLM's own way to meet is a store that asks for none.
 
 Nothing ends a broadcast inside vLLM when a member is lost. The ranks abort their part, every

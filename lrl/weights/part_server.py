@@ -5,7 +5,7 @@
                                /N         block N
                                /dN        its difference to the block of the base
 
-Generators that have fetched a block serve it under the same path (`lrl.vllm_plugin.pull_routes`).
+Generators that have fetched a block serve it under the same path (`lrl.vllm_plugin.fetched_files`).
 """
 
 import asyncio

@@ -37,7 +37,7 @@ class Pull(Transport):
     copies = True
     fetches = True
     narrows = True
-    middleware = ("lrl.vllm_plugin.pull_routes.PullRoutes",)
+    middleware = ("lrl.vllm_plugin.fetched_files.PullRoutes",)
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class SharedMemory(Transport):
-    """The trainer's end of `lrl.vllm_plugin.shared_memory_engine`."""
+    """The trainer's end of `lrl.vllm_plugin.engines.FileEngine`."""
 
     backend = "shared_memory"
     copies = True

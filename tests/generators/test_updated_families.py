@@ -1,6 +1,6 @@
 """An update reaches every layer of every family of models, on vLLM's own engine; so do adapters.
 
-Covers lrl/vllm_plugin/shared_memory_engine.py, lrl/vllm_plugin/engine.py.
+Covers lrl/vllm_plugin/engines.py.
 """
 
 from __future__ import annotations

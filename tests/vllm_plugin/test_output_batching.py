@@ -1,4 +1,5 @@
-"""The queue that holds tokens back in vLLM's engine, with vLLM's own messages."""
+"""The queue that holds tokens back in vLLM's engine, with vLLM's own messages; and the log-probs of
+many tokens at once, against vLLM's own way."""
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ import queue
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
+from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists
 
 from lrl.generators.frames import HOLD_S, REQUEST_PREFIX
-from lrl.vllm_plugin.output_batching import OutputBatcher
+from lrl.vllm_plugin.output_batching import OutputBatcher, append_at_once
 
 CALL = UtilityOutput(call_id=1)
 A, B = f"{REQUEST_PREFIX}a", f"{REQUEST_PREFIX}b"
@@ -166,3 +170,30 @@ def test_every_token_is_passed_on_once_and_in_order(steps: list[tuple[int, int, 
     while (one := held.get()) != b"dead":
         found.append(one)
     assert tokens_of(found) == wrote
+
+
+def processor(flat: bool, columns: int) -> Any:
+    empty: Any = FlatLogprobs() if flat else []
+    return LogprobsProcessor(None, empty, None, 0.0, columns - 1, None)
+
+
+def columns_of(first: int, count: int, columns: int) -> LogprobsLists:
+    tokens = np.arange(first, first + count * columns, dtype=np.int32).reshape(count, columns)
+    return LogprobsLists(
+        tokens, -0.5 * tokens.astype(np.float32), np.arange(1, count + 1, dtype=np.int32)
+    )
+
+
+@pytest.mark.parametrize(("flat", "columns"), [(True, 1), (True, 3), (False, 1)])
+def test_every_request_has_what_vllm_gives_token_by_token(flat: bool, columns: int) -> None:
+    append_at_once()
+    found, expected = processor(flat, columns), processor(flat, columns)
+    for new in (columns_of(7, 1, columns), columns_of(20, 5, columns), columns_of(50, 2, columns)):
+        found._update_sample_logprobs(new)
+        for tokens, logprobs, rank in zip(*(table.tolist() for table in new[:3]), strict=True):
+            none = [None] * columns
+            append_logprobs_for_next_position(
+                expected.logprobs, tokens, logprobs, none, rank, columns - 1
+            )
+            expected.cumulative_logprob += logprobs[0]
+    assert found == expected and len(found.logprobs or ()) == 8

@@ -1,7 +1,4 @@
-"""What the plugin does in each of vLLM's processes.
-
-Covers lrl/vllm_plugin/gloo_thread.py.
-"""
+"""What the plugin does in each of vLLM's processes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
 from lrl.system.endpoint import Endpoint
-from lrl.vllm_plugin.pull_routes import PullRoutes
+from lrl.vllm_plugin.fetched_files import PullRoutes
 from lrl.weights.fetch_order import FETCH
 from lrl.weights.version_file import check_file
 
@@ -33,7 +33,7 @@ TOKEN = "secret"
 
 
 class ModelOfVllm:
-    """The routes of a sync, as vLLM's engine and `SharedMemoryEngine` answer them."""
+    """The routes of a sync, as vLLM's engine and `FileEngine` answer them."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}

@@ -130,7 +130,7 @@ class Communicator:
 
 
 def receive(group: Communicator, plan: Plan) -> dict[str, torch.Tensor]:
-    """Returns the weights of one update, as `lrl.vllm_plugin.nccl_engine` receives them."""
+    """Returns the weights of one update, as `lrl.vllm_plugin.engines` receives them."""
     found: dict[str, torch.Tensor] = {}
     for bucket in plan.buckets():
         packed = exchange(group, bucket, group.rank, own=None, device=group.device)

@@ -1,6 +1,6 @@
 """The transport within one GPU, both ends, with CUDA's handle of a buffer played on a CPU.
 
-Covers lrl/weights/ipc.py, lrl/vllm_plugin/ipc_engine.py.
+Covers lrl/weights/ipc.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Generator:
     """One generator: its engine, behind what travels as JSON."""
 
     def __init__(self, dtype: str) -> None:
-        from lrl.vllm_plugin.ipc_engine import IpcEngine
+        from lrl.vllm_plugin.engines import IpcEngine
 
         settings = SimpleNamespace(dtype=dtype)
         self.participants = [SimpleNamespace(server=SimpleNamespace(settings=settings))]
@@ -50,7 +50,7 @@ class Generator:
 @pytest.fixture
 def generator(monkeypatch: pytest.MonkeyPatch) -> Generator:
     """A generator in bfloat16 that opens the trainer's buffer although there is no GPU."""
-    from lrl.vllm_plugin import ipc_engine
+    from lrl.vllm_plugin import engines
 
     buffers: list[torch.Tensor] = []
 
@@ -59,13 +59,13 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> Generator:
         return None, list(range(15))
 
     def rebuild(*arguments: int) -> torch.Tensor:
-        assert len(arguments) == 15 and arguments[ipc_engine.DEVICE] is CPU.index
+        assert len(arguments) == 15 and arguments[engines.DEVICE] is CPU.index
         return buffers[-1]
 
     monkeypatch.setattr(ipc, "reduce_tensor", reduce_tensor)
     monkeypatch.setattr(ipc, "BUCKET_BYTES", 150)  # two matrices
     monkeypatch.setattr(ipc, "this_device", lambda: CPU)
-    monkeypatch.setattr(ipc_engine, "rebuild_cuda_tensor", rebuild)
+    monkeypatch.setattr(engines, "rebuild_cuda_tensor", rebuild)
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None)
     )

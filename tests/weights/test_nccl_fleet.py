@@ -1,7 +1,7 @@
 """Syncs by `nccl` from two ranks to real vLLM servers, of which some are lost; gloo stands for the
 communicator.
 
-Covers lrl/vllm_plugin/nccl_engine.py.
+Covers lrl/weights/nccl.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pull between a trainer and two real vLLM servers, and in a real run.
 
-Covers lrl/vllm_plugin/pull_routes.py.
+Covers lrl/vllm_plugin/fetched_files.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,252 @@
+"""The generators' ends of the transports; they run inside vLLM's worker, registered by
+`lrl.vllm_plugin.plugin`.
+
+vLLM's CPU build packs weights at load into the form that its kernels take, and for two kinds of
+layers an update would not reach that form. All others are packed again as their weights arrive, and
+their weights dropped, so that there is no one call which is right for every layer. The probe after
+a sync is what would notice a third kind.
+
+- An output head that is tied to the embedding gets no weights of its own, and would stay as it was
+  loaded: log-probs were off by 0.7 nats with every other layer right. It is packed when all weights
+  are there.
+- Experts are packed when their kernel is made, which is once; Mixtral was off by 0.09. Without the
+  old kernel the new weights are taken as at load.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import pickle
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from lrl.system.memory import trim_heap
+from lrl.weights.adapters import are_adapters, merged
+from lrl.weights.buckets import Bucket, Plan, damaged, exchange, raise_if_damaged
+from lrl.weights.communicator import abort, join
+from lrl.weights.version_file import check_file
+
+Init = TypeVar("Init", bound=WeightTransferInitInfo)
+Update = TypeVar("Update", bound=WeightTransferUpdateInfo)
+DEVICE = 6
+"""Place of the device's index among the arguments of torch's `rebuild_cuda_tensor`."""
+
+
+class Engine(WeightTransferEngine[Init, Update]):
+    """Loads weights in checkpoint form."""
+
+    def start_weight_update(self) -> None:
+        """Prepares the model for them."""
+        if self.device.type == "cpu":
+            for layer in self.model.modules():
+                method = getattr(layer, "quant_method", None)
+                if isinstance(method, FusedMoEMethodBase):
+                    method.moe_kernel = None
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Loads some. The base class would also wait for an accelerator, which a CPU worker does
+        not have."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        """Converts the new weights of every layer into the form of its kernels."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            for layer in self.model.modules():
+                if isinstance(layer, ParallelLMHead):
+                    layer.quant_method.process_weights_after_loading(layer)
+            # Every update frees the older weights, and the C library would keep their memory.
+            trim_heap()
+
+    def shutdown(self) -> None:
+        """Releases what is held between updates; here nothing."""
+
+
+# ---- by files
+
+
+@dataclass
+class FileInfo(WeightTransferUpdateInfo):
+    """The location of the weights.
+
+    Args:
+        file: A safetensors file of full tensors under their Hugging Face names, or of
+            `lrl.weights.adapters`.
+        checksum: Of its header (`lrl.weights.version_file.Header`).
+    """
+
+    file: str
+    checksum: int
+
+
+class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
+    """Loads the file that the trainer wrote, or that came from its ranks."""
+
+    init_info_cls = WeightTransferInitInfo
+    update_info_cls = FileInfo
+
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
+        """Does nothing: there is no group to join."""
+
+    def receive_weights(self, update_info: FileInfo) -> None:
+        """Loads the file; raises ValueError for a damaged one, before any weight is replaced."""
+        check_file(update_info.file, update_info.checksum)
+        tensors = load_file(update_info.file, device=str(self.device))
+        dtype = cast(torch.dtype, self.model_config.dtype)
+        self.model.load_weights(
+            merged(self._first_version(), tensors, dtype)
+            if are_adapters(tensors)
+            else tensors.items()
+        )
+
+    def _first_version(self) -> Iterable[tuple[str, Tensor]]:
+        """Returns the weights that the generator began with, from its files: no second copy is kept
+        in memory.
+
+        All of them are loaded again, because vLLM gives a layer that gets a part of its weights
+        (one of the three matrices of an attention's input) random ones for the rest.
+        """
+        config = copy.copy(self.vllm_config.load_config)
+        config.use_tqdm_on_load = False
+        loader = get_model_loader(config)
+        if not isinstance(loader, DefaultModelLoader):
+            raise ValueError(
+                f"load_format {config.load_format} keeps no weights in which adapters can be "
+                "merged."
+            )
+        return loader.get_all_weights(self.model_config, self.model)
+
+
+# ---- within one GPU
+
+
+@dataclass
+class BufferInfo(WeightTransferInitInfo):
+    """The trainer's buffer."""
+
+    plan: dict[str, Any]
+    """What goes through it (`lrl.weights.buckets.Plan`)."""
+    handle: str
+    """Torch's handle of it, pickled, base64. Who sends it has the run's token."""
+
+
+@dataclass
+class BucketInfo(WeightTransferUpdateInfo):
+    """The bucket that is in the buffer."""
+
+    bucket: int
+
+
+class IpcEngine(Engine[BufferInfo, BucketInfo]):
+    """Copies the weights out of the trainer's buffer, and loads them."""
+
+    init_info_cls = BufferInfo
+    update_info_cls = BucketInfo
+    _buckets: list[Bucket]
+    _buffer: Tensor
+
+    def init_transfer_engine(self, init_info: BufferInfo) -> None:
+        """Opens the buffer."""
+        arguments = list(pickle.loads(base64.b64decode(init_info.handle)))
+        arguments[DEVICE] = self.device.index  # here the GPU may have another number
+        self._buckets = Plan(**init_info.plan).buckets()
+        self._buffer = rebuild_cuda_tensor(*arguments)
+
+    def receive_weights(self, update_info: BucketInfo) -> None:
+        """Loads a bucket; raises ValueError for a damaged one."""
+        bucket = self._buckets[update_info.bucket]
+        packed = [self._buffer[: bucket.words(0)]]
+        raise_if_damaged(damaged(packed))
+        self.model.load_weights(bucket.unpack(packed))
+
+
+# ---- by NCCL
+
+
+@dataclass
+class CommunicatorInfo(WeightTransferInitInfo):
+    """A communicator to join."""
+
+    plan: dict[str, Any]
+    """What travels in it (`lrl.weights.buckets.Plan`)."""
+    unique_id: str
+    """Base64."""
+    rank_offset: int
+    """Rank of this generator's first worker."""
+    world_size: int
+
+
+class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
+    """Puts the weights together from what all ranks broadcast, and loads them.
+
+    vLLM's own takes all weights from one rank; this one takes from each trainer rank the rows that
+    it holds. NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer
+    then has its server killed.
+    """
+
+    init_info_cls = CommunicatorInfo
+    update_info_cls = WeightTransferUpdateInfo
+    _group: Any = None
+    _buckets: list[Bucket]
+
+    def init_transfer_engine(self, init_info: CommunicatorInfo) -> None:
+        """Joins a new communicator and leaves the one before."""
+        self.shutdown()
+        self._buckets = Plan(**init_info.plan).buckets()
+        self._group = join(
+            base64.b64decode(init_info.unique_id),
+            rank=init_info.rank_offset + self.parallel_config.rank,
+            world_size=init_info.world_size,
+            device=self.device,
+        )
+
+    def receive_weights(self, update_info: WeightTransferUpdateInfo) -> None:
+        """Receives and loads an update.
+
+        Raises:
+            RuntimeError: There is no communicator.
+            ValueError: Something has arrived damaged.
+        """
+        if self._group is None:
+            raise RuntimeError(
+                "This generator is in no communicator: /init_weight_transfer_engine comes first."
+            )
+        faults: list[Tensor] = []
+        weights = self._received(faults)
+        self.model.load_weights(weights)
+        deque(weights, maxlen=0)  # a model may stop before the end, and the others send it all
+        raise_if_damaged(torch.stack(faults))
+
+    def _received(self, faults: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for bucket in self._buckets:
+            packed = exchange(self._group, bucket, self._group.rank, own=None, device=self.device)
+            faults.append(damaged(packed))
+            yield from bucket.unpack(packed)
+
+    def shutdown(self) -> None:
+        """Leaves the communicator."""
+        abort(self._group)
+        self._group = None

@@ -27,7 +27,8 @@ from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.gpu.machine import Machine
 from lrl.distributed.ranks import follow
-from lrl.weights import communicator, nccl
+from lrl.weights import broadcast as communicator
+from lrl.weights import nccl
 from lrl.weights.broadcast import JoinOrder
 from lrl.weights.buckets import Plan
 from lrl.weights.staging import StageOrder
@@ -80,7 +81,7 @@ def measure(args: argparse.Namespace, wanted: list[Row]) -> Iterator[Row]:
 
 
 def be_rank(folder: Path, row: Row) -> None:
-    communicator.join = Communicator  # type: ignore[assignment]
+    communicator.join_communicator = Communicator  # type: ignore[assignment]
     ranks = meet(folder)
     policy = Divided(str(folder / "model"), ranks, {"shards": ranks.size} if ranks.size > 1 else {})
     if ranks.rank == 0:

@@ -36,7 +36,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.endpoint import Endpoint, Location
 from lrl.training.pieces import Piece, piece_of
 from lrl.vllm_plugin.fetched_files import FROM_TRAINER, THREADS
-from lrl.weights.fetch_order import FetchOrder, FetchReport
+from lrl.weights.parts import FetchOrder, FetchReport
 from lrl.weights.staging import StageOrder, Staging
 from tests.network_namespace import Machine
 from tests.weights.fetching_generators import TOKEN, FetchingGenerator

@@ -24,7 +24,7 @@ from benchmarks.gpu.row_processes import WAIT_S, Part, connect
 from benchmarks.gpu.rows import first_lines
 from lrl.distributed.ranks import Ranks
 from lrl.system.event_loop import start_daemon_call
-from lrl.weights import communicator
+from lrl.weights import broadcast as communicator
 
 UNWATCHED = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -64,12 +64,12 @@ class OfTorch:
 
 
 class OfVllm:
-    """NCCL's communicator of a weight transfer (`lrl.weights.communicator`)."""
+    """NCCL's communicator of a weight transfer (`lrl.weights.broadcast`)."""
 
     def __init__(self, part: Part, name: str, rank: int) -> None:
         if rank == 0:
             part.give(name, communicator.new_unique_id())
-        self._group = communicator.join(part.take(name), rank, 2, part.device)
+        self._group = communicator.join_communicator(part.take(name), rank, 2, part.device)
         self.about = f"vLLM's NCCL {self._group.nccl.ncclGetVersion()}"
 
     def broadcast(self, tensor: Tensor) -> None:

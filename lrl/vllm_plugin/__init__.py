@@ -2,7 +2,7 @@
 weight transfer.
 
 Hides vLLM's internals. Outside of this room vLLM is imported only where a server is started and at
-the trainer's ends of transports (`weights/communicator.py`, `ipc.py`, `nccl.py`, `wire.py`).
+the trainer's end of NCCL (`weights/broadcast.py`).
 `tests/vllm_contract/relied_on.py` lists every name of vLLM that lrl touches, and a test compares it
 with each release that lrl claims.
 """

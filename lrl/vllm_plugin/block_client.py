@@ -1,5 +1,5 @@
 """Asks the trainer's ranks and other machines for what they have of a version
-(`lrl.weights.part_server`)."""
+(`lrl.weights.parts`)."""
 
 import http.client
 import select
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
 from lrl.system.auth import bearer
 from lrl.system.endpoint import Location, connect
-from lrl.weights.fetch_order import PARTS, FetchOrder
+from lrl.weights.parts import PARTS, FetchOrder
 
 Content = bytes | bytearray
 

@@ -42,8 +42,8 @@ from vllm.model_executor.model_loader.reload import (
 
 from lrl.system.memory import trim_heap
 from lrl.weights.adapters import are_adapters, merged
+from lrl.weights.broadcast import abort, join_communicator
 from lrl.weights.buckets import Bucket, Plan, damaged, exchange, raise_if_damaged
-from lrl.weights.communicator import abort, join
 from lrl.weights.version_file import check_file
 
 Init = TypeVar("Init", bound=WeightTransferInitInfo)
@@ -216,7 +216,7 @@ class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
         """Joins a new communicator and leaves the one before."""
         self.shutdown()
         self._buckets = Plan(**init_info.plan).buckets()
-        self._group = join(
+        self._group = join_communicator(
             base64.b64decode(init_info.unique_id),
             rank=init_info.rank_offset + self.parallel_config.rank,
             world_size=init_info.world_size,

@@ -46,7 +46,7 @@ from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Location
 from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient, Content
 from lrl.weights.delta import with_delta
-from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder, FetchReport
+from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class FetchedFiles:
         self._served: tuple[str, Header] = ("", Header(b""))
 
     def block(self, version: str, part: str, what: str) -> bytes | None:
-        """Returns a block for another generator, or its difference (`lrl.weights.part_server`);
+        """Returns a block for another generator, or its difference (`lrl.weights.parts`);
         None if it is not here yet.
 
         Raises:

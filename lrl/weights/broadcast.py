@@ -1,7 +1,10 @@
-"""A trainer rank's part in the transfer by NCCL: it broadcasts the rows that it holds.
+"""The transfer by NCCL: a communicator as vLLM holds it, and a trainer rank's part, which broadcasts
+the rows that it holds.
 
 NCCL waits for a lost member for ever, so whatever waits for other members runs on a daemon thread,
-and the rank's own thread waits for rank 0's word.
+and the rank's own thread waits for rank 0's word. `ncclCommAbort` is the only way out: the kernels
+and threads of a communicator poll the flag that it sets. It can be called while they wait, but
+nothing may use the communicator afterwards.
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrl.distributed.ranks import Ranks
-from lrl.errors import StuckTransfer
+from lrl.errors import ConfigError, StuckTransfer
 from lrl.system.event_loop import start_daemon_call
-from lrl.weights import communicator
 from lrl.weights.buckets import Bucket, Plan, exchange
-from lrl.weights.wire import Pieces, spec_of
+from lrl.weights.version_file import Pieces, spec_of
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
 
+ABORT_S = 10.0
+"""Seconds for an abort, which takes milliseconds when the driver is well."""
 JOIN_S = 60.0
 """Longest wait of a rank until it has joined, when all workers have."""
 
@@ -42,7 +46,7 @@ class JoinOrder:
     size: int
     """Members: the ranks, then the workers of all generators."""
     narrow: torch.dtype
-    """The generators' number format (`lrl.weights.wire.transfer_dtype`)."""
+    """The generators' number format (`lrl.weights.version_file.transfer_dtype`)."""
     bucket_bytes: int
 
 
@@ -75,7 +79,7 @@ class Broadcast:
         plan = Plan.of(tensors, rows, order.bucket_bytes)
         self._buckets = plan.buckets()
         join = partial(
-            communicator.join,
+            join_communicator,
             order.unique_id,
             rank=ranks.rank,
             world_size=order.size,
@@ -140,6 +144,51 @@ class Broadcast:
             deque(rows, maxlen=0)  # all ranks take part in reading, to the end
 
 
+def new_unique_id() -> bytes:
+    """Returns NCCL's unique id with this process as the root of a communicator, for its members.
+
+    Raises:
+        OSError: There is no NCCL library.
+    """
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+    return bytes(NCCLLibrary().ncclGetUniqueId().internal)
+
+
+def join_communicator(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Any:
+    """Joins a communicator as vLLM's workers do; blocks until all `world_size` members have joined.
+
+    Raises:
+        ConfigError: vLLM does not use NCCL in this process.
+    """
+    from vllm.distributed.weight_transfer import nccl_common
+
+    found = nccl_common.uid_init_process_group(unique_id, rank, world_size, device)
+    if found.disabled:
+        raise ConfigError(
+            "strategy.weight_transfer is 'nccl', and VLLM_DISABLE_PYNCCL turns NCCL off: unset it."
+        )
+    return found
+
+
+def abort(communicator: Any) -> bool:
+    """Ends all that waits in `communicator`, for good; returns whether it ended within `ABORT_S`.
+
+    Not vLLM's `destroy`: that marks the communicator as unusable when the abort is over, and a
+    thread that the abort sets free would use it meanwhile.
+    """
+    if communicator is None or communicator.disabled:
+        return True
+    communicator.disabled = True  # from now on its collectives do nothing
+
+    def end() -> None:
+        with torch.accelerator.device_index(communicator.device.index):
+            communicator.nccl.ncclCommAbort(communicator.comm)
+        communicator.available = False
+
+    return bool(wait([start_daemon_call(end, "lrl-nccl-abort")], ABORT_S).done)
+
+
 def this_device() -> torch.device:
     """Returns the device of this thread."""
     if torch.cuda.is_available():
@@ -149,7 +198,7 @@ def this_device() -> torch.device:
 
 def _abort(joined: Future[Any]) -> None:
     if joined.exception() is None:
-        communicator.abort(joined.result())
+        abort(joined.result())
 
 
 def _leave() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.weights.wire import TensorSpec
+from lrl.weights.version_file import TensorSpec
 
 WORD_BYTES = 8
 CHUNK_WORDS = 2**20

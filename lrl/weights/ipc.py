@@ -22,7 +22,7 @@ from lrl.weights.broadcast import this_device
 from lrl.weights.buckets import Bucket, Plan
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Machine, Policy, Transport
-from lrl.weights.wire import TensorSpec, transfer_dtype
+from lrl.weights.version_file import TensorSpec, transfer_dtype
 
 BUCKET_BYTES = 2**28
 """Bytes of weights in the buffer; one tensor more may come on top."""

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrl.errors import CollectiveBroken, RankLostError
-from lrl.weights import communicator
-from lrl.weights.broadcast import JoinOrder
+from lrl.weights.broadcast import JoinOrder, new_unique_id
 from lrl.weights.pool_calls import INIT, UPDATE, Body, PoolCalls
 from lrl.weights.transport import Machine, Policy, Transport
 
@@ -117,7 +116,7 @@ class Nccl(Transport):
         self._name = name
         # The generators of a pool have one format.
         dtype = getattr(torch, calls.participants[0].server.settings.dtype)
-        unique_id = communicator.new_unique_id()
+        unique_id = new_unique_id()
         size = policy.ranks.size
         offsets: dict[Generator, dict[str, int]] = {}
         for generator in calls.participants:

@@ -5,14 +5,14 @@
 
 On one machine the ranks write into one file, which the generators map; to it, ranks of other
 machines send their parts. Else each keeps its part in its own memory, under no name, and serves it
-with its difference to the version before (`lrl.weights.part_server`).
+with its difference to the version before (`lrl.weights.parts`).
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -27,14 +27,22 @@ from xxhash import xxh3_64_intdigest
 from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
 from lrl.system.memory import in_gib
-from lrl.weights.host_copies import host_bytes
-from lrl.weights.version_file import Block, Header, Rows, require_room
-from lrl.weights.wire import Pieces, spec_of, unaligned
+from lrl.weights.version_file import (
+    Block,
+    Header,
+    Pieces,
+    Rows,
+    require_room,
+    spec_of,
+    unaligned,
+)
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
-    from lrl.weights.part_server import Part, PartServer
+    from lrl.weights.parts import Part, PartServer
 
+CHUNK_BYTES = 2**26
+"""Of a GPU's tensor that are copied at once; two chunks are in memory."""
 Served = Location | int
 """Where a rank serves its parts; a port of rank 0's machine, whose address differs with the
 generator."""
@@ -49,7 +57,7 @@ class StageOrder:
     version: str
     """A name that no other version has."""
     narrow: torch.dtype | None
-    """The generators' number format (`lrl.weights.wire.transfer_dtype`)."""
+    """The generators' number format (`lrl.weights.version_file.transfer_dtype`)."""
     file: str = ""
     """A new file, empty and of rank 0; without one each rank keeps its part in its memory."""
 
@@ -127,7 +135,7 @@ class Staging:
 
     def _keep(self, order: StageOrder, header: Header, rank: int, descriptor: int) -> Staged:
         """Keeps a part in this rank's memory, unless it is there already."""
-        from lrl.weights.part_server import Part  # here: not with a file
+        from lrl.weights.parts import Part  # here: not with a file
 
         before = self._staged.get(order.pool)
         if before is not None and before.header == header:  # another attempt
@@ -151,7 +159,7 @@ class Staging:
         if self._server is None:
             if not self._here:
                 endpoint = replace(endpoint, host=own_address(endpoint))
-            from lrl.weights.part_server import PartServer
+            from lrl.weights.parts import PartServer
 
             self._server = PartServer(endpoint, token, self.parts)
         port = self._server.port
@@ -285,3 +293,47 @@ def write_at(descriptor: int, content: memoryview | bytes, place: int) -> None:
         done = os.pwrite(descriptor, left, place)
         place += done
         left = left[done:]
+
+
+def host_bytes(tensors: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, memoryview]]:
+    """Yields the bytes of tensors, each with its place: a tensor of the CPU at once, one of a GPU
+    in chunks.
+
+    Args:
+        tensors: The place of the first byte, and the tensor.
+    """
+    ahead: Copy | None = None
+    for place, tensor in tensors:
+        content = tensor.contiguous().reshape(-1).view(torch.uint8)
+        if content.device.type == "cpu":
+            yield place, content.numpy().data
+            continue
+        for chunk in content.split(CHUNK_BYTES):
+            before, ahead = ahead, Copy(place, chunk)
+            place += len(chunk)
+            if before is not None:
+                yield before.wait()
+    if ahead is not None:
+        yield ahead.wait()
+
+
+class Copy:
+    """A copy on its way.
+
+    Args:
+        place: Of its first byte.
+        source: Bytes on a GPU.
+    """
+
+    def __init__(self, place: int, source: Tensor) -> None:
+        self._place = place
+        # Torch keeps pinned memory for the next copies.
+        self._content = torch.empty(len(source), dtype=torch.uint8, pin_memory=True)
+        self._content.copy_(source, non_blocking=True)
+        self._arrived = torch.Event(source.device)
+        self._arrived.record()
+
+    def wait(self) -> tuple[int, memoryview]:
+        """Returns the bytes and their place when they are there."""
+        self._arrived.synchronize()
+        return self._place, self._content.numpy().data

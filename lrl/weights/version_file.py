@@ -1,27 +1,35 @@
 """The file of a version: safetensors, whose header also has the trainer ranks' parts and a checksum
 of each block.
 
+Each tensor can be viewed as its own format only where its size divides its place. So tensors of an
+odd size come last, the widest of them first; all others keep the policy's order.
+
 A part is what one rank holds: ranges of the file, in its order. Parts are moved and checked in
 blocks, so a rank writes, a generator fetches and a worker checks them without the rest of the file.
 All versions of a run have headers of one length: every byte stays at its place.
 """
 
+from __future__ import annotations
+
 import json
+import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
 from xxhash import xxh3_64_intdigest
 
 from lrl.system.memory import in_gib
-from lrl.weights.wire import TensorSpec
+
+if TYPE_CHECKING:
+    from lrl.training.pieces import Piece
 
 SHARED_MEMORY = Path("/dev/shm")
 FORMATS = {
@@ -37,6 +45,62 @@ BLOCKS_OF_A_PART = 64
 """As many as a part has at least, where they are not smaller than `SMALLEST_BLOCK`: generators
 exchange them while they fetch the rest."""
 SUM_DIGITS = 16
+
+Pieces = Callable[[], Iterator["Piece"]]
+"""Yields the rows of the weights that this rank sends, afresh at every call."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor on the wire."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, which is a number of the first dimension; a scalar is one."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+def transfer_dtype(
+    dtype: torch.dtype, shape: tuple[int, ...], narrow: torch.dtype | None
+) -> torch.dtype:
+    """Returns the number format in which a tensor travels.
+
+    Matrices travel in the generators' format, if that is narrower: a generator would round them
+    anyway. Vectors keep the policy's: they are few bytes, and vLLM computes with some of them in
+    float32. So do integers.
+
+    Args:
+        dtype: The policy's format of the tensor.
+        shape: Its shape.
+        narrow: The generators' format; None leaves all as they are.
+    """
+    if narrow is None or len(shape) < 2 or not dtype.is_floating_point:
+        return dtype
+    return narrow if narrow.itemsize < dtype.itemsize else dtype
+
+
+def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
+    """Returns the whole tensor of a piece, as it travels."""
+    dtype = transfer_dtype(piece.rows.dtype, piece.shape, narrow)
+    return TensorSpec(piece.name, dtype, piece.shape)
+
+
+def unaligned(found: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Returns the tensors after which the widest numbers would not fit, in their order on the
+    wire."""
+    widest = max((one.dtype.itemsize for one in found), default=1)
+    return sorted(
+        (one for one in found if one.nbytes % widest), key=lambda one: -one.dtype.itemsize
+    )
+
 
 Ranges = Sequence[tuple[int, int]]
 """Starts and ends, in bytes."""
@@ -133,14 +197,14 @@ class Header:
         )
         return [[next(found) for _ in blocks] for blocks in self.parts]
 
-    def with_sums(self, sums: Sequence[Sequence[int]]) -> "Header":
+    def with_sums(self, sums: Sequence[Sequence[int]]) -> Header:
         """Returns the header of a version with these blocks."""
         text = "".join(f"{one:0{SUM_DIGITS}x}" for part in sums for one in part)
         table = self._table
         return Header(_encoded({**table, "__metadata__": {**table["__metadata__"], "sums": text}}))
 
     @staticmethod
-    def of(tensors: Sequence[TensorSpec], parts: Sequence[Sequence[Rows]]) -> "Header":
+    def of(tensors: Sequence[TensorSpec], parts: Sequence[Sequence[Rows]]) -> Header:
         """Returns the header of a version whose blocks are not known yet.
 
         Args:

@@ -20,11 +20,10 @@ from lrl import objectives
 from lrl.training.model import open_tokenizer
 from lrl.training.pieces import checkpoint_pieces
 from lrl.types import ENVIRONMENT, Fork, Group, Rollout
-from lrl.weights import host_copies
+from lrl.weights import staging
 from lrl.weights.buckets import Plan, damaged, raise_if_damaged
 from lrl.weights.staging import StageOrder
-from lrl.weights.version_file import check_file
-from lrl.weights.wire import spec_of
+from lrl.weights.version_file import check_file, spec_of
 
 STEPS, GROUPS, RESPONSES, TOKENS, MICRO_BATCH_TOKENS = 2, 2, 4, 24, 128
 SHAPE = llama("tiny")
@@ -274,7 +273,7 @@ def staged(policy: lrl.PolicyModule, work: Path) -> dict[str, torch.Tensor]:
     file = work / "staged.safetensors"
     file.write_bytes(b"")
     order = StageOrder("pool", "version", None, str(file))
-    with mock.patch.object(host_copies, "CHUNK_BYTES", 2**12):
+    with mock.patch.object(staging, "CHUNK_BYTES", 2**12):
         header = policy.stage_weights(order).header
     with file.open("r+b") as head:
         head.write(header.text)

@@ -20,7 +20,7 @@ from lrl.distributed.ranks import Ranks, collective, follow
 from lrl.training.lora import whole_adapters
 from lrl.training.model import checkpoint_weights
 from lrl.training.sharding import Sharding
-from lrl.weights import communicator
+from lrl.weights import broadcast as communicator
 from lrl.weights.adapters import named
 from lrl.weights.broadcast import JoinOrder
 from lrl.weights.staging import StageOrder
@@ -70,7 +70,7 @@ def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
 def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
     """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh."""
     them = meet(folder)
-    communicator.join = Communicator
+    communicator.join_communicator = Communicator
     for model in sorted(models.iterdir()):
         if "tensor" in sizes and model.name in UNDIVIDED:
             continue

@@ -13,8 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from lrl.weights.version_file import Header, check_file
-from lrl.weights.wire import transfer_dtype
+from lrl.weights.version_file import Header, check_file, transfer_dtype
 from tests.policies import SIZES, save_model
 from tests.strategies import staged_parts
 from tests.strategies.forked_ranks import run_ranks

@@ -1,7 +1,7 @@
 """A generator that fetches its weights, from ranks and other generators that break, stall, lie and
 die.
 
-Covers lrl/vllm_plugin/block_client.py, lrl/weights/fetch_order.py, part_server.py.
+Covers lrl/vllm_plugin/block_client.py, lrl/weights/parts.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lrl.errors import FetchFailed
 from lrl.system.endpoint import Endpoint, Location, first_certificate
 from lrl.vllm_plugin import block_client, fetched_files
 from lrl.vllm_plugin.fetched_files import FetchedFiles
-from lrl.weights.fetch_order import PARTS, FetchOrder
+from lrl.weights.parts import PARTS, FetchOrder
 from lrl.weights.staging import StageOrder, Staging
 from tests.certificates import self_signed, signed_by
 from tests.http_call import call

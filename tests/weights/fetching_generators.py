@@ -26,7 +26,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
 from lrl.system.endpoint import Endpoint
 from lrl.vllm_plugin.fetched_files import PullRoutes
-from lrl.weights.fetch_order import FETCH
+from lrl.weights.parts import FETCH
 from lrl.weights.version_file import check_file
 
 TOKEN = "secret"

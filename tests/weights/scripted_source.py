@@ -11,8 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
 from lrl.system.endpoint import Location
-from lrl.weights.fetch_order import PARTS
-from lrl.weights.part_server import Part
+from lrl.weights.parts import PARTS, Part
 
 Fault = Literal["none", "cut", "stall", "damage", "short", "gone", "not yet"]
 

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from lrl.distributed.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
-from lrl.weights import communicator
+from lrl.weights import broadcast as communicator
 from lrl.weights.broadcast import Broadcast, JoinOrder
 from lrl.weights.buckets import Bucket, Plan, checksum, damaged
-from lrl.weights.wire import spec_of
+from lrl.weights.version_file import spec_of
 from tests.weights.nccl_over_gloo import Communicator, install, receive
 from tests.weights.test_staging import models, pieces, weights_of
 from tests.weights.threaded_ranks import threaded_ranks
@@ -134,7 +134,7 @@ def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
 def test_ranks_that_have_the_weights_in_another_order_do_not_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(communicator, "join", lambda *_, **__: None)
+    monkeypatch.setattr(communicator, "join_communicator", lambda *_, **__: None)
     weights = weights_of([([9, 4], torch.float32), ([9, 4], torch.float32)])
     one, other = threaded_ranks(2)
     order = JoinOrder(b"", 3, torch.float32, bucket_bytes=64)
@@ -177,7 +177,7 @@ def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent(
             read.append(piece.name)
             yield piece
 
-    monkeypatch.setattr(communicator, "join", lambda *_, **__: group)
+    monkeypatch.setattr(communicator, "join_communicator", lambda *_, **__: group)
     broadcast = Broadcast()
     broadcast.join(each, JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks())
     read.clear()
@@ -195,7 +195,7 @@ def test_a_communicator_that_is_joined_after_it_was_given_up_is_left(
             pass
         return group
 
-    monkeypatch.setattr(communicator, "join", join)
+    monkeypatch.setattr(communicator, "join_communicator", join)
     broadcast = Broadcast()
     _, joined = broadcast.join(
         lambda: iter(()), JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks()

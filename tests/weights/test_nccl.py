@@ -1,7 +1,6 @@
 """The NCCL transport as far as it goes without vLLM: who may use it, and how a transfer that cannot
 end is ended.
 
-Covers lrl/weights/nccl.py, communicator.py.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ import torch
 from lrl.errors import CollectiveBroken, ConfigError, RankLostError
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
-from lrl.weights import communicator, find_transport
+from lrl.weights import broadcast as communicator
+from lrl.weights import find_transport, nccl
 from lrl.weights.nccl import Nccl
 from lrl.weights.pool_calls import PoolCalls
 from tests.weights.model_sync import INIT, make_generators
@@ -165,8 +165,8 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
     def join(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Any:
         sizes.append(world_size)
 
-    monkeypatch.setattr(communicator, "new_unique_id", lambda: b"")
-    monkeypatch.setattr(communicator, "join", join)
+    monkeypatch.setattr(nccl, "new_unique_id", lambda: b"")
+    monkeypatch.setattr(communicator, "join_communicator", join)
     generators = make_generators()
     for generator in generators:
         generator.server.settings.tensor_parallel_size = 2  # type: ignore[misc]
@@ -202,7 +202,7 @@ import threading
 atexit.register(threading.Event().wait)  # as a library that waits for the GPU when it is unloaded
 from lrl.errors import StuckTransfer
 from lrl.system.event_loop import start_daemon_call
-from lrl.weights import communicator
+from lrl.weights import broadcast as communicator
 from lrl.weights.broadcast import Broadcast
 from tests.weights.test_nccl import Hanging
 communicator.ABORT_S = 0.1
@@ -259,4 +259,4 @@ def test_a_communicator_that_vllm_has_turned_off_is_an_error_and_not_an_empty_tr
     package: Any = SimpleNamespace(nccl_common=common)
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", package)
     with pytest.raises(ConfigError, match="VLLM_DISABLE_PYNCCL") if disabled else nullcontext():
-        assert communicator.join(b"", 0, 2, torch.device("cpu")) is found
+        assert communicator.join_communicator(b"", 0, 2, torch.device("cpu")) is found

@@ -20,7 +20,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.vllm_plugin import block_client, fetched_files
 from lrl.weights import pull
-from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder
+from lrl.weights.parts import FETCH, PARTS, FetchOrder
 from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.pull import Pull
 from lrl.weights.sync import Sync

@@ -22,7 +22,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.supervisor import SHM
 from lrl.system.event_loop import LoopThread
 from lrl.weights import pull
-from lrl.weights.fetch_order import FETCH, PARTS
+from lrl.weights.parts import FETCH, PARTS
 from lrl.weights.proof import Proof
 from lrl.weights.pull import Pull
 from lrl.weights.sync import Sync

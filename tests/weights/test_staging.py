@@ -1,7 +1,4 @@
-"""A version that is staged in parts is, bit for bit, the file of all its weights.
-
-Covers lrl/weights/version_file.py, lrl/weights/staging.py, lrl/weights/host_copies.py.
-"""
+"""A version that is staged in parts is, bit for bit, the file of all its weights."""
 
 from __future__ import annotations
 

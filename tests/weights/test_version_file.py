@@ -7,7 +7,7 @@ import torch
 
 from lrl.distributed.ranks import Ranks
 from lrl.training.pieces import piece_of
-from lrl.weights.wire import TensorSpec, spec_of, unaligned
+from lrl.weights.version_file import TensorSpec, spec_of, unaligned
 
 HALF, FULL = torch.bfloat16, torch.float32
 

@@ -1,4 +1,5 @@
-"""A rank's part of a version, kept in its memory and served to the generators.
+"""The parts of a version on their way to the generators: what a rank keeps in its memory and serves,
+and rank 0's order to fetch it.
 
     GET /lrl/parts/VERSION/RANK/header    the header of the version's file, of any rank
                                /delta     the version that the differences need, once they are made
@@ -12,19 +13,64 @@ import asyncio
 import http
 import os
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from aiohttp import web
 
 from lrl.system.auth import TokenServer
-from lrl.system.endpoint import Endpoint
+from lrl.system.endpoint import Endpoint, Location
 from lrl.system.event_loop import start_daemon_call
 from lrl.weights.delta import Delta
-from lrl.weights.fetch_order import PARTS
 from lrl.weights.version_file import Header
 
 T = TypeVar("T")
+FETCH = "/lrl/fetch"
+"""The route of a generator that takes a `FetchOrder`."""
+PARTS = "/lrl/parts/"
+"""The route under which the trainer's ranks and the generators serve the blocks of a version."""
+
+
+@dataclass(frozen=True)
+class FetchOrder:
+    """One version of the weights, and the ways to it."""
+
+    version: str
+    """Unique in the run: no other content has the name."""
+    checksum: int
+    """Of its header."""
+    ranks: list[Location]
+    """The trainer's ranks, each with its part."""
+    peers: list[Location]
+    """All machines that fetch the version now, this one too; none for one that fetches alone."""
+    number: int
+    """Of this one among them."""
+    deadline_s: float
+    """Seconds for all of it."""
+    beside: str = ""
+    """Path of the version's file of another generator on this machine."""
+
+    @staticmethod
+    def from_json(found: dict[str, Any]) -> "FetchOrder":
+        """Returns the order that `asdict` has made a mapping of; raises TypeError or KeyError for
+        anything else."""
+        places = {name: [Location(**place) for place in found[name]] for name in ("ranks", "peers")}
+        return FetchOrder(**found | places)
+
+
+@dataclass(frozen=True)
+class FetchReport:
+    """The outcome of a fetch."""
+
+    file: str
+    """Path of the version's file on its machine."""
+    how: Literal["held", "delta", "whole"]
+    """`held`: it was there already."""
+    from_trainer: int = 0
+    """Bytes."""
+    from_peers: int = 0
+    """Bytes."""
 
 
 class Part:

@@ -407,7 +407,7 @@ class PolicyModel(L.LightningModule):
 
     @collective
     def stage_weights(self, order: StageOrder) -> Staged:
-        """Stages the adapters (`lrl.weights.adapters`), or without them all weights, a part on
+        """Stages the adapters (`lrl.weights.version_file`), or without them all weights, a part on
         every rank (`Staging.stage`)."""
         shard_again(self)
         pieces = checkpoint_pieces if self.lora is None else adapter_pieces

@@ -3,7 +3,7 @@ matrices are trained.
 
 A matrix W computes W + scale * B A (equation 3), with scale = alpha / rank. The adapters are
 peft's. Checkpoints hold them alone. So do syncs through a file, and a generator merges them into
-the W that it has (`lrl.weights.adapters`); between GPUs the trainer merges them.
+the W that it has (`lrl.weights.version_file`); between GPUs the trainer merges them.
 """
 
 from collections.abc import Iterable, Iterator

@@ -27,7 +27,7 @@ def merge(
     start: int = 0,
     rows: int | None = None,
 ) -> Tensor:
-    """Returns W + B A in `dtype` on the device of A; see `lrl.weights.adapters`.
+    """Returns W + B A in `dtype` on the device of A; see `lrl.weights.version_file`.
 
     W and B may be some rows, from `start` on, of `rows`.
     """

@@ -81,7 +81,7 @@ def checkpoint_pieces(
 
 def adapter_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
     """Yields this rank's rows of all adapters, under their names on the wire
-    (`lrl.weights.adapters`)."""
+    (`lrl.weights.version_file`)."""
     for name, down, up, scale in held_adapters(network):
         yield piece_of(name + DOWN, down, ranks)
         piece = piece_of(name + UP, up, ranks)

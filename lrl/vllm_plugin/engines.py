@@ -41,10 +41,9 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from lrl.system.memory import trim_heap
-from lrl.weights.adapters import are_adapters, merged
 from lrl.weights.broadcast import abort, join_communicator
 from lrl.weights.buckets import Bucket, Plan, damaged, exchange, raise_if_damaged
-from lrl.weights.version_file import check_file
+from lrl.weights.version_file import are_adapters, check_file, merged
 
 Init = TypeVar("Init", bound=WeightTransferInitInfo)
 Update = TypeVar("Update", bound=WeightTransferUpdateInfo)
@@ -94,7 +93,7 @@ class FileInfo(WeightTransferUpdateInfo):
 
     Args:
         file: A safetensors file of full tensors under their Hugging Face names, or of
-            `lrl.weights.adapters`.
+            `lrl.weights.version_file`.
         checksum: Of its header (`lrl.weights.version_file.Header`).
     """
 

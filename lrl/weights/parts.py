@@ -79,7 +79,7 @@ class Part:
     Args:
         header: Of the version.
         rank: Whose part it is.
-        descriptor: The file: the blocks, one after the other.
+        descriptor: The file: every block is at its place in the version's, and the rest is a hole.
     """
 
     def __init__(self, header: Header, rank: int, descriptor: int) -> None:
@@ -90,11 +90,10 @@ class Part:
         self.delta = Delta(len(self.blocks))
         """To the part of that version; made only if there is one."""
         self._file = os.fdopen(descriptor, "rb")
-        self._size = self.blocks[0].nbytes if self.blocks else 0
 
     def read(self, index: int) -> bytes:
         """Returns the bytes of a block; raises ValueError when it is closed."""
-        return os.pread(self._file.fileno(), self.blocks[index].nbytes, index * self._size)
+        return self.blocks[index].read(self._file.fileno())
 
     def compare(self, older: "Part", base: str) -> None:
         """Begins to make the difference to the part of version `base`, which is closed then."""

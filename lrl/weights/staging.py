@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,15 +26,7 @@ from xxhash import xxh3_64_intdigest
 from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
 from lrl.system.memory import in_gib
-from lrl.weights.version_file import (
-    Block,
-    Header,
-    Pieces,
-    Rows,
-    require_room,
-    spec_of,
-    unaligned,
-)
+from lrl.weights.version_file import Header, Pieces, require_room, spec_of
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
@@ -60,15 +51,6 @@ class StageOrder:
     """The generators' number format (`lrl.weights.version_file.transfer_dtype`)."""
     file: str = ""
     """A new file, empty and of rank 0; without one each rank keeps its part in its memory."""
-
-
-class Layout(NamedTuple):
-    """The places of a rank's rows, the same in all versions of a pool."""
-
-    header: Header
-    """Without checksums."""
-    places: dict[str, tuple[int, int]]
-    """Of this rank's rows by name: their place in the file, and in the part."""
 
 
 class Staged(NamedTuple):
@@ -100,7 +82,8 @@ class Staging:
         self._here = here
         self.parts: dict[str, Part] = {}
         """What this rank serves, by the name of the version."""
-        self._layouts: dict[str, Layout] = {}
+        self._empty: dict[str, Header] = {}
+        """Of the versions of each pool, without checksums."""
         self._staged: dict[str, Staged] = {}
         self._server: PartServer | None = None
 
@@ -115,23 +98,23 @@ class Staging:
         Raises:
             OSError: A rank has no room for its part; on rank 0.
         """
-        layout = self._layouts.get(order.pool)
-        if layout is None:
-            layout = self._layouts[order.pool] = make_layout(pieces, order, ranks)
+        empty = self._empty.get(order.pool)
+        if empty is None:
+            empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)
         sends = bool(order.file) and not self._here
-        own = replace(order, file="") if sends else order
-        descriptor, written = _write_part(pieces(), layout, own, rank=ranks.rank, sends=sends)
+        file = "" if sends else order.file
+        descriptor, written = _write_part(pieces(), empty, order, file, ranks.rank, sends)
         header, fault = None, ""
         if told := ranks.gather(written):
-            header, fault = _header_of(layout, told, descriptor)
+            header, fault = _header_of(empty, told, descriptor)
         header = ranks.share(header)
+        if header is not None and not order.file:
+            return self._keep(order, header, ranks.rank, descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
         if header is None and ranks.rank == 0:
-            _close(descriptor)
             raise OSError(fault)
-        if header is None or order.file:
-            _close(descriptor)
-            return Staged(order.version, header or layout.header)
-        return self._keep(order, header, ranks.rank, descriptor)
+        return Staged(order.version, header or empty)
 
     def _keep(self, order: StageOrder, header: Header, rank: int, descriptor: int) -> Staged:
         """Keeps a part in this rank's memory, unless it is there already."""
@@ -139,7 +122,7 @@ class Staging:
 
         before = self._staged.get(order.pool)
         if before is not None and before.header == header:  # another attempt
-            _close(descriptor)
+            os.close(descriptor)
             return before
         part = self.parts[order.version] = Part(header, rank, descriptor)
         if before is not None:
@@ -176,62 +159,37 @@ class Staging:
         self._staged.clear()
 
 
-def make_layout(pieces: Pieces, order: StageOrder, ranks: Ranks) -> Layout:
-    """Returns the layout of a pool's versions; all ranks call it."""
-    own = [Rows(spec_of(piece, order.narrow), piece.start, len(piece.rows)) for piece in pieces()]
+def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Header:
+    """Returns the header of a pool's versions, without checksums; all ranks call it."""
+    own = [(spec_of(piece, narrow), piece.start, len(piece.rows)) for piece in pieces()]
     found = ranks.gather(own)
-    tensors = [rows.tensor for rows in own]
-    odd = unaligned(tensors)
-    tensors = [one for one in tensors if one not in odd] + odd
-    made = (tensors, Header.of(tensors, found)) if found else None
     # In rank 0's order: transformers sorts the weights of a model that it has opened from its files,
     # and not those of one that has got them from rank 0.
-    made = ranks.share(made)
-    assert made is not None, "rank 0 has made it"
-    tensors, header = made
-    ends = accumulate(one.nbytes for one in tensors)
-    starts = {one.name: end - one.nbytes for one, end in zip(tensors, ends, strict=True)}
-    places, position = {}, 0
-    for rows in sorted(own, key=lambda rows: starts[rows.tensor.name]):
-        begin = starts[rows.tensor.name] + rows.start * rows.tensor.row_bytes
-        places[rows.tensor.name] = (len(header.text) + begin, position)
-        position += rows.nbytes
-    return Layout(header, places)
-
-
-def _open(order: StageOrder, layout: Layout, rank: int) -> int:
-    if order.file:
-        if rank == 0:
-            require_room(Path(order.file).parent, layout.header.size)
-            os.truncate(order.file, layout.header.size)
-        return os.open(order.file, os.O_RDWR | os.O_NOFOLLOW)
-    needed = sum(block.nbytes for block in layout.header.parts[rank])
-    free = psutil.virtual_memory().available
-    if needed > free:
-        takes, has = in_gib(needed, free)
-        raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
-    return os.memfd_create(order.version)
+    header = ranks.share(Header.of([tensor for tensor, _, _ in own], found) if found else None)
+    assert header is not None, "rank 0 has made it"
+    return header
 
 
 def _write_part(
-    rows: Iterator[Piece], layout: Layout, order: StageOrder, *, rank: int, sends: bool
+    rows: Iterator[Piece], empty: Header, order: StageOrder, file: str, rank: int, sends: bool
 ) -> tuple[int, Written]:
-    """Writes a rank's part; returns its open file (-1 without one) and the report to rank 0."""
+    """Writes a rank's part into a file, or into its memory; returns that, open (-1 without one), and
+    the report to rank 0. Memory is taken for the part alone: the rest of it is a hole."""
     descriptor, sums, content, fault = -1, list[int](), list[bytes](), ""
+    blocks = empty.parts[rank]
     try:
-        descriptor = _open(order, layout, rank)
-        _write(rows, layout, order, descriptor)
-        blocks = layout.header.parts[rank]
-        size = blocks[0].nbytes if blocks else 0
-
-        def read(block: Block) -> bytes:
-            if order.file:
-                return block.read(descriptor)
-            return os.pread(descriptor, block.nbytes, block.index * size)
-
+        if not file:
+            _require_memory(sum(block.nbytes for block in blocks))
+            descriptor = os.memfd_create(order.version)
+        else:
+            if rank == 0:
+                require_room(Path(file).parent, empty.size)
+                os.truncate(file, empty.size)
+            descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+        _write(rows, empty, order, descriptor)
         with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
-            sums = list(pool.map(lambda block: xxh3_64_intdigest(read(block)), blocks))
-        content = [read(block) for block in blocks] if sends else []
+            sums = list(pool.map(lambda block: xxh3_64_intdigest(block.read(descriptor)), blocks))
+        content = [block.read(descriptor) for block in blocks] if sends else []
     except OSError as error:
         fault = f"rank {rank}: {error}"
     finally:
@@ -239,15 +197,15 @@ def _write_part(
     return descriptor, Written(fault, sums, content)
 
 
-def _write(rows: Iterator[Piece], layout: Layout, order: StageOrder, descriptor: int) -> None:
-    left = set(layout.places)
+def _write(rows: Iterator[Piece], empty: Header, order: StageOrder, descriptor: int) -> None:
+    left = set(empty.places)
 
     def placed() -> Iterator[tuple[int, Tensor]]:
         for piece in rows:
             left.remove(piece.name)
-            dtype = spec_of(piece, order.narrow).dtype
-            in_file, in_part = layout.places[piece.name]
-            yield in_file if order.file else in_part, piece.rows.detach().to(dtype)
+            spec = spec_of(piece, order.narrow)
+            place = empty.places[piece.name] + piece.start * spec.row_bytes
+            yield place, piece.rows.detach().to(spec.dtype)
 
     for place, content in host_bytes(placed()):
         write_at(descriptor, content, place)
@@ -257,26 +215,27 @@ def _write(rows: Iterator[Piece], layout: Layout, order: StageOrder, descriptor:
         )
 
 
+def _require_memory(needed: int) -> None:
+    free = psutil.virtual_memory().available
+    if needed > free:
+        takes, has = in_gib(needed, free)
+        raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
+
+
 def _header_of(
-    layout: Layout, told: Sequence[Written], descriptor: int
+    empty: Header, told: Sequence[Written], descriptor: int
 ) -> tuple[Header | None, str]:
     """Returns the header of a version that all ranks have written, or why there is none; writes the
     parts that ranks of other machines have sent."""
     if fault := "; ".join(written.fault for written in told if written.fault):
         return None, fault
-    header = layout.header.with_sums([written.sums for written in told])
     try:
-        for blocks, written in zip(header.parts, told, strict=True):
+        for blocks, written in zip(empty.parts, told, strict=True):
             for block, content in zip(blocks, written.content, strict=False):
                 block.write(descriptor, content)
     except OSError as error:  # the others wait for an answer
         return None, str(error)
-    return header, ""
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
+    return empty.with_sums([written.sums for written in told]), ""
 
 
 def own_address(endpoint: Endpoint) -> str:
@@ -302,38 +261,31 @@ def host_bytes(tensors: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, mem
     Args:
         tensors: The place of the first byte, and the tensor.
     """
-    ahead: Copy | None = None
+    ahead: Callable[[], tuple[int, memoryview]] | None = None
     for place, tensor in tensors:
         content = tensor.contiguous().reshape(-1).view(torch.uint8)
         if content.device.type == "cpu":
             yield place, content.numpy().data
             continue
         for chunk in content.split(CHUNK_BYTES):
-            before, ahead = ahead, Copy(place, chunk)
+            before, ahead = ahead, _begin_copy(place, chunk)
             place += len(chunk)
             if before is not None:
-                yield before.wait()
+                yield before()
     if ahead is not None:
-        yield ahead.wait()
+        yield ahead()
 
 
-class Copy:
-    """A copy on its way.
+def _begin_copy(place: int, source: Tensor) -> Callable[[], tuple[int, memoryview]]:
+    """Begins to copy bytes from a GPU; returns what waits for them."""
+    # Torch keeps pinned memory for the next copies.
+    content = torch.empty(len(source), dtype=torch.uint8, pin_memory=True)
+    content.copy_(source, non_blocking=True)
+    arrived = torch.Event(source.device)
+    arrived.record()
 
-    Args:
-        place: Of its first byte.
-        source: Bytes on a GPU.
-    """
+    def wait() -> tuple[int, memoryview]:
+        arrived.synchronize()
+        return place, content.numpy().data
 
-    def __init__(self, place: int, source: Tensor) -> None:
-        self._place = place
-        # Torch keeps pinned memory for the next copies.
-        self._content = torch.empty(len(source), dtype=torch.uint8, pin_memory=True)
-        self._content.copy_(source, non_blocking=True)
-        self._arrived = torch.Event(source.device)
-        self._arrived.record()
-
-    def wait(self) -> tuple[int, memoryview]:
-        """Returns the bytes and their place when they are there."""
-        self._arrived.synchronize()
-        return self._place, self._content.numpy().data
+    return wait

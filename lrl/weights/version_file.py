@@ -4,6 +4,9 @@ of each block.
 Each tensor can be viewed as its own format only where its size divides its place. So tensors of an
 odd size come last, the widest of them first; all others keep the policy's order.
 
+Where adapters are trained (LoRA), a version is two small matrices for each W, which a generator
+merges.
+
 A part is what one rank holds: ranges of the file, in its order. Parts are moved and checked in
 blocks, so a rank writes, a generator fetches and a worker checks them without the rest of the file.
 All versions of a run have headers of one length: every byte stays at its place.
@@ -15,18 +18,20 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
+from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from lrl.system.memory import in_gib
+from lrl.training.merging import DOWN, UP, merge
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
@@ -93,33 +98,16 @@ def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
     return TensorSpec(piece.name, dtype, piece.shape)
 
 
-def unaligned(found: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Returns the tensors after which the widest numbers would not fit, in their order on the
-    wire."""
-    widest = max((one.dtype.itemsize for one in found), default=1)
-    return sorted(
-        (one for one in found if one.nbytes % widest), key=lambda one: -one.dtype.itemsize
-    )
+def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Returns the tensors in their order in a file: those last after which the widest numbers would
+    not fit."""
+    widest = max((one.dtype.itemsize for one in tensors), default=1)
 
+    def place(one: TensorSpec) -> tuple[bool, int]:
+        is_odd = one.nbytes % widest > 0
+        return is_odd, -one.dtype.itemsize if is_odd else 0
 
-Ranges = Sequence[tuple[int, int]]
-"""Starts and ends, in bytes."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a tensor that a rank sends."""
-
-    tensor: TensorSpec
-    """The whole tensor."""
-    start: int
-    """Number of the first row."""
-    count: int
-
-    @property
-    def nbytes(self) -> int:
-        """Their bytes."""
-        return self.count * self.tensor.row_bytes
+    return sorted(tensors, key=place)
 
 
 @dataclass(frozen=True)
@@ -172,6 +160,15 @@ class Header:
         """Of the header, and through its checksums of the whole version."""
         return xxh3_64_intdigest(self.text)
 
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each tensor in the file."""
+        return {
+            name: len(self.text) + one["data_offsets"][0]
+            for name, one in self._table.items()
+            if name != "__metadata__"
+        }
+
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
@@ -204,24 +201,31 @@ class Header:
         return Header(_encoded({**table, "__metadata__": {**table["__metadata__"], "sums": text}}))
 
     @staticmethod
-    def of(tensors: Sequence[TensorSpec], parts: Sequence[Sequence[Rows]]) -> Header:
+    def of(
+        tensors: Sequence[TensorSpec], parts: Sequence[Sequence[tuple[TensorSpec, int, int]]]
+    ) -> Header:
         """Returns the header of a version whose blocks are not known yet.
 
         Args:
-            tensors: In the order of the file.
-            parts: What each rank sends.
+            tensors: In the policy's order.
+            parts: What each rank sends: a tensor, the first row of it, and how many.
         """
-        ends = list(accumulate(one.nbytes for one in tensors))
-        place = {one.name: end - one.nbytes for one, end in zip(tensors, ends, strict=True)}
-        table: dict[str, Any] = {
-            one.name: {
+        table, size = dict[str, Any](), 0
+        for one in in_file_order(tensors):
+            offsets = (size, size + one.nbytes)
+            table[one.name] = {
                 "dtype": FORMATS[one.dtype],
                 "shape": one.shape,
-                "data_offsets": (place[one.name], place[one.name] + one.nbytes),
+                "data_offsets": offsets,
             }
-            for one in tensors
-        }
-        ranges = [ranges_of(rows, place) for rows in parts]
+            size += one.nbytes
+        ranges = []
+        for rows in parts:
+            starts = (
+                (table[one.name]["data_offsets"][0] + first * one.row_bytes, count * one.row_bytes)
+                for one, first, count in rows
+            )
+            ranges.append(joined((start, start + nbytes) for start, nbytes in starts if nbytes))
         sizes = [sum(end - start for start, end in of_one) for of_one in ranges]
         block = -(-max(sizes, default=0) // BLOCKS_OF_A_PART)
         block = max(SMALLEST_BLOCK, min(LARGEST_BLOCK, block))
@@ -231,15 +235,13 @@ class Header:
         return Header(_encoded(table))
 
 
-def ranges_of(rows: Sequence[Rows], place: dict[str, int]) -> list[tuple[int, int]]:
-    """Returns the ranges of rows in a file whose tensors begin at `place`; neighbours are one."""
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns ranges in their order; neighbours are one."""
     found: list[tuple[int, int]] = []
-    for one in sorted(rows, key=lambda one: place[one.tensor.name]):
-        start = place[one.tensor.name] + one.tensor.row_bytes * one.start
-        end = start + one.tensor.row_bytes * one.count
+    for start, end in sorted(ranges):
         if found and found[-1][1] == start:
             found[-1] = (found[-1][0], end)
-        elif end > start:
+        else:
             found.append((start, end))
     return found
 
@@ -251,7 +253,11 @@ def _encoded(table: dict[str, Any]) -> bytes:
 
 
 def _blocks(
-    part: int, ranges: Ranges, size: int, offset: int, numbers: Iterator[int]
+    part: int,
+    ranges: Sequence[tuple[int, int]],
+    size: int,
+    offset: int,
+    numbers: Iterator[int],
 ) -> list[Block]:
     found: list[Block] = []
     room = 0
@@ -301,16 +307,54 @@ def check_file(path: Path | str, checksum: int) -> None:
     ):
         if len(view) != header.size:
             raise ValueError(f"{path} has {len(view)} bytes, and {header.size} were sent.")
-        pairs = list(_with_sums(header))
+        pairs = [
+            pair
+            for blocks, sums in zip(header.parts, header.sums, strict=True)
+            for pair in zip(blocks, sums, strict=True)
+        ]
         found = list(pool.map(lambda pair: damaged(view, *pair), pairs))
     if any(found):
         block = pairs[found.index(True)][0]
         raise ValueError(f"{path} is damaged: block {block.index} of rank {block.part}'s part.")
 
 
-def _with_sums(header: Header) -> Iterator[tuple[Block, int]]:
-    for blocks, sums in zip(header.parts, header.sums, strict=True):
-        yield from zip(blocks, sums, strict=True)
+def are_adapters(tensors: Iterable[str]) -> bool:
+    """Returns whether an update of tensors with these names has adapters in the place of
+    weights."""
+    return any(name.endswith(UP) for name in tensors)
+
+
+def merged(
+    base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields W + B A for each W of `base` that has adapters, and every other weight as it is.
+
+    A generator could also keep them apart, with vLLM's own adapters. But vLLM keeps the old adapter
+    in every response that it is writing (seen with vLLM 0.32), so that tokens would carry a version
+    that did not write them.
+
+    Args:
+        base: The weights of the first version, by their names in a checkpoint.
+        adapters: The matrices of the trainer, by W and the end of their name on the wire.
+        dtype: In which the generator computes: float32, bfloat16 or float16. That of the files does
+            not matter.
+
+    Raises:
+        ValueError: An adapter is for a weight that `base` does not have; after the last weight.
+    """
+    left = set(adapters)
+    for name, weight in base:
+        if name + UP in left:
+            left -= {name + DOWN, name + UP}
+            weight = merge(
+                name, weight, down=adapters[name + DOWN], up=adapters[name + UP], dtype=dtype
+            )
+        yield name, weight
+    if left:
+        raise ValueError(
+            f"There is no weight for the adapter {min(left)}: the trainer's adapters are of "
+            "another model."
+        )
 
 
 def open_new(path: Path) -> BinaryIO:

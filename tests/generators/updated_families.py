@@ -26,9 +26,8 @@ import transformers
 
 from lrl.training.lora import LoRA, whole_adapters
 from lrl.training.model import checkpoint_weights
-from lrl.weights.adapters import named
 from lrl.weights.shared_memory import SharedMemory
-from tests.weights.whole_weights import WholeWeights
+from tests.weights.whole_weights import WholeWeights, named
 
 TINY = {
     "vocab_size": 259,

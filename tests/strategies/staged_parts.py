@@ -21,12 +21,12 @@ from lrl.training.lora import whole_adapters
 from lrl.training.model import checkpoint_weights
 from lrl.training.sharding import Sharding
 from lrl.weights import broadcast as communicator
-from lrl.weights.adapters import named
 from lrl.weights.broadcast import JoinOrder
 from lrl.weights.staging import StageOrder
 from tests.strategies.forked_ranks import meet
 from tests.strategies.sharded_step import LORA, UNDIVIDED, fill_new_weights
 from tests.weights.nccl_over_gloo import Communicator, receive
+from tests.weights.whole_weights import named
 
 
 class Divided(lrl.PolicyModule):

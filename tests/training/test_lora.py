@@ -36,7 +36,7 @@ from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA, adapted_layers, base_alone, whole_adapters
 from lrl.training.model import checkpoint_weights
 from lrl.training.trials import check_adapters
-from lrl.weights.adapters import are_adapters, merged, named
+from lrl.weights.version_file import are_adapters, merged
 from tests import policies
 from tests.policies import (
     GROUPS,
@@ -49,6 +49,7 @@ from tests.policies import (
     save_model,
     trainer,
 )
+from tests.weights.whole_weights import named
 
 WORDS = list(range(1, 20))
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]

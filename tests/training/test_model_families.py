@@ -26,7 +26,7 @@ from lrl.training.lora import LoRA, adapted_layers, whole_adapters
 from lrl.training.model import ModelSource, label_logprobs, text_as_micro_batch
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import MicroBatch
-from lrl.weights.adapters import merged, named
+from lrl.weights.version_file import merged
 from tests.model_families import (
     ALL,
     ALONE,
@@ -43,6 +43,7 @@ from tests.model_families import (
 from tests.policies import one_thread  # noqa: F401
 from tests.tiny_families import FAMILIES, save_tiny
 from tests.training.packed import packed, random_group
+from tests.weights.whole_weights import named
 
 TABLE = read_table()
 CHANGED = (

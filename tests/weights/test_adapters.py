@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lrl.training.merging import rounded
-from lrl.weights.adapters import merged, named
+from lrl.weights.version_file import merged
+from tests.weights.whole_weights import named
 
 FORMATS = [torch.bfloat16, torch.float16]
 

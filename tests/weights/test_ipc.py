@@ -17,10 +17,10 @@ from transformers import LlamaConfig
 
 from lrl.training.lora import LoRA, whole_adapters
 from lrl.weights import ipc
-from lrl.weights.adapters import merged, named
 from lrl.weights.ipc import Ipc
+from lrl.weights.version_file import merged
 from tests.policies import SIZES, adapted, opened, save_model
-from tests.weights.whole_weights import WholeWeights
+from tests.weights.whole_weights import WholeWeights, named
 
 CPU = torch.device("cpu")
 

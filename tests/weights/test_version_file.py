@@ -7,7 +7,7 @@ import torch
 
 from lrl.distributed.ranks import Ranks
 from lrl.training.pieces import piece_of
-from lrl.weights.version_file import TensorSpec, spec_of, unaligned
+from lrl.weights.version_file import TensorSpec, in_file_order, spec_of
 
 HALF, FULL = torch.bfloat16, torch.float32
 
@@ -37,8 +37,7 @@ def test_a_tensor_fits_its_place_wherever_those_before_begin() -> None:
         TensorSpec("whole", torch.int64, (1,)),
         TensorSpec("seven", HALF, (7,)),
     ]
-    odd = unaligned(tensors)
-    ordered = [one for one in tensors if one not in odd] + odd
+    ordered = in_file_order(tensors)
     assert set(ordered) == set(tensors)
     for begin in range(len(ordered)):
         offset = 0

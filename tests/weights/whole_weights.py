@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, dtype
 
 from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint
+from lrl.training.merging import DOWN, UP
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.broadcast import Broadcast, JoinOrder
 from lrl.weights.buckets import Plan
@@ -78,3 +79,11 @@ class WeightsOfRanks(WholeWeights):
         yield
         for one in called:
             one.result(60)
+
+
+def named(adapters: Iterable[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields adapters under their names on the wire: the name of W [out, in], A [rank, in], and
+    B [out, rank] times its scale."""
+    for name, down, up in adapters:
+        yield name + DOWN, down
+        yield name + UP, up

@@ -22,14 +22,6 @@ TRANSPORTS = {
 generators if others may join."""
 ON_CUDA = ("ipc", "nccl")
 """Transports between GPUs, which a run on a CPU does not import."""
-NOT_DRIVEN = {
-    "nccl_m2n": (
-        "which lrl does not drive: vLLM's engine needs the packages nccl-extensions and NCCL "
-        "2.30.5 or newer, and whether a transfer in it can be ended when a member is lost was "
-        "never tried"
-    ),
-}
-"""Engines of vLLM that a user may ask for by name, and why they are refused."""
 
 
 def find_transport(name: str) -> type[Transport]:
@@ -50,18 +42,18 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
         ConfigError: The name is unknown, or the machine does not allow it; names the transport that
             works.
     """
+    is_open = not is_loopback(machine.host)
     candidates = (one for one in TRANSPORTS if machine.on_cuda or one not in ON_CUDA)
-    works = next(one for one in map(find_transport, candidates) if _suits(one, machine))
+    works = next(
+        one
+        for one in map(find_transport, candidates)
+        if not one.refusal(machine) and not (is_open and one.join_refusal(False, machine.host))
+    )
     if name == "auto":
         return works
-    if why := NOT_DRIVEN.get(name) or find_transport(name).refusal(machine):
+    chosen = find_transport(name)
+    if why := chosen.refusal(machine):
         raise ConfigError(
             f"strategy.weight_transfer is {name!r}, {why}. Here `{works.backend}` works."
         )
-    return find_transport(name)
-
-
-def _suits(transport: type[Transport], machine: Machine) -> bool:
-    if not is_loopback(machine.host) and transport.join_refusal(False, machine.host):
-        return False
-    return not transport.refusal(machine)
+    return chosen

@@ -7,7 +7,6 @@ check of the outcome are the same for all (`lrl.weights.sync`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -61,7 +60,7 @@ class Policy(Protocol):
     def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None: ...
 
 
-class Transport(ABC):
+class Transport:
     """One way for weights to reach the generators, and its requirements: by default none. A refusal
     is empty where there is none."""
 
@@ -116,12 +115,12 @@ class Transport(ABC):
         machine's shared memory at most; `weight_bytes` are those of one copy as it travels."""
         return 0
 
-    @abstractmethod
     def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
         """Joins the engines of the participants, before the first sync of each; `name` is unique on
         this machine."""
+        raise NotImplementedError
 
-    def stage(self, policy: Policy) -> None:  # noqa: B027 - most have nothing to do ahead
+    def stage(self, policy: Policy) -> None:
         """Prepares the transfer while the generators still write; raises OSError without room."""
 
     def distribute(self, calls: PoolCalls) -> Failures:
@@ -129,9 +128,9 @@ class Transport(ABC):
         that it did not reach."""
         return {}
 
-    @abstractmethod
     def send(self, calls: PoolCalls) -> None:
         """Moves the weights into paused generators, in which an update is open."""
+        raise NotImplementedError
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Releases the resources of `connect`; idempotent."""

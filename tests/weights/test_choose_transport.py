@@ -52,8 +52,6 @@ def test_auto_takes_what_the_hardware_has_and_reaches_other_machines_where_the_r
         ("nccl", False, False, "`shared_memory` works"),
         ("ipc", True, False, "`nccl` works"),
         ("nccl", True, True, "`ipc` works"),
-        ("nccl_m2n", True, False, "nccl-extensions.*`nccl` works"),
-        ("nccl_m2n", False, False, "nccl-extensions.*`shared_memory` works"),
     ],
 )
 def test_a_transport_that_cannot_work_is_refused_with_the_ones_that_can(

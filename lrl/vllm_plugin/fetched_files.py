@@ -45,7 +45,7 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Location
 from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient, Content
-from lrl.weights.delta import with_delta
+from lrl.weights.delta import restore
 from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
 
@@ -319,7 +319,7 @@ class Fetch:
             self.received["trainer" if at in self._order.ranks else "peers"] += len(content)
         whole: Content = content
         if small:
-            with_delta(whole := bytearray(block.read(older)), content)
+            restore(whole := bytearray(block.read(older)), content)
         if xxh3_64_intdigest(whole) != self.header.sums[block.part][block.index]:
             self._bases[block.part] = ""  # the version before may be what is damaged
             raise BadTransfer(f"block {block.index} of rank {block.part}'s part is damaged")

@@ -86,15 +86,6 @@ class Delta:
                 future.set_exception(error)
 
 
-def with_delta(before: bytearray, small: bytes) -> None:
-    """Makes an older block the newer one by their difference; raises DamagedDelta, and leaves it
-    as nobody's then."""
-    try:
-        restore(np.frombuffer(before, np.uint8), small)
-    except (zlib.error, ValueError, IndexError) as error:
-        raise DamagedDelta(f"a difference is damaged: {error}.") from error
-
-
 def compressed(before: Bytes, after: Bytes) -> bytes:
     """Returns the compressed difference of `before` and `after`, which have the same length.
 
@@ -115,24 +106,28 @@ def compressed(before: Bytes, after: Bytes) -> bytes:
     )
 
 
-def restore(before: Bytes, small: bytes) -> None:
-    """Makes of `before` the bytes whose difference from it is `small`, the result of `compressed`.
+def restore(before: bytearray, small: bytes) -> None:
+    """Makes of an older block the newer one, whose difference from it is `small`, the result of
+    `compressed`.
 
     Raises:
-        zlib.error, ValueError, IndexError: It was not made for this length, or is damaged.
+        DamagedDelta: It was not made for this length, or is damaged; the block is nobody's then.
     """
-    odd = len(before) % 2
-    words = _words(before)
-    data = np.frombuffer(zlib.decompress(small), np.uint8)
-    rows = np.arange(0, len(words), ROW)
-    counts = data[: 4 * len(rows)].view("<u4")
-    planes = data[4 * len(rows) :].reshape(4, -1)
-    if counts.sum() != planes.shape[1]:
-        raise ValueError(f"it names {planes.shape[1]} words, and counts {counts.sum()}")
-    steps, differences = (low | high.astype("<u2") << 8 for low, high in (planes[:2], planes[2:]))
-    words[np.repeat(rows, counts) + np.cumsum(steps, dtype="<u2")] ^= differences
-    if odd:  # the words are those of a copy
-        before[:] = words.view(np.uint8)[:-1]
+    old = np.frombuffer(before, np.uint8)
+    words = _words(old)
+    try:
+        data = np.frombuffer(zlib.decompress(small), np.uint8)
+        rows = np.arange(0, len(words), ROW)
+        counts = data[: 4 * len(rows)].view("<u4")
+        planes = data[4 * len(rows) :].reshape(4, -1)
+        if counts.sum() != planes.shape[1]:
+            raise ValueError(f"it names {planes.shape[1]} words, and counts {counts.sum()}")
+        steps, bits = (low | high.astype("<u2") << 8 for low, high in (planes[:2], planes[2:]))
+        words[np.repeat(rows, counts) + np.cumsum(steps, dtype="<u2")] ^= bits
+    except (zlib.error, ValueError, IndexError) as error:
+        raise DamagedDelta(f"a difference is damaged: {error}.") from error
+    if len(old) % 2:  # the words are those of a copy
+        old[:] = words.view(np.uint8)[:-1]
 
 
 def _planes(words: Words) -> Bytes:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
+from lrl.training.pieces import Piece
 from lrl.weights.broadcast import this_device
 from lrl.weights.buckets import Bucket, Plan
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Machine, Policy, Transport
-from lrl.weights.version_file import TensorSpec, transfer_dtype
+from lrl.weights.version_file import spec_of
 
 BUCKET_BYTES = 2**28
 """Bytes of weights in the buffer; one tensor more may come on top."""
@@ -63,13 +64,9 @@ class Ipc(Transport):
         self._policy = policy
         if self._buffer is None:
             dtype = self._dtype = getattr(torch, calls.participants[0].server.settings.dtype)
-            found = (
-                (name, one.dtype, tuple(one.shape)) for name, one in policy.whole_weights(dtype)
-            )
-            tensors = [
-                TensorSpec(name, transfer_dtype(own, shape, dtype), shape)
-                for name, own, shape in found
-            ]
+            named = policy.whole_weights(dtype)
+            pieces = (Piece(name, tuple(one.shape), 0, one) for name, one in named)
+            tensors = [spec_of(piece, dtype) for piece in pieces]
             rows = [(0, one.shape[0] if one.shape else 1) for one in tensors]
             plan = Plan.of(tensors, [rows], BUCKET_BYTES)
             self._buckets = plan.buckets()

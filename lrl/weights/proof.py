@@ -60,7 +60,7 @@ class Proof:
         tokens: The text, at least two tokens.
         generators: Those that are to be compared.
         version: The policy's.
-        tolerance: Largest mean difference in nats per token; None takes `rounding_tolerance`.
+        tolerance: Largest mean difference in nats per token; None takes `Expected.limit`.
         deadline_s: Seconds for a generator's answer.
     """
 
@@ -121,9 +121,7 @@ class Expected:
     rounding takes away is no fault of a sync.
 
     Args:
-        prompt_logprobs: See `Proof`.
-        policy_dtype: See `Proof`.
-        tokens: See `Proof`.
+        prompt_logprobs, policy_dtype, tokens: See `Proof`.
         held: The format, as `format_of` returns it.
         measures: Whether to measure what rounding does to the policy, for `limit`.
     """
@@ -137,7 +135,7 @@ class Expected:
         *,
         measures: bool,
     ) -> None:
-        self._dtype = less_exact(policy_dtype, held)
+        self._dtype = max(policy_dtype, held, key=list(MAX_TOLERANCE_NATS).index)
         weights_as = rounds_as(held) if policy_dtype == "float32" else None
         self.logprobs = prompt_logprobs(tokens, None, weights_as)
         """Log-probs of all tokens but the first, in nats."""
@@ -146,31 +144,13 @@ class Expected:
             self._rounded = prompt_logprobs(tokens, errors, weights_as)
 
     def limit(self, part: slice) -> float:
-        """Returns the largest mean difference in nats per token of these log-probs."""
+        """Returns the largest mean difference in nats per token of these log-probs: a few times what
+        the less exact format's rounding makes of them."""
+        most = MAX_TOLERANCE_NATS[self._dtype]
         if self._rounded is None:
-            return rounding_tolerance(self._dtype, None)
+            return most
         spread = mean_difference(self.logprobs[part], self._rounded[part])
-        return rounding_tolerance(self._dtype, spread)
-
-
-def rounding_tolerance(dtype: str, spread: float | None) -> float:
-    """Returns the largest mean difference in nats per token.
-
-    Args:
-        dtype: The less exact format of the two programs.
-        spread: Mean difference that the format's rounding makes of the model's log-probs, in nats
-            per token; None if it is not known.
-    """
-    if spread is None:
-        return MAX_TOLERANCE_NATS[dtype]
-    wanted = max(MIN_TOLERANCE_NATS[dtype], TOLERATED_ROUNDINGS * spread)
-    return min(MAX_TOLERANCE_NATS[dtype], wanted)
-
-
-def less_exact(*formats: str) -> str:
-    """Returns the least exact of number formats; `quantised` stands for all of eight bits and
-    less."""
-    return max(formats, key=list(MAX_TOLERANCE_NATS).index)
+        return min(most, max(MIN_TOLERANCE_NATS[self._dtype], TOLERATED_ROUNDINGS * spread))
 
 
 def format_of(settings: ServerSettings) -> str:

@@ -97,24 +97,23 @@ class Pull(Transport):
             self._fetched = {}
 
     def distribute(self, calls: PoolCalls) -> Failures:
+        calls.exclude_evicted()
         machines: dict[str, list[Generator]] = {}
         for generator in calls.participants:
             machines.setdefault(machine_of(generator), []).append(generator)
-        # One generator of each machine fetches; the others of the machine have its file.
-        first = [members[0] for members in machines.values()]
-        peers = [one for one in first if not is_here(one)]
+        # The first generator of each machine fetches; the others of the machine have its file.
+        first = {one: members[0] for members in machines.values() for one in members}
+        peers = [members[0] for members in machines.values() if not is_here(members[0])]
         done = {one: asyncio.Event() for one in first}
-        loads = {other: members[0] for members in machines.values() for other in members[1:]}
 
         async def fetch(generator: Generator) -> None:
-            if generator in loads:
-                await done[loads[generator]].wait()
+            if (before := first[generator]) is not generator:
+                await done[before].wait()
             try:
-                beside = self._fetched.get(loads.get(generator, generator), "")
+                beside = self._fetched.get(before, "")
                 await self._have_fetched(generator, peers, beside, calls.deadline_s)
             finally:
-                if generator in done:
-                    done[generator].set()
+                done[generator].set()
 
         return calls.try_each(FETCH, fetch)
 

@@ -19,10 +19,8 @@ from lrl.weights.proof import (
     Expected,
     Proof,
     format_of,
-    less_exact,
     mean_difference,
     parts,
-    rounding_tolerance,
 )
 from tests.policies import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
@@ -214,17 +212,22 @@ def test_parts_cover_a_text_and_none_is_shorter_than_the_first() -> None:
         assert all(part.stop - part.start >= min(count, 64) for part in found)
 
 
-def test_the_least_exact_format_of_both_sides_counts() -> None:
+def test_the_limit_is_of_the_least_exact_format_and_grows_with_what_rounding_does() -> None:
     settings: Any = make_generators()[0].server.settings
-    assert less_exact("bfloat16", format_of(settings)) == "bfloat16"
+    assert format_of(settings) == "float32"
     settings.extra_args = {"--kv_cache_dtype": "fp8_e4m3"}
-    assert less_exact("bfloat16", format_of(settings)) == "quantised"
+    assert format_of(settings) == "quantised"
     settings.extra_args = {"kv-cache-dtype": "bfloat16"}
     settings.quantization = "fp8_per_channel"
     assert format_of(settings) == "quantised"
-    assert (
-        rounding_tolerance("bfloat16", None)
-        == rounding_tolerance("bfloat16", 9.0)
-        == MAX_TOLERANCE_NATS["bfloat16"]
-        > rounding_tolerance("bfloat16", 0.01)
-    )
+
+    def limit(policy: str, held: str, spread: float) -> float:
+        def logprobs(tokens: list[int], errors: Any, weights: Any) -> list[float]:
+            return [-1.0 - (0.0 if errors is None else spread)]
+
+        return Expected(logprobs, policy, [1, 2], held, measures=True).limit(slice(None))
+
+    most = MAX_TOLERANCE_NATS["bfloat16"]
+    assert limit("bfloat16", "float32", 9.0) == limit("float32", "bfloat16", 9.0) == most
+    assert limit("bfloat16", "quantised", 0.01) == MAX_TOLERANCE_NATS["quantised"]
+    assert limit("float32", "bfloat16", 0.01) < most

@@ -20,12 +20,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from lrl.generators.generator import Generator, KeysAndValues, Work
-from lrl.generators.pool import GeneratorPool
-from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import Sync
 from tests.lent_server import LentServer
+from tests.weights.scene import Scene
 from tests.weights.whole_weights import WholeWeights
 
 PROMPTS = [Prompt(id=number, token_ids=[5 + number] * 40, text="") for number in range(3)]
@@ -37,27 +35,18 @@ CLOSE = 2e-3
 ten times that."""
 
 
-async def accept(generator: Generator) -> None:
-    """A probe that finds nothing wrong."""
-
-
-class OneGenerator:
+class OneGenerator(Scene):
     """A generator with its loop and its syncs."""
 
     def __init__(self, server: LentServer, keys_and_values: KeysAndValues) -> None:
         self.server = server
-        self.loop = LoopThread()
-        self.generator = Generator(server, 64)  # type: ignore[arg-type]
         self.keeps = keys_and_values == "keep"
-        self.syncs = Sync(
-            GeneratorPool([self.generator]),
-            self.loop,
-            SharedMemory,
+        self.generator = Generator(server, 64)  # type: ignore[arg-type]
+        super().__init__(
+            [self.generator],
             WholeWeights(lambda: iter(())),
-            lambda generators: accept,
+            SharedMemory,
             name=f"{server.run_id}-keys",
-            deadline_s=60.0,
-            silence_s=60.0,
             keys_and_values=keys_and_values,
         )
 
@@ -81,11 +70,6 @@ class OneGenerator:
             for line in lines
             if line.startswith("vllm:num_preemptions_total")
         )
-
-    def close(self) -> None:
-        self.loop.wait(self.generator.client.close(), 5.0, "closing")
-        self.syncs.close()
-        self.loop.close()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,13 +29,6 @@ from tests.weights.whole_weights import WholeWeights
 
 ROOT = Path(__file__).parents[2]
 UPDATE = "/update_weights"
-
-
-@pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    thread = LoopThread()
-    yield thread
-    thread.close()
 
 
 class Ends:

@@ -16,21 +16,16 @@ import pytest
 import torch
 
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.policy import PolicyModule
-from lrl.system.event_loop import LoopThread
 from lrl.training.lora import LoRA, is_adapter
 from lrl.weights import nccl
-from lrl.weights.proof import Proof
-from lrl.weights.sync import Sync
 from tests.leftovers import wait_for
 from tests.weights.nccl_over_gloo import GlooServer, install
-from tests.weights.policy_in_memory import PolicyInMemory
+from tests.weights.scene import TOKENS, PolicyInMemory, ProvedScene
 from tests.weights.threaded_ranks import threaded_ranks
 from tests.weights.whole_weights import WeightsOfRanks
 
-TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 STEP = 1e-2
 """Moves a log-prob by far more than a proof allows."""
 BUCKET = 2**16
@@ -50,38 +45,21 @@ class WithAdapters(PolicyModule):
                 weight += size * torch.randn_like(weight).sign()
 
 
-class Scene:
-    """A pool whose members come and go, its policy and its syncs."""
+class Fleet(ProvedScene):
+    """A pool whose members come and go."""
 
-    policy: Any
-    weights: Any
+    tolerance = 1e-4
 
     def __init__(self, folder: Path) -> None:
-        torch.manual_seed(0)
-        self.policy = PolicyInMemory(folder)
-        self.loop = LoopThread()
-        self.version = 0
-        # Sorted, as a policy's are.
-        parameters = sorted(self.policy.network.named_parameters())
-        self.weights = WeightsOfRanks(lambda: iter(parameters), threaded_ranks(2))
-        self.pool = GeneratorPool([])
-        self.joined: list[Generator] = []
-        self.syncs = Sync(
-            self.pool,
-            self.loop,
-            nccl.Nccl,
-            self.weights,
-            self._make_proof,
-            name="nccl-over-gloo",
-            deadline_s=300.0,
-            silence_s=60.0,
-            prove_every_n_syncs=1,
-        )
+        policy = PolicyInMemory(folder)
+        parameters = sorted(policy.network.named_parameters())  # as a policy's are
+        weights = WeightsOfRanks(lambda: iter(parameters), threaded_ranks(2))
+        super().__init__(policy, [], weights, nccl.Nccl, prove_every_n_syncs=1)
 
     def join(self, *servers: GlooServer) -> list[Generator]:
         generators = [Generator(server, 8) for server in servers]
         self.pool.pending += generators
-        self.joined += generators
+        self.generators += generators
         return generators
 
     def leave(self, generator: Generator) -> None:
@@ -99,23 +77,6 @@ class Scene:
         unproved = self.syncs.wait()
         assert unproved == {}, unproved
         return list(failed)
-
-    def close(self) -> None:
-        for generator in self.joined:
-            self.loop.wait(generator.client.close(), 60.0, "closing")
-        self.syncs.close()
-        self.loop.close()
-
-    def _make_proof(self, generators: list[Generator]) -> Proof:
-        return Proof(
-            self.policy.prompt_logprobs,
-            "float32",
-            TOKENS,
-            generators,
-            version=self.version,
-            tolerance=1e-4,
-            deadline_s=300.0,
-        )
 
 
 def holds(generator: Generator, version: int) -> bool:
@@ -166,16 +127,16 @@ def scene(
     policy_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Scene]:
+) -> Iterator[Fleet]:
     install(tmp_path_factory.mktemp("nccl"), monkeypatch.setattr)
     monkeypatch.setattr(nccl, "BUCKET_BYTES", BUCKET)
-    found = Scene(policy_folder)
+    found = Fleet(policy_folder)
     yield found
     found.close()
 
 
 def test_generators_join_and_leave_and_each_worker_gets_its_part(
-    scene: Scene, servers: dict[str, GlooServer]
+    scene: Fleet, servers: dict[str, GlooServer]
 ) -> None:
     (one,) = scene.join(servers["one"])
     assert scene.sync() == [] and holds(one, 1)
@@ -187,7 +148,7 @@ def test_generators_join_and_leave_and_each_worker_gets_its_part(
 
 
 def test_adapters_are_merged_in_the_trainer_and_each_worker_gets_its_part(
-    scene: Scene, servers: dict[str, GlooServer], policy_folder: Path
+    scene: Fleet, servers: dict[str, GlooServer], policy_folder: Path
 ) -> None:
     scene.policy = WithAdapters(str(policy_folder), lora=LoRA(rank=4))
     scene.policy.configure_model()
@@ -201,7 +162,7 @@ def test_adapters_are_merged_in_the_trainer_and_each_worker_gets_its_part(
 
 
 def test_a_worker_that_gets_a_wrong_bit_says_so_and_is_evicted(
-    scene: Scene, servers: dict[str, GlooServer]
+    scene: Fleet, servers: dict[str, GlooServer]
 ) -> None:
     (three,) = scene.join(servers["three"])
     assert scene.sync() == [] and holds(three, 1)
@@ -211,7 +172,7 @@ def test_a_worker_that_gets_a_wrong_bit_says_so_and_is_evicted(
 
 
 def test_a_server_that_is_killed_before_the_broadcast_costs_only_itself(
-    scene: Scene, servers: dict[str, GlooServer]
+    scene: Fleet, servers: dict[str, GlooServer]
 ) -> None:
     one, three = scene.join(servers["one"], servers["three"])
     assert scene.sync() == [] and holds(one, 1) and holds(three, 1)
@@ -222,7 +183,7 @@ def test_a_server_that_is_killed_before_the_broadcast_costs_only_itself(
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_broadcast_costs_those_that_wait_for_it(
-    scene: Scene, servers: dict[str, GlooServer]
+    scene: Fleet, servers: dict[str, GlooServer]
 ) -> None:
     one, two = scene.join(servers["one"], servers["two"])
     assert scene.sync() == [] and holds(one, 1) and holds(two, 1)

@@ -15,18 +15,16 @@ import torch
 
 import lrl
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
-from lrl.system.event_loop import LoopThread
-from lrl.vllm_plugin import block_client, fetched_files
+from lrl.vllm_plugin import block_client
 from lrl.weights import pull
 from lrl.weights.parts import FETCH, PARTS, FetchOrder
 from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.pull import Pull
-from lrl.weights.sync import Sync
 from tests.certificates import self_signed
 from tests.http_call import call
 from tests.weights.fetching_generators import FetchingGenerator, fetching_generators
+from tests.weights.scene import Scene
 from tests.weights.whole_weights import WholeWeights
 
 SETTINGS = ServerSettings(dtype="bfloat16")
@@ -56,39 +54,22 @@ class Policy:
         return exact | {"matrix": exact["matrix"].bfloat16()}
 
 
-async def accept(generator: Generator) -> None:
-    """A probe that finds nothing wrong."""
-
-
-class Scene:
-    """Generators, and the syncs of their pool."""
+class PullScene(Scene):
+    """Generators that fetch what a policy of a few tensors is."""
 
     def __init__(self, generators: list[FetchingGenerator], deadline_s: float = 300.0) -> None:
-        self.loop = LoopThread()
         self.policy = Policy()
-        self.weights = WholeWeights(self.policy.weights)
-        self.version = 0
-        self.generators = generators
-        self.pool = GeneratorPool(generators)
-        self.sync = Sync(
-            self.pool,
-            self.loop,
-            Pull,
-            self.weights,
-            lambda generators: accept,
-            name="run-0",
-            deadline_s=deadline_s,
-            silence_s=deadline_s,
-        )
-        self.transport: Any = self.sync.transport
+        weights = WholeWeights(self.policy.weights)
+        super().__init__(generators, weights, Pull, deadline_s=deadline_s)
+        self.transport: Any = self.syncs.transport
 
     def move(self, generators: list[FetchingGenerator] | None = None) -> dict[Generator, str]:
         """Makes a step and syncs; returns the generators that failed."""
         self.policy.step()
         self.version += 1
         self.pool.generators = list(generators or self.generators)
-        failed = self.sync.sync_now(self.version)
-        return failed | self.sync.wait()
+        failed = self.syncs.sync_now(self.version)
+        return failed | self.syncs.wait()
 
     def hold(self, *generators: FetchingGenerator) -> bool:
         """Whether all of them hold exactly the policy."""
@@ -101,13 +82,6 @@ class Scene:
             )
             for one in generators
         )
-
-    def close(self) -> None:
-        for generator in self.generators:
-            self.loop.wait(generator.client.close(), 5.0, "closing")
-        self.sync.close()
-        self.weights.staging.close()
-        self.loop.close()
 
 
 @pytest.fixture(autouse=True)
@@ -133,9 +107,9 @@ def _target(link: Path) -> str:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PullScene]:
     with fetching_generators(getattr(request, "param", 2), tmp_path, SETTINGS) as generators:
-        made = Scene(generators)
+        made = PullScene(generators)
         yield made
         made.close()
 
@@ -158,25 +132,14 @@ def how(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
 
 
 def test_every_generator_gets_exactly_the_policy_and_the_trainer_keeps_one_version(
-    scene: Scene,
+    scene: PullScene,
 ) -> None:
     for _ in range(3):
         assert scene.move() == {} and scene.hold(*scene.generators)
     assert staged() == {f"/memfd:run-0-{scene.version} (deleted)"}
+    assert not list(Path("/dev/shm").glob("*run-0*")), "a name would outlive the trainer"
     scene.weights.staging.close()
     assert staged() == set()
-
-
-def test_what_the_trainer_stages_has_no_name_that_would_outlive_it(scene: Scene) -> None:
-    scene.move()
-    scene.move()
-    assert staged() and not list(Path("/dev/shm").glob("*run-0*"))
-
-
-def test_matrices_travel_as_the_generators_compute_and_vectors_as_they_are(scene: Scene) -> None:
-    scene.move()
-    formats = {name: weight.dtype for name, weight in scene.generators[0].vllm.weights.items()}
-    assert formats == {"matrix": torch.bfloat16, "vector": torch.float32, "steps": torch.int64}
 
 
 @pytest.mark.parametrize(
@@ -186,14 +149,14 @@ def test_no_weight_travels_wider_than_the_policys(
     dtype: Any, travels: torch.dtype, tmp_path: Path
 ) -> None:
     with fetching_generators(1, tmp_path, ServerSettings(dtype=dtype)) as generators:
-        scene = Scene(generators)
+        scene = PullScene(generators)
         scene.policy.matrix = torch.nn.Parameter(scene.policy.matrix.detach().bfloat16())
         assert scene.move() == {} and generators[0].vllm.weights["matrix"].dtype is travels
         scene.close()
 
 
 def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
-    scene: Scene, elsewhere: None, caplog: pytest.LogCaptureFixture
+    scene: PullScene, elsewhere: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="lrl")
     first, newcomer = scene.generators
@@ -213,21 +176,8 @@ def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
     assert 0 < scene.transport.fetched_bytes - before < 0.2 * size
 
 
-def test_one_that_missed_a_version_gets_the_whole(
-    scene: Scene, elsewhere: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="lrl")
-    first, behind = scene.generators
-    scene.move()
-    scene.move([first])
-    scene.move()
-    assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(
-        first, behind
-    )
-
-
 def test_a_large_step_is_sent_whole(
-    scene: Scene, elsewhere: None, caplog: pytest.LogCaptureFixture
+    scene: PullScene, elsewhere: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="lrl")
     scene.move()
@@ -237,7 +187,7 @@ def test_a_large_step_is_sent_whole(
 
 
 def test_a_damaged_version_is_refused_before_any_weight_is_replaced_or_paused(
-    scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+    scene: PullScene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.move()
     healthy, behind = scene.generators
@@ -257,7 +207,7 @@ def test_a_damaged_version_is_refused_before_any_weight_is_replaced_or_paused(
 
 
 def test_a_generator_that_did_not_fetch_stands_still_and_is_retried(
-    scene: Scene, elsewhere: None
+    scene: PullScene, elsewhere: None
 ) -> None:
     scene.move()
     healthy, behind = scene.generators
@@ -292,7 +242,7 @@ def test_a_generator_that_does_not_answer_costs_only_itself(
 ) -> None:
     monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)  # each lasts to the deadline
     with fetching_generators(4, tmp_path, SETTINGS) as generators:
-        scene = Scene(generators, deadline_s=8.0)
+        scene = PullScene(generators, deadline_s=8.0)
         frozen, *others = generators
         frozen.vllm.frozen.set()
         failed = scene.move()
@@ -306,7 +256,7 @@ def test_a_generator_that_does_not_answer_costs_only_itself(
 
 @pytest.mark.parametrize("scene", [8], indirect=True)
 def test_each_block_leaves_the_trainer_once_however_many_machines_fetch(
-    scene: Scene, elsewhere: None
+    scene: PullScene, elsewhere: None
 ) -> None:
     for _ in range(2):
         sent, fetched = scene.transport.sent_bytes, scene.transport.fetched_bytes
@@ -315,7 +265,7 @@ def test_each_block_leaves_the_trainer_once_however_many_machines_fetch(
         assert fetched == 8 * sent > 0
 
 
-def test_generators_of_one_machine_load_one_file(scene: Scene) -> None:
+def test_generators_of_one_machine_load_one_file(scene: PullScene) -> None:
     first, second = scene.generators
     assert scene.move() == {} and scene.hold(first, second)
     assert len(first.files) == 1 and second.files == set()
@@ -327,7 +277,7 @@ def test_generators_of_one_machine_load_one_file(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", [3], indirect=True)
 def test_a_machine_that_is_lost_costs_only_the_way_to_the_trainer(
-    scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+    scene: PullScene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)
     scene.move()
@@ -338,21 +288,7 @@ def test_a_machine_that_is_lost_costs_only_the_way_to_the_trainer(
     assert scene.transport.sent_bytes > sent
 
 
-@pytest.mark.parametrize("scene", [3], indirect=True)
-def test_a_machine_that_is_frozen_is_passed_over(
-    scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)
-    monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
-    monkeypatch.setattr(block_client, "STALL_S", 0.2)
-    monkeypatch.setattr(scene.sync._calls, "deadline_s", 10.0)
-    frozen, *others = scene.generators
-    frozen.vllm.frozen.set()
-    failed = scene.move()
-    assert list(failed) == [frozen] and scene.hold(*others)
-
-
-def test_neither_route_of_a_generator_answers_without_the_token(scene: Scene) -> None:
+def test_neither_route_of_a_generator_answers_without_the_token(scene: PullScene) -> None:
     scene.move()
     url = scene.generators[0].server.url
     block = f"{PARTS}run-0-1/0/0"
@@ -372,7 +308,7 @@ def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(
     cert, key = self_signed(tmp_path)
     settings = ServerSettings(dtype="bfloat16", tls_cert=cert, tls_key=key)
     with fetching_generators(6, tmp_path, settings) as generators:
-        scene = Scene(generators)
+        scene = PullScene(generators)
         for _ in range(2):
             assert scene.move() == {} and scene.hold(*generators)
         locations = [
@@ -384,7 +320,7 @@ def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(
         scene.close()
 
 
-def test_another_attempt_at_a_version_keeps_its_delta(scene: Scene) -> None:
+def test_another_attempt_at_a_version_keeps_its_delta(scene: PullScene) -> None:
     scene.move()
     scene.move()
     before = staged()
@@ -398,9 +334,9 @@ def test_the_room_counts_the_files_of_the_generators_that_are_here() -> None:
     assert Pull.stored_bytes(1000, 2, 2) == 5000, "an evaluation has a version of its own"
 
 
-def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
+def test_while_they_fetch_generators_take_requests(scene: PullScene) -> None:
     scene.move()
-    scene.sync.finish_sync({})
+    scene.syncs.finish_sync({})
     serving: list[bool] = []
     distribute = scene.transport.distribute
 
@@ -411,8 +347,8 @@ def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
     scene.transport.distribute = watched
     scene.policy.step()
     scene.version += 1
-    scene.sync.sync(scene.version, in_background=True)
-    assert scene.sync.wait() == {} and serving == [True] and scene.hold(*scene.generators)
+    scene.syncs.sync(scene.version, in_background=True)
+    assert scene.syncs.wait() == {} and serving == [True] and scene.hold(*scene.generators)
 
 
 def test_a_run_by_pull_gives_its_servers_the_routes(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.certificates import openssl
 from tests.leftovers import wait_for
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.weights.fetching_generators import TOKEN, fetching_generators
-from tests.weights.test_pull import Scene
+from tests.weights.test_pull import PullScene
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_generator_on_another_machine_fetches_whole_and_delta(
         port = int(url.rpartition(":")[2])
         theirs = Endpoint(THERE, *(certificate if tls else (None, None)), insecure=not tls)
         with fetching_generators(1, tmp_path, settings) as own:
-            scene = Scene([*own, far(url, settings, theirs.location(port))])  # type: ignore[list-item]
+            scene = PullScene([*own, far(url, settings, theirs.location(port))])  # type: ignore[list-item]
             for _ in range(2):
                 assert scene.move() == {} and scene.hold(*own)
             fetched, sent = scene.transport.fetched_bytes, scene.transport.sent_bytes

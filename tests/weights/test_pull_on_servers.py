@@ -18,21 +18,15 @@ import torch
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool
 from lrl.generators.supervisor import SHM
-from lrl.system.event_loop import LoopThread
 from lrl.weights import pull
 from lrl.weights.parts import FETCH, PARTS
-from lrl.weights.proof import Proof
 from lrl.weights.pull import Pull
-from lrl.weights.sync import Sync
 from tests.http_call import call
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
-from tests.weights.policy_in_memory import PolicyInMemory
+from tests.weights.scene import PolicyInMemory, ProvedScene
 from tests.weights.whole_weights import WholeWeights
-
-TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 
 
 @pytest.fixture(scope="module")
@@ -50,38 +44,19 @@ def second_server(
         server.stop()
 
 
-class Scene:
+class TwoServers(ProvedScene):
     """Two generators, their syncs and the proof of each."""
 
     def __init__(self, folder: Path, *servers: LentServer) -> None:
-        self.policy = PolicyInMemory(folder)
-        self.network = self.policy.network
-        self.weights = WholeWeights(self.network.named_parameters)
-        self.loop = LoopThread()
-        self.version = 0
-        self.generators = [Generator(server, 8) for server in servers]  # type: ignore[arg-type]
-        self.pool = GeneratorPool(self.generators)
-        self.syncs = Sync(
-            self.pool,
-            self.loop,
+        policy = PolicyInMemory(folder)
+        self.network = policy.network
+        super().__init__(
+            policy,
+            [Generator(server, 8) for server in servers],  # type: ignore[arg-type]
+            WholeWeights(self.network.named_parameters),
             Pull,
-            self.weights,
-            self._make_proof,
             name=f"{servers[0].run_id}-pull",
-            deadline_s=300.0,
-            silence_s=300.0,
             prove_every_n_syncs=1,
-        )
-
-    def _make_proof(self, generators: list[Generator]) -> Proof:
-        return Proof(
-            self.policy.prompt_logprobs,
-            "float32",
-            TOKENS,
-            generators,
-            version=self.version,
-            tolerance=None,
-            deadline_s=300.0,
         )
 
     @torch.no_grad()
@@ -100,17 +75,6 @@ class Scene:
         assert unproved == {}, unproved
         return failed
 
-    def logprobs(self, generator: Generator, salt: str) -> list[float]:
-        asking = generator.client.prompt_logprobs(TOKENS, salt=salt, deadline_s=300.0)
-        return self.loop.wait(asking, 300.0, "log-probs")
-
-    def close(self) -> None:
-        for generator in self.generators:
-            self.loop.wait(generator.client.close(), 5.0, "closing")
-        self.syncs.close()
-        self.weights.staging.close()
-        self.loop.close()
-
 
 @pytest.fixture
 def scene(
@@ -118,10 +82,10 @@ def scene(
     lent_server: LentServer,
     second_server: LentServer,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Scene]:
+) -> Iterator[TwoServers]:
     """Each generator fetches for itself, as those of several machines do."""
     monkeypatch.setattr(pull, "machine_of", lambda generator: generator.name)
-    made = Scene(policy_folder, lent_server, second_server)
+    made = TwoServers(policy_folder, lent_server, second_server)
     yield made
     made.close()
 
@@ -132,7 +96,7 @@ def files_of(server: Any) -> list[str]:
 
 
 def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    scene: TwoServers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="lrl.weights.pull")
     first, second = scene.generators
@@ -150,30 +114,7 @@ def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
         assert len([name for name in files_of(generator.server) if "." not in name]) == 1
 
 
-def test_a_file_that_was_damaged_on_the_way_leaves_the_generator_with_the_weights_before(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)
-    first, second = scene.generators
-    assert scene.sync(first, second) == {}
-    before = scene.logprobs(second, "before")
-    post = second.client.post
-
-    async def damaged(route: str, body: Any = None, **settings: Any) -> Any:
-        if route == FETCH:
-            body["checksum"] ^= 1
-        return await post(route, body, **settings)
-
-    monkeypatch.setattr(second.client, "post", damaged)
-    failed = scene.sync(first, second)
-    assert list(failed) == [second] and "another header" in failed[second]
-    scene.loop.wait(post("/resume", deadline_s=300.0), 300.0, "a resume")
-    assert scene.logprobs(second, "after") == before
-    monkeypatch.undo()
-    assert scene.sync(first, second) == {}
-
-
-def test_the_routes_of_a_real_server_ask_for_the_token(scene: Scene) -> None:
+def test_the_routes_of_a_real_server_ask_for_the_token(scene: TwoServers) -> None:
     scene.sync(*scene.generators)
     for generator in scene.generators:
         server: Any = generator.server

@@ -10,21 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool
-from lrl.system.event_loop import LoopThread
-from lrl.weights.proof import Proof
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import Sync
 from lrl.weights.transport import Policy
 from tests.lent_server import LentServer, start_server
-from tests.weights.policy_in_memory import PolicyInMemory
+from tests.weights.scene import PolicyInMemory, ProvedScene
 from tests.weights.whole_weights import WholeWeights
-
-TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 
 
 class Stale(SharedMemory):
@@ -36,25 +29,17 @@ class Stale(SharedMemory):
         super().stage(self.sends or policy)
 
 
-class Scene:
-    """A generator, its syncs, and the proof of each."""
+class StaleScene(ProvedScene):
+    """A generator whose syncs may bring stale weights."""
 
     def __init__(self, server: LentServer, folder: Path) -> None:
-        torch.manual_seed(0)
-        self.policy = PolicyInMemory(folder)
-        self.loop = LoopThread()
-        self.version = 0
-        self.generator = Generator(server, 8)  # type: ignore[arg-type]
-        self.transport = Stale()
-        self.syncs = Sync(
-            GeneratorPool([self.generator]),
-            self.loop,
+        policy, self.transport = PolicyInMemory(folder), Stale()
+        super().__init__(
+            policy,
+            [Generator(server, 8)],  # type: ignore[arg-type]
+            WholeWeights(policy.network.named_parameters),
             lambda: self.transport,
-            WholeWeights(self.policy.network.named_parameters),
-            self._make_proof,
             name=f"{server.run_id}-stale",
-            deadline_s=60.0,
-            silence_s=60.0,
             prove_every_n_syncs=2,
         )
 
@@ -64,22 +49,6 @@ class Scene:
         self.version += 1
         for why in self.syncs.wait().values():
             raise GeneratorError(why)
-
-    def _make_proof(self, generators: list[Generator]) -> Proof:
-        return Proof(
-            self.policy.prompt_logprobs,
-            "float32",
-            TOKENS,
-            generators,
-            version=self.version,
-            tolerance=None,
-            deadline_s=60.0,
-        )
-
-    def close(self) -> None:
-        self.loop.wait(self.generator.client.close(), 5.0, "closing")
-        self.syncs.close()
-        self.loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +64,13 @@ def half_server(
 
 
 @pytest.fixture(params=["lent_server", "half_server"])
-def scene(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[Scene]:
-    found = Scene(request.getfixturevalue(request.param), policy_folder)
+def scene(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[StaleScene]:
+    found = StaleScene(request.getfixturevalue(request.param), policy_folder)
     yield found
     found.close()
 
 
-def test_weights_a_hundred_steps_old_are_seen_at_the_sync_that_is_proved(scene: Scene) -> None:
+def test_weights_a_hundred_steps_old_are_seen_at_the_sync_that_is_proved(scene: StaleScene) -> None:
     scene.sync()
     stale = copy.deepcopy(scene.policy.network)
     scene.transport.sends = WholeWeights(stale.named_parameters)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
-from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.sync import Sync
 from tests.weights.model_sync import INIT, POLICY, UPDATE, Collective, Direct, make_generators
 
@@ -31,13 +29,6 @@ PHASES = [
 RESUME = ["/resume", "/is_paused"]
 AGAIN = [*PHASES[:2], "/finish_weight_update", *PHASES[2:]]
 """Of another attempt, when the one before may have left an update open: it is closed first."""
-
-
-@pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    thread = LoopThread()
-    yield thread
-    thread.close()
 
 
 def make_sync(
@@ -71,7 +62,7 @@ def test_a_sync_pauses_updates_and_resumes_and_its_generators_serve(loop: LoopTh
     sync, generators = make_sync(loop)
     assert give(sync, generators, 3) == {}
     for generator in generators:
-        assert posted(generator) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
+        assert posted(generator) == [INIT, *PHASES, *RESUME]
         assert generator.serving and generator.version == 3
     assert sync.pause_seconds > 0
 
@@ -89,7 +80,7 @@ def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
     assert posted(failing)[-9:] == ([*AGAIN, *RESUME] if opened else [phase, *PHASES, *RESUME])
     # The other's failure costs it nothing.
     assert posted(healthy) == [
-        "/init_weight_transfer_engine",
+        INIT,
         *PHASES,
         *RESUME,
     ]
@@ -97,7 +88,7 @@ def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
     assert failing.serving and failing.version == 3
 
 
-@pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES, "/resume"])
+@pytest.mark.parametrize("phase", [INIT, *PHASES, "/resume"])
 def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_and_never_serves(
     loop: LoopThread, phase: str
 ) -> None:
@@ -238,17 +229,12 @@ def test_only_tokens_in_flight_count_as_recomputed(
     assert sync.recomputed_tokens == (12 + 101 if attempts == "recompute" else 0)
 
 
-def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> None:
-    assert PoolCalls(loop, 10.0, 60.0).silence_s == 10.0
-    assert PoolCalls(loop, 300.0, 60.0).silence_s == 60.0
-
-
 def test_a_connection_that_fails_is_made_again(loop: LoopThread) -> None:
     sync, (healthy, failing) = make_sync(loop)
-    failing.client.failing = {"/init_weight_transfer_engine": 1}  # type: ignore[attr-defined]
+    failing.client.failing = {INIT: 1}  # type: ignore[attr-defined]
     assert give(sync, [healthy, failing], 3) == {}
-    assert posted(failing) == ["/init_weight_transfer_engine"] * 2 + [*PHASES, *RESUME]
-    assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
+    assert posted(failing) == [INIT] * 2 + [*PHASES, *RESUME]
+    assert posted(healthy) == [INIT, *PHASES, *RESUME]
     assert failing.serving and failing.version == 3
 
 
@@ -279,38 +265,25 @@ def test_a_new_generator_connects_and_the_others_do_not_again(loop: LoopThread) 
     give(sync, [first], 1)
     give(sync, [newcomer], 1)
     give(sync, [first, newcomer], 2)
-    assert posted(first).count("/init_weight_transfer_engine") == 1
-    assert posted(newcomer)[0] == "/init_weight_transfer_engine" and newcomer.serving
-    assert posted(newcomer).count("/init_weight_transfer_engine") == 1
+    assert posted(first).count(INIT) == 1
+    assert posted(newcomer)[0] == INIT and newcomer.serving
+    assert posted(newcomer).count(INIT) == 1
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: LoopThread) -> None:
-    sync, (first, newcomer) = make_sync(loop, Collective)
+def test_a_collective_transfer_connects_everybody_anew_when_one_is_new_or_has_left(
+    loop: LoopThread,
+) -> None:
+    sync, (first, other) = make_sync(loop, Collective)
     give(sync, [first], 1)
     before = sync.transport
-    give(sync, [first, newcomer], 2)
+    give(sync, [first, other], 2)
     assert before.closed == 1 and sync.transport is not before  # type: ignore[attr-defined]
-    assert (
-        posted(first).count("/init_weight_transfer_engine") == 2
-        and first.serving
-        and newcomer.serving
-    )
+    assert first.serving and other.serving and posted(first).count(INIT) == 2
+    assert give(sync, [first], 3) == give(sync, [first], 4) == {}
+    assert first.serving and first.version == 4 and posted(first).count(INIT) == 3
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread) -> None:
-    sync, (first, leaver) = make_sync(loop, Collective)
-    give(sync, [first, leaver], 1)
-    assert give(sync, [first], 2) == {}
-    assert (
-        posted(first).count("/init_weight_transfer_engine") == 2
-        and first.serving
-        and first.version == 2
-    )
-    give(sync, [first], 3)
-    assert posted(first).count("/init_weight_transfer_engine") == 2
-
-
-@pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES])
+@pytest.mark.parametrize("phase", [INIT, *PHASES])
 def test_a_broken_collective_costs_only_who_broke_it_and_the_others_get_the_weights_in_the_same_sync(
     loop: LoopThread, phase: str
 ) -> None:
@@ -320,7 +293,7 @@ def test_a_broken_collective_costs_only_who_broke_it_and_the_others_get_the_weig
     assert list(failed) == [failing] and phase.split("?")[0] in failed[failing]
     assert healthy.serving and healthy.version == 3 and not failing.serving
     assert "/resume" not in posted(failing) and posted(healthy).count("/resume") == 1
-    connected = posted(healthy).count("/init_weight_transfer_engine")
+    connected = posted(healthy).count(INIT)
     assert connected == (1 if phase == "/weight_info" else 2), "the others connect without it"
 
 

@@ -320,7 +320,7 @@ class Fetch:
         whole: Content = content
         if small:
             restore(whole := bytearray(block.read(older)), content)
-        if xxh3_64_intdigest(whole) != self.header.sums[block.part][block.index]:
+        if xxh3_64_intdigest(whole) != block.sum:
             self._bases[block.part] = ""  # the version before may be what is damaged
             raise BadTransfer(f"block {block.index} of rank {block.part}'s part is damaged")
         if small:

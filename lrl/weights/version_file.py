@@ -21,14 +21,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import count
+from functools import cached_property, partial
+from itertools import compress, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from lrl.system.memory import in_gib
 from lrl.training.merging import DOWN, UP, merge
@@ -119,6 +119,8 @@ class Block:
     part: int
     index: int
     """Among the blocks of its part."""
+    sum: int
+    """Its checksum, XXH3 of 64 bits; 0 before the version is written."""
     ranges: list[tuple[int, int]]
     """Its bytes in the file."""
 
@@ -178,21 +180,26 @@ class Header:
     @cached_property
     def parts(self) -> list[list[Block]]:
         """The blocks of each rank's part."""
-        layout = json.loads(self._table["__metadata__"]["layout"])
-        numbers = count()
-        return [
-            _blocks(part, ranges, layout["block"], offset=len(self.text), numbers=numbers)
-            for part, ranges in enumerate(layout["parts"])
-        ]
-
-    @cached_property
-    def sums(self) -> list[list[int]]:
-        """The checksum of each block, XXH3 of 64 bits, part by part."""
-        text = self._table["__metadata__"]["sums"]
-        found = iter(
-            [int(text[at : at + SUM_DIGITS], 16) for at in range(0, len(text), SUM_DIGITS)]
-        )
-        return [[next(found) for _ in blocks] for blocks in self.parts]
+        metadata = self._table["__metadata__"]
+        layout, numbers = json.loads(metadata["layout"]), count()
+        found: list[list[Block]] = []
+        for part, ranges in enumerate(layout["parts"]):
+            found.append([])
+            room = 0
+            for start, end in ranges:
+                place, end = start + len(self.text), end + len(self.text)
+                while place < end:
+                    if not room:
+                        number = next(numbers)
+                        at = SUM_DIGITS * number
+                        digits = metadata["sums"][at : at + SUM_DIGITS]
+                        found[-1].append(Block(number, part, len(found[-1]), int(digits, 16), []))
+                        room = layout["block"]
+                    taken = min(room, end - place)
+                    found[-1][-1].ranges.append((place, place + taken))
+                    place += taken
+                    room -= taken
+        return found
 
     def with_sums(self, sums: Sequence[Sequence[int]]) -> Header:
         """Returns the header of a version with these blocks."""
@@ -252,27 +259,6 @@ def _encoded(table: dict[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _blocks(
-    part: int,
-    ranges: Sequence[tuple[int, int]],
-    size: int,
-    offset: int,
-    numbers: Iterator[int],
-) -> list[Block]:
-    found: list[Block] = []
-    room = 0
-    for start, end in ranges:
-        while start < end:
-            if not room:
-                found.append(Block(next(numbers), part, len(found), []))
-                room = size
-            taken = min(room, end - start)
-            found[-1].ranges.append((start + offset, start + taken + offset))
-            start += taken
-            room -= taken
-    return found
-
-
 def read_header(path: Path | str) -> Header:
     """Returns the header of a version's file; raises ValueError if that is too short for it."""
     with open(path, "rb") as file:
@@ -289,14 +275,11 @@ def check_file(path: Path | str, checksum: int) -> None:
     if header.checksum != checksum:
         raise ValueError(f"{path} has the checksum {header.checksum}, and {checksum} was sent.")
 
-    def damaged(view: memoryview, block: Block, wanted: int) -> bool:
-        whole = len(block.ranges) == 1
-        content = (
-            view[slice(*block.ranges[0])]
-            if whole
-            else b"".join(view[start:end] for start, end in block.ranges)
-        )
-        return xxh3_64_intdigest(content) != wanted
+    def damaged(view: memoryview, block: Block) -> bool:
+        found = xxh3_64()
+        for start, end in block.ranges:
+            found.update(view[start:end])
+        return found.intdigest() != block.sum
 
     threads = min(8, len(os.sched_getaffinity(0)))
     with (
@@ -307,14 +290,10 @@ def check_file(path: Path | str, checksum: int) -> None:
     ):
         if len(view) != header.size:
             raise ValueError(f"{path} has {len(view)} bytes, and {header.size} were sent.")
-        pairs = [
-            pair
-            for blocks, sums in zip(header.parts, header.sums, strict=True)
-            for pair in zip(blocks, sums, strict=True)
-        ]
-        found = list(pool.map(lambda pair: damaged(view, *pair), pairs))
-    if any(found):
-        block = pairs[found.index(True)][0]
+        blocks = [block for part in header.parts for block in part]
+        wrong = list(compress(blocks, pool.map(partial(damaged, view), blocks)))
+    if wrong:
+        block = wrong[0]
         raise ValueError(f"{path} is damaged: block {block.index} of rank {block.part}'s part.")
 
 

@@ -13,7 +13,6 @@ import argparse
 import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +29,6 @@ from lrl.distributed.ranks import follow
 from lrl.weights import broadcast as communicator
 from lrl.weights import nccl
 from lrl.weights.broadcast import JoinOrder
-from lrl.weights.buckets import Plan
 from lrl.weights.staging import StageOrder
 from tests.leftovers import wait_for
 from tests.strategies.forked_ranks import meet, run_ranks
@@ -128,7 +126,7 @@ def by_broadcast(policy: Divided, folder: Path, nbytes: int) -> Callable[[], flo
     order = JoinOrder(unique_id(folder), size, torch.bfloat16, nbytes)
     plan, joined = policy.join_broadcast("pool", order)
     joined.result(60)
-    torch.save(asdict(plan), folder / "plan.draft")
+    torch.save(plan, folder / "plan.draft")
     (folder / "plan.draft").rename(folder / "plan")
 
     def sync() -> float:
@@ -142,7 +140,7 @@ def by_broadcast(policy: Divided, folder: Path, nbytes: int) -> Callable[[], flo
 def be_worker(folder: Path, ranks: int) -> None:
     group = Communicator(unique_id(folder), ranks, ranks + 1, "cpu")
     wait_for((folder / "plan").exists)
-    receive(group, Plan(**torch.load(folder / "plan")))
+    receive(group, torch.load(folder / "plan"))
 
 
 def unique_id(folder: Path) -> bytes:

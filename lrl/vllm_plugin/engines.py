@@ -42,7 +42,7 @@ from vllm.model_executor.model_loader.reload import (
 
 from lrl.system.memory import trim_heap
 from lrl.weights.broadcast import abort, join_communicator
-from lrl.weights.buckets import Bucket, Plan, damaged, exchange, raise_if_damaged
+from lrl.weights.buckets import Bucket, Plan, buckets_of, damaged, exchange, raise_if_damaged
 from lrl.weights.version_file import are_adapters, check_file, merged
 
 Init = TypeVar("Init", bound=WeightTransferInitInfo)
@@ -146,8 +146,8 @@ class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
 class BufferInfo(WeightTransferInitInfo):
     """The trainer's buffer."""
 
-    plan: dict[str, Any]
-    """What goes through it (`lrl.weights.buckets.Plan`)."""
+    plan: Plan
+    """What goes through it."""
     handle: str
     """Torch's handle of it, pickled, base64. Who sends it has the run's token."""
 
@@ -171,7 +171,7 @@ class IpcEngine(Engine[BufferInfo, BucketInfo]):
         """Opens the buffer."""
         arguments = list(pickle.loads(base64.b64decode(init_info.handle)))
         arguments[DEVICE] = self.device.index  # here the GPU may have another number
-        self._buckets = Plan(**init_info.plan).buckets()
+        self._buckets = buckets_of(init_info.plan)
         self._buffer = rebuild_cuda_tensor(*arguments)
 
     def receive_weights(self, update_info: BucketInfo) -> None:
@@ -189,8 +189,8 @@ class IpcEngine(Engine[BufferInfo, BucketInfo]):
 class CommunicatorInfo(WeightTransferInitInfo):
     """A communicator to join."""
 
-    plan: dict[str, Any]
-    """What travels in it (`lrl.weights.buckets.Plan`)."""
+    plan: Plan
+    """What travels in it."""
     unique_id: str
     """Base64."""
     rank_offset: int
@@ -214,7 +214,7 @@ class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
     def init_transfer_engine(self, init_info: CommunicatorInfo) -> None:
         """Joins a new communicator and leaves the one before."""
         self.shutdown()
-        self._buckets = Plan(**init_info.plan).buckets()
+        self._buckets = buckets_of(init_info.plan)
         self._group = join_communicator(
             base64.b64decode(init_info.unique_id),
             rank=init_info.rank_offset + self.parallel_config.rank,

@@ -26,7 +26,7 @@ import torch
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError, StuckTransfer
 from lrl.system.event_loop import start_daemon_call
-from lrl.weights.buckets import Bucket, Plan, exchange
+from lrl.weights.buckets import Bucket, Plan, buckets_of, exchange, plan_of
 from lrl.weights.version_file import Pieces, spec_of
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class Broadcast:
         if any(of_rank != names for of_rank, _ in found):
             raise RuntimeError("The ranks have the policy's weights in different orders.")
         rows = ranks.share([of_rank for _, of_rank in found])
-        plan = Plan.of(tensors, rows, order.bucket_bytes)
-        self._buckets = plan.buckets()
+        plan = plan_of(tensors, rows, order.bucket_bytes)
+        self._buckets = buckets_of(plan)
         join = partial(
             join_communicator,
             order.unique_id,

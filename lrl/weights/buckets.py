@@ -61,46 +61,41 @@ class Bucket:
             yield spec.name, tensor
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The division of all weights into buckets, which both ends know; travels as JSON."""
+Plan = dict[str, Any]
+"""The division of all weights into buckets, which both ends know; travels as JSON."""
 
-    names: Sequence[str]
-    dtypes: Sequence[str]
-    shapes: Sequence[Sequence[int]]
-    rows: Sequence[Sequence[tuple[int, int]]]
-    """By rank, of each tensor: the first row that it sends, and how many."""
-    bucket_bytes: int
-    """Of a bucket, before the tensor that fills it."""
 
-    @classmethod
-    def of(
-        cls,
-        tensors: Sequence[TensorSpec],
-        rows: Sequence[Sequence[tuple[int, int]]],
-        bucket_bytes: int,
-    ) -> Plan:
-        """Returns the plan of these tensors, in their order."""
-        return cls(
-            [one.name for one in tensors],
-            [str(one.dtype).removeprefix("torch.") for one in tensors],
-            shapes=[one.shape for one in tensors],
-            rows=rows,
-            bucket_bytes=bucket_bytes,
-        )
+def plan_of(
+    tensors: Sequence[TensorSpec], rows: Sequence[Sequence[tuple[int, int]]], bucket_bytes: int
+) -> Plan:
+    """Returns the plan of these tensors, in their order.
 
-    def buckets(self) -> list[Bucket]:
-        """Returns the buckets."""
-        dtypes = (getattr(torch, name) for name in self.dtypes)
-        tensors = list(map(TensorSpec, self.names, dtypes, map(tuple, self.shapes)))
-        found, first, size = list[Bucket](), 0, 0
-        for end, tensor in enumerate(tensors, start=1):
-            size += tensor.nbytes
-            if size >= self.bucket_bytes or end == len(tensors):
-                rows = [of_rank[first:end] for of_rank in self.rows]
-                found.append(Bucket(tensors[first:end], rows))
-                first, size = end, 0
-        return found
+    Args:
+        tensors: All of them.
+        rows: By rank, of each tensor: the first row that it sends, and how many.
+        bucket_bytes: Of a bucket, before the tensor that fills it.
+    """
+    return {
+        "names": [one.name for one in tensors],
+        "dtypes": [str(one.dtype).removeprefix("torch.") for one in tensors],
+        "shapes": [one.shape for one in tensors],
+        "rows": rows,
+        "bucket_bytes": bucket_bytes,
+    }
+
+
+def buckets_of(plan: Plan) -> list[Bucket]:
+    """Returns the buckets of a plan."""
+    dtypes = (getattr(torch, name) for name in plan["dtypes"])
+    tensors = list(map(TensorSpec, plan["names"], dtypes, map(tuple, plan["shapes"])))
+    found, first, size = list[Bucket](), 0, 0
+    for end, tensor in enumerate(tensors, start=1):
+        size += tensor.nbytes
+        if size >= plan["bucket_bytes"] or end == len(tensors):
+            rows = [of_rank[first:end] for of_rank in plan["rows"]]
+            found.append(Bucket(tensors[first:end], rows))
+            first, size = end, 0
+    return found
 
 
 def exchange(

@@ -10,7 +10,6 @@ import base64
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from lrl.training.pieces import Piece
 from lrl.weights.broadcast import this_device
-from lrl.weights.buckets import Bucket, Plan
+from lrl.weights.buckets import Bucket, buckets_of, plan_of
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Machine, Policy, Transport
 from lrl.weights.version_file import spec_of
@@ -68,13 +67,13 @@ class Ipc(Transport):
             pieces = (Piece(name, tuple(one.shape), 0, one) for name, one in named)
             tensors = [spec_of(piece, dtype) for piece in pieces]
             rows = [(0, one.shape[0] if one.shape else 1) for one in tensors]
-            plan = Plan.of(tensors, [rows], BUCKET_BYTES)
-            self._buckets = plan.buckets()
+            plan = plan_of(tensors, [rows], BUCKET_BYTES)
+            self._buckets = buckets_of(plan)
             words = max(bucket.words(0) for bucket in self._buckets)
             self._buffer = new_buffer(words)
             # Once: every export has a count of readers of its own, which torch adds to the buffer.
             handle = base64.b64encode(pickle.dumps(reduce_tensor(self._buffer)[1])).decode()
-            self._info = {"plan": asdict(plan), "handle": handle}
+            self._info = {"plan": plan, "handle": handle}
         calls.init(self._info)
 
     def send(self, calls: PoolCalls) -> None:

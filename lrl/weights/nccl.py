@@ -16,7 +16,6 @@ import base64
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,7 +124,7 @@ class Nccl(Transport):
         order = JoinOrder(unique_id, size, dtype, BUCKET_BYTES)
         plan, joined = policy.join_broadcast(name, order)
         encoded = base64.b64encode(unique_id).decode()
-        common = {"plan": asdict(plan), "unique_id": encoded, "world_size": size}
+        common = {"plan": plan, "unique_id": encoded, "world_size": size}
         self._meet(calls, INIT, lambda one: {"init_info": common | offsets[one]}, joined)
 
     def send(self, calls: PoolCalls) -> None:

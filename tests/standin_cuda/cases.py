@@ -21,7 +21,7 @@ from lrl.training.model import open_tokenizer
 from lrl.training.pieces import checkpoint_pieces
 from lrl.types import ENVIRONMENT, Fork, Group, Rollout
 from lrl.weights import staging
-from lrl.weights.buckets import Plan, damaged, raise_if_damaged
+from lrl.weights.buckets import buckets_of, damaged, plan_of, raise_if_damaged
 from lrl.weights.staging import StageOrder
 from lrl.weights.version_file import check_file, spec_of
 
@@ -259,9 +259,9 @@ def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, torch.Tenso
     """Yields the weights as NCCL's workers get them of one rank, through the policy's device."""
     pieces = list(checkpoint_pieces(policy.network, policy.ranks, torch.bfloat16))
     rows = [[(0, len(piece.rows)) for piece in pieces]]
-    plan = Plan.of([spec_of(piece, torch.bfloat16) for piece in pieces], rows, 2**16)
+    plan = plan_of([spec_of(piece, torch.bfloat16) for piece in pieces], rows, 2**16)
     left = (piece.rows for piece in pieces)
-    for bucket in plan.buckets():
+    for bucket in buckets_of(plan):
         packed = torch.empty(bucket.words(0), dtype=torch.int64, device=policy.device)
         bucket.pack(islice(left, len(bucket.tensors)), packed)
         raise_if_damaged(damaged([packed]))

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from lrl.generators.server import Server
-from lrl.weights.buckets import Plan, damaged, exchange
+from lrl.weights.buckets import Plan, buckets_of, damaged, exchange
 
 FAULT = "NCCL_OVER_GLOO_FAULT"
 """Names a file with `kill RANK` or `damage RANK`: that rank dies, or gets a wrong bit, in the middle
@@ -132,7 +132,7 @@ class Communicator:
 def receive(group: Communicator, plan: Plan) -> dict[str, torch.Tensor]:
     """Returns the weights of one update, as `lrl.vllm_plugin.engines` receives them."""
     found: dict[str, torch.Tensor] = {}
-    for bucket in plan.buckets():
+    for bucket in buckets_of(plan):
         packed = exchange(group, bucket, group.rank, own=None, device=group.device)
         assert not damaged(packed)
         found |= bucket.unpack(packed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights import broadcast as communicator
 from lrl.weights.broadcast import Broadcast, JoinOrder
-from lrl.weights.buckets import Bucket, Plan, checksum, damaged
+from lrl.weights.buckets import Bucket, buckets_of, checksum, damaged, plan_of
 from lrl.weights.version_file import spec_of
 from tests.weights.nccl_over_gloo import Communicator, install, receive
 from tests.weights.test_staging import models, pieces, weights_of
@@ -41,9 +40,9 @@ def divided(
     tensors = [spec_of(piece, torch.bfloat16) for piece in own[0]]
     rows = [[(piece.start, len(piece.rows)) for piece in of_rank] for of_rank in own]
     left = [(piece.rows for piece in of_rank) for of_rank in own]
-    plan = Plan(**json.loads(json.dumps(asdict(Plan.of(tensors, rows, nbytes)))))
+    plan = json.loads(json.dumps(plan_of(tensors, rows, nbytes)))
     found = []
-    for bucket in plan.buckets():
+    for bucket in buckets_of(plan):
         packed = [torch.ones(bucket.words(rank), dtype=torch.int64) for rank in range(ranks)]
         for sent, of_rank in zip(packed, left, strict=True):
             bucket.pack(islice(of_rank, len(bucket.tensors)), sent)

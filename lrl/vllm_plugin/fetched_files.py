@@ -45,8 +45,7 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Location
 from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient, Content
-from lrl.weights.delta import restore
-from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport
+from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport, restore
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
 
 if TYPE_CHECKING:

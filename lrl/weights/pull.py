@@ -20,8 +20,7 @@ import torch
 
 from lrl.generators.generator import Generator
 from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_towards
-from lrl.weights.delta import MAX_DELTA_SHARE
-from lrl.weights.parts import FETCH, FetchOrder, FetchReport
+from lrl.weights.parts import FETCH, MAX_DELTA_SHARE, FetchOrder, FetchReport
 from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.staging import Served, Staged, StageOrder
 from lrl.weights.transport import Machine, Policy, Transport

@@ -1,7 +1,7 @@
 """A generator that fetches its weights, from ranks and other generators that break, stall, lie and
 die.
 
-Covers lrl/vllm_plugin/block_client.py, lrl/weights/parts.py.
+Covers lrl/vllm_plugin/block_client.py.
 """
 
 from __future__ import annotations

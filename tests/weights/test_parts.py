@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lrl.errors import DamagedDelta
-from lrl.weights.delta import Delta, compressed, restore
+from lrl.weights.parts import Delta, compressed, restore
 
 SIZE = 5000
 

@@ -14,9 +14,9 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -26,6 +26,7 @@ from lrl.generators.frames import FLUSH, REQUEST_PREFIX, WRITE, Part, line, pack
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+T = TypeVar("T")
 LOOP_TURNS = 64
 """Turns of the loop in which vLLM hands a message of the engine to all of its responses: 128 of
 them in a turn."""
@@ -50,13 +51,7 @@ class WriteRoute:
         body = await Request(scope, receive).body()
         if path == FLUSH:
             return await JSONResponse(await self._flush(engine))(scope, receive, send)
-        refusal: JSONResponse | None = None
-
-        async def write() -> None:
-            nonlocal refusal
-            refusal = await self._write(engine, json.loads(body), send)
-
-        await until_gone(write, receive)
+        refusal = await until_gone(self._write(engine, json.loads(body), send), receive)
         if refusal is not None:
             await refusal(scope, receive, send)
 
@@ -135,18 +130,20 @@ def piece(content: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 
-async def until_gone(work: Callable[[], Awaitable[None]], receive: Receive) -> None:
-    """Does `work`, until it is done or the client is gone; vLLM then ends its responses."""
+async def until_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """Returns the result of `work`, or None when the client is gone; vLLM then ends its
+    responses."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    tasks = [asyncio.ensure_future(work()), asyncio.ensure_future(gone())]
+    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
+        doing.cancel()
+        waiting.cancel()
     with suppress(asyncio.CancelledError):
-        await tasks[0]
+        return await doing
+    return None

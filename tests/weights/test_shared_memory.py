@@ -84,24 +84,6 @@ def test_a_reader_of_the_older_file_reads_all_of_it(
     assert load_file(staged_in(shared))["head"].tolist() == [2.0] * 3
 
 
-def test_a_version_that_could_not_be_written_leaves_the_one_before(
-    connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport, _, shared = connected
-    transport.stage(weights_of(1.0))
-
-    def half(descriptor: int, content: memoryview, place: int) -> None:
-        os.pwrite(descriptor, b"half", place)
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(staging, "write_at", half)
-    with pytest.raises(OSError, match="No space left"):
-        transport.stage(weights_of(2.0))
-    assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3
-    transport.close()
-    assert list(shared.iterdir()) == []
-
-
 def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:

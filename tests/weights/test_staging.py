@@ -39,18 +39,29 @@ def pieces(weights: Weights, ranks: Ranks) -> Iterator[Piece]:
     return (piece_of(name, weight, ranks) for name, weight in weights.items())
 
 
-def staged(weights: Weights, file: Path, ranks: int = 1) -> Header:
-    """Stages into a new file by as many ranks, and returns the header, which is in it."""
+def staged(weights: Weights, file: Path, ranks: int = 1, far: bool = False) -> Header:
+    """Stages into a new file by as many ranks, the others `far` from rank 0, and returns the header,
+    which is in it."""
     file.touch()
     order = StageOrder("pool", "version", None, str(file))
 
     def stage(each: Ranks) -> Header:
-        return Staging().stage(lambda: pieces(weights, each), order, each).header
+        staging = Staging(here=each.rank == 0 or not far)
+        return staging.stage(lambda: pieces(weights, each), order, each).header
 
     header = on_ranks(ranks, stage)[0]
     with file.open("r+b") as head:
         head.write(header.text)
     return header
+
+
+def holds(file: Path, weights: Weights, header: Header) -> bool:
+    check_file(file, header.checksum)
+    found = load_file(file)
+    return found.keys() == weights.keys() and all(
+        torch.equal(found[name], weight) and found[name].dtype is weight.dtype
+        for name, weight in weights.items()
+    )
 
 
 def assembled(stagings: list[Staging], version: str, file: Path) -> None:
@@ -64,18 +75,15 @@ def assembled(stagings: list[Staging], version: str, file: Path) -> None:
                 block.write(out.fileno(), staging.parts[version].read(block.index))
 
 
-@given(model=models, ranks=st.integers(1, 4))
-def test_whatever_the_ranks_the_file_has_every_weight_and_passes_its_check(
-    model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
+@given(model=models, ranks=st.integers(1, 4), far=st.booleans())
+def test_whatever_the_ranks_and_machines_the_file_has_every_weight_and_passes_its_check(
+    model: list[tuple[list[int], torch.dtype]],
+    ranks: int,
+    far: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    file = tmp_path_factory.mktemp("staged") / "weights"
-    weights = weights_of(model)
-    header = staged(weights, file, ranks)
-    check_file(file, header.checksum)
-    found = load_file(file)
-    assert found.keys() == weights.keys()
-    for name, weight in weights.items():
-        assert torch.equal(found[name], weight) and found[name].dtype is weight.dtype
+    file, weights = tmp_path_factory.mktemp("staged") / "weights", weights_of(model)
+    assert holds(file, weights, staged(weights, file, ranks, far))
 
 
 @given(model=models, ranks=st.integers(1, 4))
@@ -118,27 +126,7 @@ def test_a_rank_that_has_the_weights_in_another_order_writes_the_same_file(tmp_p
     header = on_ranks(3, stage)[0]
     with file.open("r+b") as head:
         head.write(header.text)
-    check_file(file, header.checksum)
-    assert all(torch.equal(one, weights[name]) for name, one in load_file(file).items())
-
-
-@given(model=models, ranks=st.integers(2, 4))
-def test_ranks_of_other_machines_send_their_part_to_the_file(
-    model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder, weights = tmp_path_factory.mktemp("staged"), weights_of(model)
-    (file := folder / "weights").touch()
-    order = StageOrder("pool", "version", None, str(file))
-
-    def stage(each: Ranks) -> Header:
-        staging = Staging(here=each.rank == 0)
-        return staging.stage(lambda: pieces(weights, each), order, each).header
-
-    header = on_ranks(ranks, stage)[0]
-    with file.open("r+b") as head:
-        head.write(header.text)
-    check_file(file, header.checksum)
-    assert all(torch.equal(one, weights[name]) for name, one in load_file(file).items())
+    assert holds(file, weights, header)
 
 
 def test_every_version_has_its_bytes_at_the_same_places(tmp_path: Path) -> None:

@@ -52,18 +52,18 @@ class Ipc(Transport):
             "trainer. For a fleet that grows, start it with strategy.generator_devices above 0."
         )
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy, name: str) -> None:
+        super().__init__(policy, name)
         self._buckets: list[Bucket] = []
         self._buffer: Tensor | None = None
         self._dtype = torch.float32
         self._info: dict[str, Any] = {}
 
-    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
+    def connect(self, calls: PoolCalls) -> None:
         """See `Transport.connect`."""
-        self._policy = policy
         if self._buffer is None:
             dtype = self._dtype = getattr(torch, calls.participants[0].server.settings.dtype)
-            named = policy.whole_weights(dtype)
+            named = self.policy.whole_weights(dtype)
             pieces = (Piece(name, tuple(one.shape), 0, one) for name, one in named)
             tensors = [spec_of(piece, dtype) for piece in pieces]
             rows = [(0, one.shape[0] if one.shape else 1) for one in tensors]
@@ -78,7 +78,7 @@ class Ipc(Transport):
 
     def send(self, calls: PoolCalls) -> None:
         assert self._buffer is not None, "connected before"
-        weights = (tensor for _, tensor in self._policy.whole_weights(self._dtype))
+        weights = (tensor for _, tensor in self.policy.whole_weights(self._dtype))
         for number, bucket in enumerate(self._buckets):
             bucket.pack(islice(weights, len(bucket.tensors)), self._buffer[: bucket.words(0)])
             torch.cuda.current_stream().synchronize()

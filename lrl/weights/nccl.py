@@ -23,7 +23,7 @@ import torch
 from lrl.errors import CollectiveBroken, RankLostError
 from lrl.weights.broadcast import JoinOrder, new_unique_id
 from lrl.weights.pool_calls import INIT, UPDATE, Body, PoolCalls
-from lrl.weights.transport import Machine, Policy, Transport
+from lrl.weights.transport import Machine, Transport
 
 if TYPE_CHECKING:
     from lrl.generators.generator import Generator
@@ -103,7 +103,7 @@ class Nccl(Transport):
             if name.startswith("NCCL_") and name not in OF_ONE_MACHINE
         }
 
-    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
+    def connect(self, calls: PoolCalls) -> None:
         """Makes a communicator: the trainer's ranks, and behind them the workers of all generators.
 
         Raises:
@@ -111,18 +111,16 @@ class Nccl(Transport):
             ConfigError: vLLM does not use NCCL in the trainer.
         """
         calls.release_engines()
-        self._policy = policy
-        self._name = name
         # The generators of a pool have one format.
         dtype = getattr(torch, calls.participants[0].server.settings.dtype)
         unique_id = new_unique_id()
-        size = policy.ranks.size
+        size = self.policy.ranks.size
         offsets: dict[Generator, dict[str, int]] = {}
         for generator in calls.participants:
             offsets[generator] = {"rank_offset": size}
             size += generator.server.settings.tensor_parallel_size
         order = JoinOrder(unique_id, size, dtype, BUCKET_BYTES)
-        plan, joined = policy.join_broadcast(name, order)
+        plan, joined = self.policy.join_broadcast(self.name, order)
         encoded = base64.b64encode(unique_id).decode()
         common = {"plan": plan, "unique_id": encoded, "world_size": size}
         self._meet(calls, INIT, lambda one: {"init_info": common | offsets[one]}, joined)
@@ -135,7 +133,7 @@ class Nccl(Transport):
             StuckTransfer: The abort did not end the broadcast.
         """
         self._meet(
-            calls, UPDATE, lambda one: {"update_info": {}}, self._policy.send_broadcast(self._name)
+            calls, UPDATE, lambda one: {"update_info": {}}, self.policy.send_broadcast(self.name)
         )
 
     def _meet(self, calls: PoolCalls, route: str, body: Body, own: Future[Any]) -> None:
@@ -146,9 +144,9 @@ class Nccl(Transport):
             wait([own], calls.deadline_s)  # it is at its end, as those of the generators are
             _raise_as_broken(own, route)
         except BaseException:
-            self._policy.end_broadcast(self._name, True, calls.deadline_s)
+            self.policy.end_broadcast(self.name, True, calls.deadline_s)
             raise
-        self._policy.end_broadcast(self._name, False, calls.deadline_s)
+        self.policy.end_broadcast(self.name, False, calls.deadline_s)
 
 
 def _raise_as_broken(own: Future[Any], what: str) -> None:

@@ -66,8 +66,8 @@ class Pull(Transport):
         the trainer's own are in no folder."""
         return int(min(pools, generators) * (2 + MAX_DELTA_SHARE) * weight_bytes)
 
-    def __init__(self) -> None:
-        self._name = ""
+    def __init__(self, policy: Policy, name: str) -> None:
+        super().__init__(policy, name)
         self._dtype: torch.dtype | None = None
         self._endpoint = Endpoint()
         self._served: list[Served] = []
@@ -75,22 +75,21 @@ class Pull(Transport):
         self._staged: Staged | None = None
         self._fetched: dict[Generator, str] = {}  # the path of the staged version on its machine
 
-    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
+    def connect(self, calls: PoolCalls) -> None:
         """Has the ranks serve their parts at the first call; see `Transport.connect`."""
         if not self._served:
             own = calls.participants[0].server  # token and settings are those of all
-            self._name = name
             self._endpoint = own.settings.endpoint
             dtype = own.settings.dtype
             self._dtype = None if dtype == "auto" else getattr(torch, dtype)
-            self._served = policy.serve_weights(self._endpoint, own.token)
+            self._served = self.policy.serve_weights(self._endpoint, own.token)
         calls.init({})
 
-    def stage(self, policy: Policy) -> None:
+    def stage(self) -> None:
         """Has every rank write its part as the generators compute with it."""
         self._number += 1
-        name = f"{self._name}-{self._number}"
-        staged = policy.stage_weights(StageOrder(self._name, name, self._dtype))
+        name = f"{self.name}-{self._number}"
+        staged = self.policy.stage_weights(StageOrder(self.name, name, self._dtype))
         if staged != self._staged:
             self._staged = staged
             self._fetched = {}

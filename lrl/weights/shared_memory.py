@@ -43,34 +43,33 @@ class SharedMemory(Transport):
         """A file for each pool, and one more: a new version is written next to the older one."""
         return (pools + 1) * weight_bytes
 
-    def __init__(self) -> None:
-        self._name = ""
+    def __init__(self, policy: Policy, name: str) -> None:
+        super().__init__(policy, name)
         self._file: Path | None = None
         self._checksum = 0
 
-    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
-        self._name = name
+    def connect(self, calls: PoolCalls) -> None:
         calls.init({})
 
-    def stage(self, policy: Policy) -> None:
+    def stage(self) -> None:
         """Has the ranks write the weights next to the older file, then removes that one. Without
         room the temporary folder is taken."""
         try:
-            file, checksum = self._staged_in(SHARED_MEMORY, policy)
+            file, checksum = self._staged_in(SHARED_MEMORY)
         except OSError as error:
             place = Path(tempfile.gettempdir())
             log.warning("The weights are written into %s: %s", place, error)
-            file, checksum = self._staged_in(place, policy)
+            file, checksum = self._staged_in(place)
         self.close()
         self._file = file
         self._checksum = checksum
 
-    def _staged_in(self, place: Path, policy: Policy) -> tuple[Path, int]:
-        folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self._name}-", dir=place))
+    def _staged_in(self, place: Path) -> tuple[Path, int]:
+        folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self.name}-", dir=place))
         file = folder / "weights.safetensors"
         try:
             open_new(file).close()
-            staged = policy.stage_weights(StageOrder(self._name, folder.name, None, str(file)))
+            staged = self.policy.stage_weights(StageOrder(self.name, folder.name, None, str(file)))
             with file.open("r+b") as head:
                 head.write(staged.header.text)
         except BaseException:

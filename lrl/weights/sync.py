@@ -61,7 +61,7 @@ class Sync:
     Args:
         pool: The generators that are synced together.
         loop: The event loop that carries the calls to them.
-        make_transport: Makes the trainer's end of the transfer.
+        make_transport: Makes the trainer's end of the transfer (`Transport`).
         policy: Has the weights.
         make_proof: Called at the beginning of a sync, if a generator is to be proved.
         name: Of the connection, unique on this machine.
@@ -79,7 +79,7 @@ class Sync:
         self,
         pool: GeneratorPool,
         loop: LoopThread,
-        make_transport: Callable[[], Transport],
+        make_transport: Callable[[Policy, str], Transport],
         policy: Policy,
         make_proof: MakeProof,
         *,
@@ -99,7 +99,7 @@ class Sync:
         """Tokens that the generators had to read again because of pauses, since the first sync."""
         self.pause_seconds = 0.0
         """Seconds without writing in the last sync."""
-        self.transport = make_transport()
+        self.transport = make_transport(policy, name)
         """The trainer's end; a collective one is made anew when the pool changes."""
         self._loop = loop
         self._make_transport = make_transport
@@ -296,20 +296,20 @@ class Sync:
         calls = self._calls
         if self.transport.collective and self._connected != set(generators):
             self.transport.close()
-            self.transport = self._make_transport()
+            self.transport = self._make_transport(self.policy, self._name)
             self._connected = set()
         new = [generator for generator in generators if generator not in self._connected]
         calls.begin(new)
         if new:
             try:
-                self.transport.connect(calls, self.policy, self._name)
+                self.transport.connect(calls)
             except CollectiveBroken as error:
                 calls.fail_all(str(error))
             known = self._connected | set(calls.participants)
             self._connected = {generator for generator in known if generator.eviction is None}
         calls.include(generators)
         if calls.participants:
-            self.transport.stage(self.policy)
+            self.transport.stage()
 
     def _distribute(self) -> None:
         self._unreached = self.transport.distribute(self._calls)

@@ -62,7 +62,12 @@ class Policy(Protocol):
 
 class Transport:
     """One way for weights to reach the generators, and its requirements: by default none. A refusal
-    is empty where there is none."""
+    is empty where there is none.
+
+    Args:
+        policy: Has the weights.
+        name: Of the connection, unique on this machine.
+    """
 
     backend: str
     """Name of vLLM's engine, of the setting `strategy.weight_transfer` and of this transport."""
@@ -115,12 +120,15 @@ class Transport:
         machine's shared memory at most; `weight_bytes` are those of one copy as it travels."""
         return 0
 
-    def connect(self, calls: PoolCalls, policy: Policy, name: str) -> None:
-        """Joins the engines of the participants, before the first sync of each; `name` is unique on
-        this machine."""
+    def __init__(self, policy: Policy, name: str) -> None:
+        self.policy = policy
+        self.name = name
+
+    def connect(self, calls: PoolCalls) -> None:
+        """Joins the engines of the participants, before the first sync of each."""
         raise NotImplementedError
 
-    def stage(self, policy: Policy) -> None:
+    def stage(self) -> None:
         """Prepares the transfer while the generators still write; raises OSError without room."""
 
     def distribute(self, calls: PoolCalls) -> Failures:

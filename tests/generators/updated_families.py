@@ -129,11 +129,11 @@ def found(engine: Any, salt: str) -> list[float]:
 
 def update(engine: Any, version: Version, name: str) -> None:
     """Does a sync, from the stage to the finish, by the worker calls of a server."""
-    transport, calls = SharedMemory(), Calls(engine)
+    weights = WholeWeights(lambda: iter(version.weights.items()))
+    transport, calls = SharedMemory(weights, name), Calls(engine)
     try:
-        weights = WholeWeights(lambda: iter(version.weights.items()))
-        transport.connect(calls, weights, name)  # type: ignore[arg-type]
-        transport.stage(weights)
+        transport.connect(calls)  # type: ignore[arg-type]
+        transport.stage()
         transport.send(calls)  # type: ignore[arg-type]
     finally:
         transport.close()

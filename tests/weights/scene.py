@@ -3,7 +3,7 @@ with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Scene:
         self,
         generators: Sequence[Generator],
         weights: WholeWeights,
-        transport: Callable[[], Transport],
+        transport: type[Transport],
         name: str = "run-0",
         deadline_s: float = 300.0,
         **settings: Any,

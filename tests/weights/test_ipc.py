@@ -84,9 +84,8 @@ def policy() -> dict[str, torch.Tensor]:
 
 def test_every_tensor_of_every_version_arrives_through_one_buffer(generator: Generator) -> None:
     weights = policy()
-    transport = Ipc()
-    sent = WholeWeights(lambda: iter(weights.items()))
-    transport.connect(generator, sent, "run-0")  # type: ignore[arg-type]
+    transport = Ipc(WholeWeights(lambda: iter(weights.items())), "run-0")
+    transport.connect(generator)  # type: ignore[arg-type]
     for _ in range(2):
         weights["embedding"] += 1.0
         generator.weights.clear()
@@ -106,8 +105,8 @@ def test_adapters_arrive_merged_and_rounded_as_a_generator_would_merge_them(
 ) -> None:
     folder = save_model(tmp_path, LlamaConfig(**SIZES))
     trained = adapted(opened(folder, lora=LoRA(rank=4)))
-    transport = Ipc()
-    transport.connect(generator, trained, "run-0")  # type: ignore[arg-type]
+    transport = Ipc(trained, "run-0")
+    transport.connect(generator)  # type: ignore[arg-type]
     transport.send(generator)  # type: ignore[arg-type]
     transport.close()
     adapters = dict(named(whole_adapters(trained.network)))
@@ -134,15 +133,15 @@ def test_the_buffer_lies_in_no_expandable_segment_and_all_else_does(
     monkeypatch.setattr(ipc, "this_device", device)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
     sent = WholeWeights(lambda: iter(policy().items()))
-    Ipc().connect(generator, sent, "run-0")  # type: ignore[arg-type]
+    Ipc(sent, "run-0").connect(generator)  # type: ignore[arg-type]
     assert at_allocation == [f"{own},expandable_segments:False"] and settings[-1] == own
 
 
 def test_a_buffer_that_is_not_as_it_was_packed_is_refused(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, sent = Ipc(), WholeWeights(lambda: iter(policy().items()))
-    transport.connect(generator, sent, "run-0")  # type: ignore[arg-type]
+    transport = Ipc(WholeWeights(lambda: iter(policy().items())), "run-0")
+    transport.connect(generator)  # type: ignore[arg-type]
 
     def overwritten() -> SimpleNamespace:
         def synchronize() -> None:

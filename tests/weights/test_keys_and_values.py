@@ -51,7 +51,7 @@ class OneGenerator(Scene):
         )
 
     def sync(self, model: Any, version: int) -> None:
-        self.syncs.policy = WholeWeights(model.named_parameters)
+        self.syncs.transport.policy = WholeWeights(model.named_parameters)
         assert self.syncs.sync_now(version) == {}
         assert self.syncs.wait() == {}
 

@@ -48,9 +48,7 @@ class Ends:
         self.calls.begin(self.generators)
 
     def meet(self) -> None:
-        transport = Nccl()
-        transport._name = "pool"
-        transport._policy = self  # type: ignore[assignment]
+        transport = Nccl(self, "pool")  # type: ignore[arg-type]
         transport._meet(self.calls, UPDATE, lambda one: {"update_info": {"value": 7}}, self.own)
 
     def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
@@ -145,7 +143,7 @@ def test_every_worker_answers_before_a_communicator_is_made(loop: LoopThread) ->
     calls.begin(generators)
     generators[1].client.failing = {release: 1}  # type: ignore[attr-defined]
     with pytest.raises(CollectiveBroken, match=release):
-        find_transport("nccl")().connect(calls, WholeWeights(lambda: iter(())), "run-0")
+        Nccl(WholeWeights(lambda: iter(())), "run-0").connect(calls)
     assert all(INIT not in generator.client.posted for generator in generators)  # type: ignore[attr-defined]
 
 
@@ -164,7 +162,7 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
         generator.server.settings.tensor_parallel_size = 2  # type: ignore[misc]
     calls = PoolCalls(loop, 5.0, 5.0, collective=True)
     calls.begin(generators)
-    find_transport("nccl")().connect(calls, WholeWeights(lambda: iter(())), "run-0")
+    Nccl(WholeWeights(lambda: iter(())), "run-0").connect(calls)
     infos = [generator.client.init_info for generator in generators]  # type: ignore[attr-defined]
     assert [info["rank_offset"] for info in infos] == [1, 3] and sizes == [5]
     assert {info["world_size"] for info in infos} == {5}

@@ -324,7 +324,7 @@ def test_another_attempt_at_a_version_keeps_its_delta(scene: PullScene) -> None:
     scene.move()
     scene.move()
     before = staged()
-    scene.transport.stage(scene.weights)
+    scene.transport.stage()
     assert staged() == before
 
 

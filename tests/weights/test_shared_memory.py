@@ -47,9 +47,14 @@ def weights_of(value: float) -> WholeWeights:
 def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMemory, Calls, Path]:
     """The transport, its control plane, and the folder in the place of shared memory."""
     monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
-    transport, calls = SharedMemory(), Calls()
-    transport.connect(calls, weights_of(0.0), "run-0")  # type: ignore[arg-type]
+    transport, calls = SharedMemory(weights_of(0.0), "run-0"), Calls()
+    transport.connect(calls)  # type: ignore[arg-type]
     return transport, calls, tmp_path
+
+
+def stage(transport: SharedMemory, value: float) -> None:
+    transport.policy = weights_of(value)
+    transport.stage()
 
 
 def staged_in(shared: Path) -> Path:
@@ -62,7 +67,7 @@ def test_the_generators_are_sent_to_a_file_with_every_weight(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, calls, shared = connected
-    transport.stage(weights_of(1.5))
+    stage(transport, 1.5)
     transport.send(calls)  # type: ignore[arg-type]
     file = staged_in(shared)
     (loaded,) = calls.loaded
@@ -76,10 +81,10 @@ def test_a_reader_of_the_older_file_reads_all_of_it(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, _, shared = connected
-    transport.stage(weights_of(1.0))
+    stage(transport, 1.0)
     with staged_in(shared).open("rb") as reader:
         begun, old = reader.read(10), staged_in(shared).read_bytes()
-        transport.stage(weights_of(2.0))
+        stage(transport, 2.0)
         assert begun + reader.read() == old
     assert load_file(staged_in(shared))["head"].tolist() == [2.0] * 3
 
@@ -88,13 +93,13 @@ def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, _, shared = connected
-    transport.stage(weights_of(1.0))
+    stage(transport, 1.0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The write itself fails, behind the look at the free space.
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            transport.stage(weights_of(2.0))
+            stage(transport, 2.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3
@@ -110,13 +115,13 @@ def test_no_other_user_can_guess_open_or_redirect_the_file_that_generators_load(
     treasure.write_text("mine")
     for name in ("lrl-run-0.safetensors", "lrl-run-0.draft", "lrl-run-0-weights.safetensors"):
         (shared / name).symlink_to(treasure)
-    transport.stage(weights_of(1.0))
-    transport.stage(weights_of(2.0))
+    stage(transport, 1.0)
+    stage(transport, 2.0)
     file = staged_in(shared)
     assert treasure.read_text() == "mine" and not file.is_symlink()
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
     first = file.parent.name
-    transport.stage(weights_of(3.0))
+    stage(transport, 3.0)
     assert staged_in(shared).parent.name != first
 
 
@@ -134,11 +139,11 @@ def test_closing_removes_the_file_and_may_be_repeated(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
     transport, _, shared = connected
-    transport.stage(weights_of(1.0))
+    stage(transport, 1.0)
     transport.close()
     transport.close()
     assert list(shared.iterdir()) == []
-    SharedMemory().close()
+    SharedMemory(weights_of(0.0), "run-0").close()
 
 
 def test_too_little_shared_memory_is_an_error_before_anything_is_written(
@@ -147,7 +152,7 @@ def test_too_little_shared_memory_is_an_error_before_anything_is_written(
     transport, _, shared = connected
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
     with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):
-        transport.stage(weights_of(1.0))
+        stage(transport, 1.0)
     assert list(shared.iterdir()) == []
 
 
@@ -157,7 +162,7 @@ def test_without_room_in_shared_memory_the_temporary_folder_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transport, calls, shared = connected
-    transport.stage(weights_of(1.0))
+    stage(transport, 1.0)
     elsewhere = tmp_path_factory.mktemp("elsewhere")
 
     def require_room(folder: Path, needed: int) -> None:
@@ -167,11 +172,11 @@ def test_without_room_in_shared_memory_the_temporary_folder_is_used(
     with monkeypatch.context() as full:
         full.setattr(tempfile, "tempdir", str(elsewhere))
         full.setattr(staging, "require_room", require_room)
-        transport.stage(weights_of(2.0))
+        stage(transport, 2.0)
     transport.send(calls)  # type: ignore[arg-type]
     assert not list(shared.glob("lrl-*"))  # what is not used takes no memory
     assert load_file(staged_in(elsewhere))["head"].tolist() == [2.0] * 3
     assert str(elsewhere) in calls.loaded[-1]["file"]
-    transport.stage(weights_of(3.0))
+    stage(transport, 3.0)
     assert load_file(staged_in(shared))["head"].tolist() == [3.0] * 3
     assert not list(elsewhere.iterdir())

@@ -14,31 +14,21 @@ import pytest
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.transport import Policy
 from tests.lent_server import LentServer, start_server
 from tests.weights.scene import PolicyInMemory, ProvedScene
 from tests.weights.whole_weights import WholeWeights
-
-
-class Stale(SharedMemory):
-    """May send what it was told to keep."""
-
-    sends: Policy | None = None
-
-    def stage(self, policy: Policy) -> None:
-        super().stage(self.sends or policy)
 
 
 class StaleScene(ProvedScene):
     """A generator whose syncs may bring stale weights."""
 
     def __init__(self, server: LentServer, folder: Path) -> None:
-        policy, self.transport = PolicyInMemory(folder), Stale()
+        policy = PolicyInMemory(folder)
         super().__init__(
             policy,
             [Generator(server, 8)],  # type: ignore[arg-type]
             WholeWeights(policy.network.named_parameters),
-            lambda: self.transport,
+            SharedMemory,
             name=f"{server.run_id}-stale",
             prove_every_n_syncs=2,
         )
@@ -73,7 +63,7 @@ def scene(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[Stale
 def test_weights_a_hundred_steps_old_are_seen_at_the_sync_that_is_proved(scene: StaleScene) -> None:
     scene.sync()
     stale = copy.deepcopy(scene.policy.network)
-    scene.transport.sends = WholeWeights(stale.named_parameters)
+    scene.syncs.transport.policy = WholeWeights(stale.named_parameters)
     scene.policy.step(1e-3)  # a hundred steps of 1e-5 in one direction
     scene.sync()
     with pytest.raises(GeneratorError, match="nats a token, and .* is allowed"):

@@ -105,10 +105,9 @@ def exchange(
 
     Args:
         group: vLLM's `PyNcclCommunicator`, in which the trainer's ranks are the first.
-        bucket: The bucket.
+        bucket, device: What arrives, and where.
         rank: Of this process in the group.
         own: What a trainer rank sends (`Bucket.pack`); None in a worker.
-        device: Where to.
     """
     packed = [
         own

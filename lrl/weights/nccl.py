@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrl.errors import CollectiveBroken, RankLostError
+from lrl.generators.generator import Generator
 from lrl.weights.broadcast import JoinOrder, new_unique_id
-from lrl.weights.pool_calls import INIT, UPDATE, Body, PoolCalls
+from lrl.weights.pool_calls import INIT, UPDATE, Body, Failures, PoolCalls
 from lrl.weights.transport import Machine, Transport
 
 if TYPE_CHECKING:
-    from lrl.generators.generator import Generator
     from lrl.generators.settings import ServerSettings
 
+RELEASE = "/shutdown_weight_transfer_engine"
 BUCKET_BYTES = 2**28
 """Bytes of weights that travel at once; one tensor more may come on top."""
 OF_ONE_MACHINE = (
@@ -110,7 +111,11 @@ class Nccl(Transport):
             CollectiveBroken: A generator did not join.
             ConfigError: vLLM does not use NCCL in the trainer.
         """
-        calls.release_engines()
+        calls.close_update()  # vLLM refuses to leave a communicator while one is open
+        calls.each(
+            RELEASE, lambda one: one.client.post(RELEASE, deadline_s=calls.silence_s), short=True
+        )
+        calls.need_all(RELEASE)  # every worker answers, before all wait for each other
         # The generators of a pool have one format.
         dtype = getattr(torch, calls.participants[0].server.settings.dtype)
         unique_id = new_unique_id()
@@ -138,12 +143,39 @@ class Nccl(Transport):
 
     def _meet(self, calls: PoolCalls, route: str, body: Body, own: Future[Any]) -> None:
         """Waits for both ends of a collective: the generators, which a call to `route` starts, and
-        `own` on rank 0. At the first sign that they cannot meet, the ranks abort their end."""
+        `own` on rank 0.
+
+        At the first failure none of them can be answered any more: all that wait are at fault, and
+        the ranks abort their end.
+        """
+        failed, waiting = Failures(), set[Generator]()
+        broken = f"{route} for weight version {calls.version} broke off"
+
+        async def post(generator: Generator) -> None:
+            waiting.add(generator)
+            await generator.client.post(route, body(generator), deadline_s=calls.deadline_s)
+            waiting.remove(generator)
+
+        def watch() -> None:
+            lost = [
+                one.name for one in calls.participants if one in failed or one.eviction is not None
+            ]
+            if lost:
+                raise CollectiveBroken(f"{broken}, because {' and '.join(lost)} failed.")
+            _raise_as_broken(own, route)
+            calls.interrupted()
+
         try:
-            calls.meet(route, body, lambda: _raise_as_broken(own, route))
+            calls.exclude_evicted()
+            calls.need_all(route)
+            calls.try_each(route, post, failed=failed, interrupted=watch)
+            watch()
             wait([own], calls.deadline_s)  # it is at its end, as those of the generators are
             _raise_as_broken(own, route)
         except BaseException:
+            calls.exclude_evicted()
+            why = f"{broken}, and nothing ends it in a generator."
+            calls.exclude(dict.fromkeys(waiting, why) | failed)
             self.policy.end_broadcast(self.name, True, calls.deadline_s)
             raise
         self.policy.end_broadcast(self.name, False, calls.deadline_s)

@@ -96,11 +96,7 @@ class FetchReport:
 
 
 class Delta:
-    """The differences of all blocks of a part, made one after the other by threads of its own.
-
-    Args:
-        blocks: How many there are.
-    """
+    """The differences of all blocks of a part, made one after the other by threads of its own."""
 
     def __init__(self, blocks: int) -> None:
         self.worth: Future[bool] = Future()
@@ -246,13 +242,7 @@ class Part:
 
 
 class PartServer(TokenServer):
-    """Serves the parts of one rank; see `TokenServer`.
-
-    Args:
-        endpoint: Where it listens.
-        token: The run's.
-        parts: By the names of their versions.
-    """
+    """Serves the parts of one rank, by the names of their versions; see `TokenServer`."""
 
     def __init__(self, endpoint: Endpoint, token: str, parts: dict[str, Part]) -> None:
         self._parts = parts

@@ -22,7 +22,6 @@ INIT = "/init_weight_transfer_engine"
 START = "/start_weight_update"
 UPDATE = "/update_weights"
 FINISH = "/finish_weight_update"
-RELEASE = "/shutdown_weight_transfer_engine"
 
 RESUME_ATTEMPTS = 3
 """Attempts at a resume; vLLM accepts it any number of times."""
@@ -141,59 +140,16 @@ class PoolCalls:
         return failed
 
     def post(self, route: str, body: Body = lambda generator: None) -> None:
-        """Posts to all participants; raises CollectiveBroken if one has failed and the transfer
-        needs them all."""
+        """Posts to all participants; see `need_all`."""
         self.each(route, self._post_to(route, self.deadline_s, body))
-        self._need_all(route)
-
-    def meet(self, route: str, body: Body, look: Callable[[], None]) -> None:
-        """Posts to all participants, whose answers wait for each other and for the trainer.
-
-        At the first failure none of them can be answered any more: all that have not been are at
-        fault.
-
-        Args:
-            route: The route.
-            body: What is posted to each.
-            look: Called repeatedly; raises if the trainer's part has failed.
-
-        Raises:
-            CollectiveBroken: A generator has failed, or was evicted.
-        """
-        self.exclude_evicted()
-        self._need_all(route)
-        answered = set[Generator]()
-        failed = Failures()
-        broken = f"{route} for weight version {self.version} broke off"
-
-        async def post(generator: Generator) -> None:
-            await self._post_to(route, self.deadline_s, body)(generator)
-            answered.add(generator)
-
-        def watch() -> None:
-            lost = [
-                one.name for one in self.participants if one in failed or one.eviction is not None
-            ]
-            if lost:
-                raise CollectiveBroken(f"{broken}, because {' and '.join(lost)} failed.")
-            look()
-            self.interrupted()
-
-        try:
-            self.try_each(route, post, failed=failed, interrupted=watch)
-            watch()
-        except Exception:
-            self.exclude_evicted()
-            self.exclude(dict(failed))
-            why = f"{broken}, and nothing ends it in a generator."
-            self.exclude({one: why for one in self.participants if one not in answered})
-            raise
+        self.need_all(route)
 
     @staticmethod
     def _post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
         return lambda one: one.client.post(route, body(one), deadline_s=deadline_s)
 
-    def _need_all(self, route: str) -> None:
+    def need_all(self, route: str) -> None:
+        """Raises CollectiveBroken if one has failed and the transfer needs them all."""
         if self.failed and self.collective:
             raise CollectiveBroken(
                 f"{route} failed for another generator, and all take part in one transfer."
@@ -250,7 +206,7 @@ class PoolCalls:
 
     def start_update(self) -> None:
         """Opens the update."""
-        self._need_all(START)
+        self.need_all(START)
         self._open |= set(self.participants)
         self.post(START)
 
@@ -290,13 +246,3 @@ class PoolCalls:
             self.interrupted,
         )
         self._open -= set(still_open)
-
-    def release_engines(self) -> None:
-        """Makes every worker leave its communicator, and so proves that every worker answers.
-
-        Raises:
-            CollectiveBroken: One does not.
-        """
-        self.close_update()  # vLLM refuses while one is open
-        self.each(RELEASE, self._post_to(RELEASE, self.silence_s), short=True)
-        self._need_all(RELEASE)

@@ -88,16 +88,9 @@ class Staging:
         self._server: PartServer | None = None
 
     def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Staged:
-        """Stages a version on all ranks, which call this together.
-
-        A version that is staged already (another attempt at it) stays as it is.
-
-        Returns:
-            The version.
-
-        Raises:
-            OSError: A rank has no room for its part; on rank 0.
-        """
+        """Stages a version on all ranks, which call this together; one that is staged already
+        (another attempt at it) stays as it is. Raises OSError on rank 0 if a rank has no room for
+        its part."""
         empty = self._empty.get(order.pool)
         if empty is None:
             empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)
@@ -132,13 +125,7 @@ class Staging:
 
     def serve(self, endpoint: Endpoint, token: str, ranks: Ranks) -> list[Served]:
         """Begins to serve the parts of all ranks, which call this together; returns where, by rank,
-        on rank 0.
-
-        Args:
-            endpoint: Where rank 0 listens.
-            token: The run's.
-            ranks: All of them.
-        """
+        on rank 0, which listens at `endpoint`."""
         if self._server is None:
             if not self._here:
                 endpoint = replace(endpoint, host=own_address(endpoint))
@@ -255,12 +242,8 @@ def write_at(descriptor: int, content: memoryview | bytes, place: int) -> None:
 
 
 def host_bytes(tensors: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, memoryview]]:
-    """Yields the bytes of tensors, each with its place: a tensor of the CPU at once, one of a GPU
-    in chunks.
-
-    Args:
-        tensors: The place of the first byte, and the tensor.
-    """
+    """Yields the bytes of tensors, each with the place of the first: a tensor of the CPU at once,
+    one of a GPU in chunks, of which the next is copied while the CPU uses the one before."""
     ahead: Callable[[], tuple[int, memoryview]] | None = None
     for place, tensor in tensors:
         content = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -64,7 +64,6 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -80,12 +79,7 @@ def transfer_dtype(
 
     Matrices travel in the generators' format, if that is narrower: a generator would round them
     anyway. Vectors keep the policy's: they are few bytes, and vLLM computes with some of them in
-    float32. So do integers.
-
-    Args:
-        dtype: The policy's format of the tensor.
-        shape: Its shape.
-        narrow: The generators' format; None leaves all as they are.
+    float32. So do integers. `narrow` None leaves all as they are.
     """
     if narrow is None or len(shape) < 2 or not dtype.is_floating_point:
         return dtype
@@ -126,16 +120,13 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
         return sum(end - start for start, end in self.ranges)
 
     def read(self, descriptor: int) -> bytes:
-        """Returns its bytes from the file of a version."""
         found = [os.pread(descriptor, end - start, start) for start, end in self.ranges]
         return found[0] if len(found) == 1 else b"".join(found)
 
     def write(self, descriptor: int, content: bytes | bytearray | memoryview) -> None:
-        """Writes its bytes into the file of a version."""
         view, done = memoryview(content), 0
         for start, end in self.ranges:
             os.pwrite(descriptor, view[done : done + end - start], start)
@@ -144,13 +135,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Header:
-    """The beginning of a version's file.
-
-    Args:
-        text: Its bytes: the length of a table, and the table.
-    """
+    """The beginning of a version's file."""
 
     text: bytes
+    """The length of a table, and the table."""
 
     @cached_property
     def _table(self) -> dict[str, Any]:

@@ -141,12 +141,8 @@ class PoolCalls:
 
     def post(self, route: str, body: Body = lambda generator: None) -> None:
         """Posts to all participants; see `need_all`."""
-        self.each(route, self._post_to(route, self.deadline_s, body))
+        self.each(route, lambda one: one.client.post(route, body(one), deadline_s=self.deadline_s))
         self.need_all(route)
-
-    @staticmethod
-    def _post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
-        return lambda one: one.client.post(route, body(one), deadline_s=deadline_s)
 
     def need_all(self, route: str) -> None:
         """Raises CollectiveBroken if one has failed and the transfer needs them all."""
@@ -238,9 +234,11 @@ class PoolCalls:
         version `abandoned`.
         """
         still_open = [one for one in self.participants if one in self._open]
-        post = self._post_to(FINISH, self.silence_s, lambda one: {"weight_version": "abandoned"})
+        body = {"weight_version": "abandoned"}
         self.loop.wait(
-            gather([post(generator) for generator in still_open]),
+            gather(
+                [one.client.post(FINISH, body, deadline_s=self.silence_s) for one in still_open]
+            ),
             self.silence_s + MARGIN_S,
             "closing an update that failed",
             self.interrupted,

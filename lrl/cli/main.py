@@ -4,7 +4,6 @@ Heavy imports stay in functions: `doctor` must work without torch, and every rew
 this script again.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Sequence

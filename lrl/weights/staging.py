@@ -96,7 +96,9 @@ class Staging:
             empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)
         sends = bool(order.file) and not self._here
         file = "" if sends else order.file
-        descriptor, written = _write_part(pieces(), empty, order, file, ranks.rank, sends)
+        descriptor, written = _write_part(
+            pieces(), empty, order, file=file, rank=ranks.rank, sends=sends
+        )
         header, fault = None, ""
         if told := ranks.gather(written):
             header, fault = _header_of(empty, told, descriptor)
@@ -158,7 +160,7 @@ def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Hea
 
 
 def _write_part(
-    rows: Iterator[Piece], empty: Header, order: StageOrder, file: str, rank: int, sends: bool
+    rows: Iterator[Piece], empty: Header, order: StageOrder, *, file: str, rank: int, sends: bool
 ) -> tuple[int, Written]:
     """Writes a rank's part into a file, or into its memory; returns that, open (-1 without one), and
     the report to rank 0. Memory is taken for the part alone: the rest of it is a hole."""

@@ -181,7 +181,11 @@ class Header:
                         number = next(numbers)
                         at = SUM_DIGITS * number
                         digits = metadata["sums"][at : at + SUM_DIGITS]
-                        found[-1].append(Block(number, part, len(found[-1]), int(digits, 16), []))
+                        found[-1].append(
+                            Block(
+                                number, part, index=len(found[-1]), sum=int(digits, 16), ranges=[]
+                            )
+                        )
                         room = layout["block"]
                     taken = min(room, end - place)
                     found[-1][-1].ranges.append((place, place + taken))

@@ -17,12 +17,12 @@ from lrl.callbacks.throughput import StepTimes
 from lrl.planning.responses import LengthSampler
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import GroupSource, StepLoader, StepStream
+from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group
 
 
-class Ready(GroupSource):
+class Ready:
     """Groups that are made as a step asks for them."""
 
     def __init__(self, groups: Iterator[Group]) -> None:
@@ -30,6 +30,12 @@ class Ready(GroupSource):
 
     def next_group(self, step: int) -> Group:
         return next(self.groups)
+
+    def give_up(self, group: Group) -> None:
+        """Keeps no book."""
+
+    def raise_if_stopped(self) -> None:
+        """Nobody stops it."""
 
 
 @dataclass(eq=False, repr=False)

@@ -69,11 +69,8 @@ def render_chat(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
 ) -> str:
     """Returns a chat as the chat template writes it, up to the beginning of the response, with its
-    `header` (`add_generation_prompt`) or without.
-
-    Raises:
-        ConfigError: The chat template refuses the chat; it names `where`, the row and column.
-    """
+    `header` (`add_generation_prompt`) or without; raises ConfigError, which names `where`, if the
+    template refuses the chat."""
     try:
         text: Any = tokenizer.apply_chat_template(
             [_with_arguments(message) for message in chat.messages],
@@ -123,14 +120,8 @@ def with_beginning(added: list[int], alone: list[int]) -> list[int]:
 
     A text that begins so already, such as a rendered chat, does not get it twice. What the
     tokenizer puts after every text (EOS) is left out: the response would be written after its own
-    end.
-
-    Args:
-        added: Tokens of the text with the tokenizer's special tokens.
-        alone: Tokens of the text without them.
-
-    Raises:
-        ValueError: The tokenizer puts special tokens into the text.
+    end. `added` are the text's tokens with the tokenizer's special tokens, `alone` without them;
+    raises ValueError if it puts some into the text.
     """
     starts = (index for index in range(len(added)) if added[index : index + len(alone)] == alone)
     if (start := next(starts, None)) is None:

@@ -55,38 +55,29 @@ class Scorer(Protocol):
 
 @dataclass(eq=False)
 class Controller:
-    """Keeps the generators writing and hands finished groups to the trainer.
-
-    Args:
-        prompts: The run's row of prompts.
-        write: Writes the responses.
-        rewards: Scores the responses.
-        ledger: The state of every group.
-        sampling: Settings of a request; `n` is the size of a group.
-        decode: Turns token ids into text.
-        deadline_s: Most seconds for a response.
-        max_skipped: Most groups that are skipped under one version, because they teach nothing; the
-            others are trained.
-        advantages: Say which groups teach nothing.
-        lengths: Hears of each step's prompts before they start.
-        environment: Settings of the environment on which the responses depend.
-        judges_last_turn: See `score`.
-        teacher: The teacher on a server, which is asked about each group once it is scored.
-    """
+    """Keeps the generators writing and hands finished groups to the trainer."""
 
     prompts: PromptRow
     write: Write
     rewards: Scorer
     ledger: Ledger
     sampling: Sampling
+    """Of a request; `n` is the size of a group."""
     decode: Decode
     deadline_s: float
+    """Most seconds for a response."""
     max_skipped: int = 0
+    """Most groups that are skipped under one version, because they teach nothing by `advantages`;
+    the others are trained."""
     advantages: Advantages = field(default_factory=GroupMean)
     lengths: LengthPredictor | None = None
+    """Hears of each step's prompts before they start."""
     environment: Settings = field(default_factory=dict)
+    """Settings of the environment on which the responses depend."""
     judges_last_turn: bool = False
+    """See `score`."""
     teacher: Teacher | None = None
+    """The teacher on a server, which is asked about each group once it is scored."""
 
     def __post_init__(self) -> None:
         self.generated_tokens = 0
@@ -156,12 +147,9 @@ class Controller:
                 group.written_s = clock()
             self.generated_tokens += group.num_tokens - before
             started = clock()
+            last_turn = self.judges_last_turn
             await score(
-                group.prompt,
-                group.rollouts,
-                self.decode,
-                self.rewards,
-                judges_last_turn=self.judges_last_turn,
+                group.prompt, group.rollouts, self.decode, self.rewards, judges_last_turn=last_turn
             )
             if self.teacher is not None:
                 async with self._asking:
@@ -196,11 +184,8 @@ class Controller:
         return False
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
-        """Returns the ledger after `steps_done` steps, and the settings of its open groups.
-
-        Call it on the loop, or when the loop has ended: between two waits of its tasks every
-        response is consistent.
-        """
+        """Returns the ledger after `steps_done` steps, and the settings of its open groups. Call it
+        on the loop, where every response is consistent between two waits, or after its end."""
         return self.ledger.state_dict(steps_done) | {"sampling": self._settings()}
 
     def load_state_dict(self, state: dict[str, Any], other_rewards: str = "") -> None:
@@ -216,10 +201,8 @@ class Controller:
         if why := changes(state["sampling"], self._settings()):
             groups = [*self.ledger.finished.values(), *self.ledger.running.values()]
             self.ledger.restart(groups)
-            if groups:
-                log.warning(
-                    "%d open groups of the checkpoint are generated anew: %s.", len(groups), why
-                )
+            if number := len(groups):
+                log.warning("%d open groups of the checkpoint are generated anew: %s.", number, why)
         elif unscored:
             why = other_rewards or "the columns of their rows have changed"
             log.warning("%d finished groups of the checkpoint are scored again: %s.", unscored, why)

@@ -58,15 +58,8 @@ class Learners:
         environment: Settings,
         kl_in_the_reward: Sequence[Any],
     ) -> dict[str, Settings]:
-        """Returns the settings on which the state of each part depends.
-
-        Args:
-            sampling: Settings of a request.
-            rewards: See `settings_of`.
-            environment: Those of the environment; empty without one.
-            kl_in_the_reward: Settings of the KL penalty that is subtracted from the rewards
-                (`lrl.Reference`); empty without one.
-        """
+        """Returns the settings on which the state of each part depends; those of the environment,
+        and of the KL penalty that is subtracted from the rewards, are empty without one."""
         kind = type(self.advantages)
         of_lengths: Settings = {
             "data.max_response_tokens": sampling.max_tokens,
@@ -127,9 +120,7 @@ class Learners:
 
 def settings_of(rewards: Sequence[Reward]) -> Settings:
     """Returns the settings on which scores depend: class, arguments and source code of each reward.
-
-    Call it when they are imported: their files may change while it runs.
-    """
+    Call it when they are imported: their files may change while it runs."""
     return {
         f"data.rewards {one.name}": fingerprint([type(one).__mro__, vars(one)]) for one in rewards
     }

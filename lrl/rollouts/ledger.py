@@ -1,9 +1,9 @@
-"""The ledger and its pacing: the state of every group of a run, and when a group may start. Only this
-module changes a state.
+"""The ledger and its pacing: the state of every group of a run, and when a group may start. Only
+this module changes a state.
 
-    waiting ──▶ running ──▶ finished ──▶ handed to a step ──▶ trained, maybe given up
-       ▲           ├──────▶ skipped
-       └───────────┴────────────┘  restarted
+    waiting ─▶ running ─▶ finished ─▶ handed to a step ─▶ trained, maybe given up
+       ▲          ├─────▶ skipped
+       └──────────┴───────────┘  restarted
 
 A group that was handed out is not trained yet: its step may never end. Therefore the number of
 steps done decides, when the state is saved, which groups count as trained. The others are open, and
@@ -103,13 +103,8 @@ class PromptRow(Protocol):
 
 
 class Ledger:
-    """Groups of a run, by their index in its row of prompts.
-
-    It belongs to the thread of the controller's loop. The trainer's thread calls only `give_up`.
-
-    Args:
-        pacing: Decides which groups may start, and whether steps wait for older ones.
-    """
+    """Groups of a run, by their index in its row of prompts. It belongs to the thread of the
+    controller's loop; the trainer's thread calls only `give_up`."""
 
     def __init__(self, pacing: Pacing) -> None:
         self.pacing = pacing
@@ -119,7 +114,6 @@ class Ledger:
         self.given_up: dict[int, int] = {}  # index -> prompt id
         self.skipped: dict[int, int] = {}  # index -> prompt id
         self._handed: dict[int, Group] = {}  # groups of the newest step
-        self._handed_to = 0
         self._started = 0  # groups running, finished, skipped, handed out or trained
         self._done_through = 0  # every group before this one is trained or skipped
         # Index -> its step, for the groups handed out from there on; DONE without one.
@@ -131,9 +125,8 @@ class Ledger:
         admitted = []
         self.next_index = max(self.next_index, self._done_through)
         while self._started < self.pacing.may_have_started(generator_version) + len(self.skipped):
-            if not any(
-                self.next_index in book for book in (self._steps, self.running, self.finished)
-            ):
+            books = (self._steps, self.running, self.finished)
+            if not any(self.next_index in book for book in books):
                 group = Group(
                     index=self.next_index,
                     prompt=prompts[self.next_index],
@@ -152,10 +145,8 @@ class Ledger:
         self.finished[group.index] = self.running.pop(group.index)
 
     def skip(self, group: Group) -> None:
-        """Moves a running group to skipped: no step trains it, and one more group may start.
-
-        Call `admit` after it, because a step may already wait for the replacement.
-        """
+        """Moves a running group to skipped: no step trains it, and one more group may start. Call
+        `admit` after it, because a step may already wait for the replacement."""
         del self.running[group.index]
         self._steps[group.index] = DONE
         self.skipped[group.index] = group.prompt.id
@@ -167,9 +158,6 @@ class Ledger:
         the lag. Among them, and among all groups when stragglers are masked, the first to finish
         goes first.
         """
-        if step > self._handed_to:
-            self._handed_to = step
-            self._handed.clear()
         self._settle(step)
         if not self.finished:
             return None
@@ -197,8 +185,13 @@ class Ledger:
         self.next_index = self._done_through
 
     def _settle(self, steps_done: int) -> None:
-        """Forgets the done groups that precede all open ones, so that the ledger does not grow with
-        the steps."""
+        """Forgets the groups of done steps: those that were handed out, and in the books those that
+        precede all open ones. So the ledger does not grow with the steps."""
+        self._handed = {
+            index: group
+            for index, group in self._handed.items()
+            if self._steps.get(index, DONE) >= steps_done
+        }
         while self._steps.get(self._done_through, steps_done) < steps_done:
             del self._steps[self._done_through]
             self._done_through += 1
@@ -216,20 +209,14 @@ class Ledger:
             for index, id in self.given_up.items()
             if self._steps.get(index, DONE) < steps_done
         }
-        handed = [
-            group
-            for index, group in self._handed.items()
-            if self._steps.get(index, DONE) >= steps_done
-        ]
+        finished = [*self._handed.values(), *self.finished.values()]
         return {
             "steps_done": steps_done,
             "done_through": self._done_through,
             "done_ahead": sorted(index for index, step in self._steps.items() if step < steps_done),
             "given_up": given_up,
             "skipped": dict(self.skipped),
-            "finished": [
-                save_group(group, scored=True) for group in [*handed, *self.finished.values()]
-            ],
+            "finished": [save_group(group, scored=True) for group in finished],
             "running": [save_group(group, scored=False) for group in self.running.values()],
         }
 
@@ -239,70 +226,57 @@ class Ledger:
         """Restores the state: done groups are never admitted again, and open groups are open again.
 
         Returns the number of finished groups that are running again, whole, because they have to be
-        scored again: `same_rewards` is false, or the row has other columns.
-
-        Raises:
-            ValueError: `state` belongs to a run with other steps, whose groups would be trained too
-                late, twice or never; or to a run with other prompts.
+        scored again: `same_rewards` is false, or the row has other columns. Raises ValueError if
+        the state belongs to a run with other prompts, or with other steps: its groups would be
+        trained too late, twice or never.
         """
         done = state["done_through"] + len(state["done_ahead"])
         steps_done = state["steps_done"]
         trained = done - len(state["skipped"])
         expected = self.pacing.groups_before(steps_done)
         if trained != expected:
-            groups = self.pacing.groups_per_step
-            prompts = self.pacing.prompts_per_epoch
             raise ValueError(
                 f"The checkpoint has trained {trained} groups in {steps_done} steps. With "
-                f"{prompts} prompts and data.groups_per_step {groups} it would be {expected}: "
-                "resume with the ones it was made with."
+                f"{self.pacing.prompts_per_epoch} prompts and data.groups_per_step "
+                f"{self.pacing.groups_per_step} it would be {expected}: resume with the ones it was "
+                "made with."
             )
         self._done_through = self.next_index = state["done_through"]
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
         self.given_up = dict(state["given_up"])
         self.skipped = dict(state["skipped"])
-        finished = list[Group]()
-        running = list[Group]()
-        unscored = 0
+        self.finished = {}
+        running = [load_group(saved, prompt_at(saved["index"])) for saved in state["running"]]
         for saved in state["finished"]:
             prompt = prompt_at(saved["index"])
-            scored = same_rewards and has_same_columns(saved, prompt)
-            (finished if scored else running).append(load_group(saved, prompt, scored=scored))
-            unscored += not scored
-        running += [load_group(saved, prompt_at(saved["index"])) for saved in state["running"]]
-        self.finished = {group.index: group for group in finished}
-        self.running = {group.index: group for group in sorted(running, key=_order)}
-        self._started = done + len(finished) + len(running)
-        self._restart_late_groups(trained)
-        for index, group in enumerate(self._in_order(), start=trained):
-            group.due = self.pacing.step_of(index)
-        return unscored
-
-    def _in_order(self) -> list[Group]:
-        """Returns the open groups in the order of their admission."""
-        return sorted([*self.finished.values(), *self.running.values()], key=_order)
-
-    def _restart_late_groups(self, trained: int) -> None:
-        """Restarts the groups that would be trained too late: a resumed run may have a lower
-        `max_lag`."""
-        if not self.pacing.wait_for_stragglers:
-            return
-        late = []
-        for group in self._in_order():
-            if trained < self.pacing.groups_before(group.admitted_by + self.pacing.max_lag + 1):
-                trained += 1
+            if same_rewards and has_same_columns(saved, prompt):
+                self.finished[saved["index"]] = load_group(saved, prompt)
             else:
+                running.append(load_group(saved, prompt, scored=False))
+        groups = sorted(
+            [*self.finished.values(), *running], key=lambda one: (one.admitted_by, one.index)
+        )
+        self.running = {one.index: one for one in groups if one.index not in self.finished}
+        self._started = done + len(groups)
+        self._set_due(groups, trained)
+        return len(running) - len(state["running"])
+
+    def _set_due(self, groups: list[Group], trained: int) -> None:
+        """Sets the steps of open groups in the order of their admission; restarts those that would
+        be trained too late: a resumed run may have a lower `max_lag`."""
+        pacing, late = self.pacing, []
+        for group in groups:
+            too_late = trained >= pacing.groups_before(group.admitted_by + pacing.max_lag + 1)
+            if pacing.wait_for_stragglers and too_late:
                 late.append(group)
+            else:
+                group.due = pacing.step_of(trained)
+                trained += 1
         self.restart(late)
         if late:
             log.warning(
                 "%d open groups of the checkpoint are generated anew: with data.max_lag %d and "
                 "data.stragglers wait they would be trained too late.",
                 len(late),
-                self.pacing.max_lag,
+                pacing.max_lag,
             )
-
-
-def _order(group: Group) -> tuple[int, int]:
-    """Returns the sort key by which groups are admitted."""
-    return group.admitted_by, group.index

@@ -30,11 +30,10 @@ from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 
 class Packable(Protocol):
-    """A prompt and its response."""
+    """A prompt and its response; `group` is `Group.index`."""
 
     @property
-    def group(self) -> int:
-        """`Group.index`."""
+    def group(self) -> int: ...
 
     def __len__(self) -> int: ...
 
@@ -49,19 +48,13 @@ gets none."""
 
 @dataclass(eq=False)
 class BinPacker(Generic[P]):
-    """Sequences that wait to become micro-batches; it reads only their lengths and groups.
-
-    Args:
-        micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single
-            longer sequence gets a micro-batch of its own.
-        whole_groups: Whether all sequences of a group go into one micro-batch, whatever its size.
-        ranks: Micro-batches that are trained at the same time.
-        share_rows: Whether several sequences may lie in one row.
-    """
+    """Sequences that wait to become micro-batches; it reads only their lengths and groups. Settings
+    are `Packer`'s."""
 
     micro_batch_tokens: int
     whole_groups: bool = False
     ranks: int = 1
+    """Micro-batches that are trained at the same time."""
     share_rows: bool = True
 
     def __post_init__(self) -> None:
@@ -158,8 +151,7 @@ class Packer:
         temperature: Sampling temperature of the responses.
         oldest_version: Tokens written by an older version are masked out of the loss (trainer
             version - max_lag); None trains every token.
-        whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its
-            size.
+        whole_groups: Whether a group goes into one micro-batch, whatever its size.
         mask_truncated: Whether responses that were cut at the token limit have no token in the
             loss; the baseline still counts them (overlong filtering: DAPO, 2503.14476, section
             3.4).
@@ -223,11 +215,8 @@ class Packer:
         return self._saved / max(1, self._copied)
 
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
-        """Adds a finished group, and returns an iterator over the rounds that are full by now.
-
-        Rounds that are not taken from the iterator stay for the next `add` or `flush`. The tokens
-        of a replayed group are trained whatever their age.
-        """
+        """Adds a finished group, and returns an iterator over the rounds that are full by now; those
+        not taken stay. The tokens of a replayed group are trained whatever their age."""
         scored = group.scored
         self.discarded_rollouts += len(group.rollouts) - len(scored)
         if len(scored) < self.advantages.min_rollouts:
@@ -242,7 +231,7 @@ class Packer:
             if any(trained):
                 self.sequences += 1
                 samples += samples_of(group, rollout, advantages, trained)
-            elif self._is_cut(rollout):
+            elif self.mask_truncated and rollout.cut:
                 self.cut_rollouts += 1
             elif any(rollout.mask):
                 self.old_rollouts += 1
@@ -269,13 +258,10 @@ class Packer:
         found = [f"{count} responses {cause}" for cause, count in causes.items() if count]
         return ", ".join(found) or "no response has a token"
 
-    def _is_cut(self, rollout: Rollout) -> bool:
-        return self.mask_truncated and rollout.cut
-
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
         """Returns for each token of a rollout whether it is in the loss; an environment's never
         is."""
-        if self._is_cut(rollout):
+        if self.mask_truncated and rollout.cut:
             return [False] * len(rollout.versions)
         oldest = ENVIRONMENT + 1 if oldest_version is None else oldest_version
         return [version >= oldest for version in rollout.versions]
@@ -284,8 +270,7 @@ class Packer:
         if trees := [tree for row in each[0] for tree in row]:
             self.on_first_rank.append([sample for tree in trees for sample in tree.samples])
         filled = [fill_rows(rows, self.temperature, self.masks) if rows else None for rows in each]
-        for micro in filled:
-            if micro is not None:
-                self._slots += micro.input_ids.numel()
-                self._padded += int((micro.sequence_ids < 0).sum())
+        for micro in filter(None, filled):
+            self._slots += micro.input_ids.numel()
+            self._padded += int((micro.sequence_ids < 0).sum())
         return [blank() if micro is None and self.blanks else micro for micro in filled]

@@ -22,17 +22,9 @@ from tqdm.auto import tqdm
 
 from lrl.environments.base import Message
 from lrl.errors import ConfigError
+from lrl.rollouts import columns
 from lrl.rollouts.chat_template import check_variables, check_whole, encode_chat, encode_text
-from lrl.rollouts.columns import (
-    IMAGES,
-    TOOLS,
-    VARIABLES,
-    filled,
-    messages_of,
-    template_fields,
-    tools_of,
-    without_nulls,
-)
+from lrl.rollouts.columns import IMAGES, TOOLS, VARIABLES
 from lrl.rollouts.sources import Row, known_source, read_rows
 from lrl.system.config_errors import at_least, one_of
 from lrl.types import Chat, Prompt
@@ -75,9 +67,6 @@ class Prompts:
         too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and
             count them.
         name: Name in metrics and logs; by default the last part of `source`.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(
@@ -98,11 +87,8 @@ class Prompts:
     ) -> None:
         at_least(0, "Prompts", seed=seed)
         at_least(1, "Prompts", limit=limit)
-        one_of(
-            type(self).__name__,
-            chat=((True, False, "auto"), chat),
-            too_long=(get_args(TooLong), too_long),
-        )
+        words = {"chat": ((True, False, "auto"), chat), "too_long": (get_args(TooLong), too_long)}
+        one_of(type(self).__name__, **words)
         known = known_source(source)
         self.source = known.source
         self.name = name or known.name
@@ -120,7 +106,7 @@ class Prompts:
         """Names of the columns that a `Prompt.columns` may have; known after `load`."""
         self.skipped: list[int] = []
         """Ids of the rows that were skipped as too long."""
-        self._fields = template_fields(template)
+        self._fields = columns.template_fields(template)
         self.rows: list[Row] = []
         """The raw rows; empty before `read`."""
         self._prompts: list[Prompt] = []
@@ -135,9 +121,7 @@ class Prompts:
         self._fingerprint = ""
 
     @classmethod
-    def coerce(
-        cls, value: Prompts | str | list[dict[str, Any]], *, split: str | None = None
-    ) -> Prompts:
+    def coerce(cls, value: Any, *, split: str | None = None) -> Prompts:
         """Returns `value` if it is `Prompts`, else the prompts of a source."""
         return value if isinstance(value, Prompts) else cls(value, split=split)
 
@@ -158,7 +142,7 @@ class Prompts:
         return form | {"tools": self.tools} if self.tools else form
 
     def _messages(self, row: int) -> list[Message]:
-        return messages_of(self.rows[row][self.prompt_column], self.name)
+        return columns.messages_of(self.rows[row][self.prompt_column], self.name)
 
     def typed(self, prompt: Prompt) -> str | None:
         """Returns the text that becomes `prompt` by `form`; None if other columns, or several
@@ -170,34 +154,31 @@ class Prompts:
         return str(question["content"])
 
     def read(self) -> None:
-        """Reads the rows and runs the checks that need no tokenizer; does nothing the second time.
-
-        Raises:
-            ValueError: The data set cannot be read, is empty, or lacks a column.
-        """
+        """Reads the rows; does nothing the second time. Raises ValueError if the data set cannot be
+        read, is empty, or lacks a column."""
         if not self.rows:
             rows = list(islice(self._source_rows(), self.limit))
-            self._check(rows)
+            self.columns = self._other_columns(rows)
             self.rows = rows
 
     def _source_rows(self) -> Iterable[Row]:
         return read_rows(self.source, self.subset, self.split)
 
-    def _check(self, rows: list[Row]) -> None:
+    def _other_columns(self, rows: list[Row]) -> list[str]:
         if not rows:
             raise ConfigError(f"The data set {self.name} is empty.")
         for row_id, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise ConfigError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict.")
-        columns = list(dict.fromkeys(column for row in rows for column in row))
+        known = list(dict.fromkeys(column for row in rows for column in row))
         named = {"prompt_column": {self.prompt_column}, "template": self._fields}
         for setting, wanted in named.items():
-            if unknown := sorted(wanted - set(columns)):
+            if unknown := sorted(wanted - set(known)):
                 raise ConfigError(
                     f"`{setting}` names {', '.join(unknown)}, but {self.name} has the columns "
-                    f"{', '.join(columns)}."
+                    f"{', '.join(known)}."
                 )
-        self.columns = [column for column in columns if column != self.prompt_column]
+        return [column for column in known if column != self.prompt_column]
 
     def load(
         self,
@@ -207,17 +188,13 @@ class Prompts:
         part: PromptPart = "whole",
     ) -> None:
         """Reads, checks and tokenises every row; does nothing if the arguments are the same as
-        before.
+        before. Raises ValueError as `read` does, or if a prompt cannot be used.
 
         Args:
             tokenizer: The policy's tokenizer.
             max_prompt_tokens: Longest prompt in tokens, special tokens and chat template included.
             tools: JSON schemas of the environment's tools, for the chat template.
             part: What of a chat is the prompt.
-
-        Raises:
-            ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that
-                cannot be used.
         """
         loaded_with = (tokenizer, max_prompt_tokens, list(tools), part)
         if self._loaded_with == loaded_with:
@@ -231,9 +208,7 @@ class Prompts:
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
         prompts = [self._prompt(tokenizer, row_id, row) for row_id, row in enumerate(bar)]
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
-        self._report_too_long(
-            [p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens
-        )
+        self._report_too_long(prompts, max_prompt_tokens)
         told_apart = {(tuple(prompt.token_ids), prompt.text) for prompt in self._prompts}
         if twins := len(self) - len(told_apart):
             log.warning("%d of the %d prompts of %s repeat another.", twins, len(self), self.name)
@@ -271,13 +246,13 @@ class Prompts:
         for column in IMAGES:
             if (image := row.get(column)) is not None and image != []:
                 raise ConfigError(f"{in_row}, column {column!r}: lrl trains on text alone.")
-        messages = messages_of(row.get(self.prompt_column), where)
+        messages = columns.messages_of(row.get(self.prompt_column), where)
         question = [message for message in messages if message["role"] == "user"][-1]
         if not self._renders:
             self._refuse_lost(row, messages, in_row)
         if self.template is not None:
             content = {self.prompt_column: question["content"]}
-            question["content"] = filled(self.template, row | content, where)
+            question["content"] = columns.filled(self.template, row | content, where)
         chat = None
         if self._renders:
             chat = self._chat_of(tokenizer, row, messages, in_row)
@@ -301,8 +276,8 @@ class Prompts:
         if messages != [{"role": "user", "content": row[self.prompt_column]}]:
             lost = [self.prompt_column]
         elif self.chat is not False:  # else the columns are the rewards'
-            columns = (name for name in (TOOLS, VARIABLES) if row.get(name))
-            lost = [name for name in columns if name not in self._fields]
+            lost = [name for name in (TOOLS, VARIABLES) if row.get(name)]
+            lost = [name for name in lost if name not in self._fields]
         if lost:
             raise ConfigError(
                 f"{where}, column {lost[0]!r}: only a chat template renders it, and the prompts "
@@ -321,13 +296,14 @@ class Prompts:
                 )
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         # `template` has rendered them.
-        tools = [] if TOOLS in self._fields else tools_of(row, where)
+        tools = [] if TOOLS in self._fields else columns.tools_of(row, where)
         if tools and self.tools:
             raise ConfigError(
                 f"{where}, column {TOOLS!r}: data.environment has tools of its own, and would not "
                 "run those of the row. Leave the column out."
             )
-        chat = Chat(messages, self.tools or tools, without_nulls(row.get(VARIABLES) or {}))
+        variables = columns.without_nulls(row.get(VARIABLES) or {})
+        chat = Chat(messages, self.tools or tools, variables)
         form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
         if form not in self._whole_forms:
             whose = "the tools of data.environment" if self.tools else f"the column {TOOLS!r}"
@@ -336,15 +312,15 @@ class Prompts:
             self._whole_forms.add(form)
         return chat
 
-    def _report_too_long(self, long: list[Prompt], limit: int) -> None:
-        self.skipped = [prompt.id for prompt in long]
-        if not long:
+    def _report_too_long(self, prompts: list[Prompt], limit: int) -> None:
+        self.skipped = [prompt.id for prompt in prompts if len(prompt.token_ids) > limit]
+        if not (count := len(self.skipped)):
             return
-        rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(long) > 10 else "")
-        longest = max(len(prompt.token_ids) for prompt in long)
+        rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if count > 10 else "")
+        longest = max(len(prompt.token_ids) for prompt in prompts)
         found = (
-            f"{len(long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, "
-            f"the longest {longest}: rows {rows}."
+            f"{count} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, the "
+            f"longest {longest}: rows {rows}."
         )
         if self.too_long == "refuse" or not self._prompts:
             raise ConfigError(f"{found} Raise it, or use `too_long=skip`.")
@@ -382,8 +358,7 @@ class Prompts:
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order[0] != epoch:
-            # A run may resume on another numpy, which guarantees the same raw bits for ever, but
-            # not `permutation`.
+            # Of another numpy, on which a run may resume, only the raw bits are the same for ever.
             bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(len(self))
             self._order = (epoch, np.argsort(bits, kind="stable").tolist())
         return self._order[1]

@@ -49,9 +49,6 @@ class ReasoningGym(Prompts):
         too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and
             count them.
         name: Name in metrics and logs; by default the task's, or `reasoning_gym` of a mix.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(
@@ -87,16 +84,12 @@ class ReasoningGym(Prompts):
             name=name or (next(iter(self.tasks)) if len(self.tasks) == 1 else "reasoning_gym"),
         )
 
-    def _counts(self) -> dict[str, int]:
-        """Returns the number of rows of each task; they sum to `size`."""
-        weights = [float(settings.get("weight", 1.0)) for settings in self.tasks.values()]
-        ends = [0, *(round(self.size * part / sum(weights)) for part in accumulate(weights))]
-        return {
-            task: end - start for task, (start, end) in zip(self.tasks, pairwise(ends), strict=True)
-        }
-
     def _source_rows(self) -> Iterator[Row]:
-        for task, count in self._counts().items():
+        weights = [float(settings.get("weight", 1.0)) for settings in self.tasks.values()]
+        # They sum to `size`.
+        ends = [0, *(round(self.size * part / sum(weights)) for part in accumulate(weights))]
+        for task, (start, end) in zip(self.tasks, pairwise(ends), strict=True):
+            count = end - start
             settings = {name: one for name, one in self.tasks[task].items() if name != "weight"}
             found = _rows(task, settings, count, held_out=self.split == "test")
             rows = list(islice(found, count))
@@ -118,7 +111,7 @@ def _rows(task: str, settings: Settings, count: int, held_out: bool) -> Iterator
         raise ConfigError(f"The task {task} of reasoning-gym: {error}") from error
     for index in range(tried):
         item = dataset[index]
-        if _is_held_out(item["question"]) == held_out:
+        if (zlib.crc32(item["question"].encode()) % HELD_OUT == 0) == held_out:
             yield {
                 "prompt": item["question"],
                 "answer": item["answer"],
@@ -126,7 +119,3 @@ def _rows(task: str, settings: Settings, count: int, held_out: bool) -> Iterator
                 "settings": settings,
                 "item": item,
             }
-
-
-def _is_held_out(question: str) -> bool:
-    return zlib.crc32(question.encode()) % HELD_OUT == 0

@@ -34,9 +34,6 @@ class Replay:
         newest_share: Probability that a draw is among the newest groups; in [0, 1].
         reward_weight: 0 draws the others uniformly; a larger weight favours high rewards.
         seed: Seed of the draws. A step's draws do not depend on interruptions of the run.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(
@@ -97,13 +94,12 @@ class Replay:
     def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
         """Restores the buffer, without the groups whose rows have other columns than when they were
         scored; raises ValueError if one had another prompt."""
-        found = [(at, saved, prompt_at(saved["index"])) for at, saved in state["groups"]]
         self._groups = [
             (at, load_group(saved, prompt))
-            for at, saved, prompt in found
-            if has_same_columns(saved, prompt)
+            for at, saved in state["groups"]
+            if has_same_columns(saved, prompt := prompt_at(saved["index"]))
         ]
-        if dropped := len(found) - len(self._groups):
+        if dropped := len(state["groups"]) - len(self._groups):
             log.warning(
                 "%d groups are not replayed any longer: the columns of their rows have changed.",
                 dropped,

@@ -36,18 +36,15 @@ class PolicyText:
     """A policy's tokenizer, and the text that its tokens are for rewards, environments and logs.
 
     A tag that stands open at the end of what a response follows, such as the `<think>` of many chat
-    templates, is the beginning of its text: the response has only the closing one.
-
-    Args:
-        tokenizer: The policy's tokenizer.
-        ends: The tokens at which its responses end; they never come into a text.
-        skip_special_tokens: Whether to leave out all other special tokens, too.
-        prepend_opened_tag: Whether a text begins with the tag that stands open before it.
+    templates, is the beginning of its text (`prepend_opened_tag`): the response has only the
+    closing one.
     """
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
+    """The tokens at which responses end; they never come into a text."""
     skip_special_tokens: bool = False
+    """Whether to leave out all other special tokens, too."""
     prepend_opened_tag: bool = True
 
     @cached_property
@@ -73,11 +70,8 @@ class PolicyText:
 
 
 class TokenTexts:
-    """The text of each token of a sequence, for a reader of tokens (`lrl view`); together they are
-    the text of the sequence.
-
-    Of tokens that are parts of one character, the last one has it, and the others are empty.
-    """
+    """The text of each token of a sequence (`lrl view`); together they are the text of the
+    sequence. Of tokens that are parts of one character, the last one has it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -124,13 +118,9 @@ def decoded(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
-    """Returns the tokens at which the responses of the policy in a folder, or of that hub name, end:
-    the tokenizer's end and the ends of generation_config.json, or else of config.json.
-
-    Raises:
-        ConfigError: transformers does not open generation_config.json, and neither would a
-            generator.
-    """
+    """Returns the tokens at which the responses of the policy in a folder, or of that hub name,
+    end: the tokenizer's end and the ends of generation_config.json, or else of config.json. Raises
+    ConfigError if transformers does not open the former: neither would a generator."""
     try:
         generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # there is none, or it is no JSON
@@ -154,12 +144,7 @@ def turn_stop_tokens(
     tokenizer: PreTrainedTokenizerBase, environment: Environment
 ) -> tuple[int, ...]:
     """Returns the tokens at which the turns of an environment end, besides those that end a
-    response.
-
-    Raises:
-        ConfigError: A text of `environment.stop` is not a single token of the policy, and no
-            generator would stop there.
-    """
+    response; raises ConfigError if a text of `environment.stop` is not a single token."""
     stop: Any = environment.stop
     where = f"data.environment: {type(environment).__name__}.stop"
     if isinstance(stop, str):

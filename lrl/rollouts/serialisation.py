@@ -95,18 +95,15 @@ def has_same_columns(saved: dict[str, Any], prompt: Prompt) -> bool:
 
 
 def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) -> Group:
-    """Returns the group of `save_group`, with its rewards only if `scored`.
-
-    Raises:
-        ValueError: The group had another prompt.
-    """
+    """Returns the group of `save_group`, with its rewards only if `scored`; raises ValueError if it
+    had another prompt."""
     if (prompt.id, _digest(prompt)) != (saved["prompt_id"], saved["prompt_digest"]):
         same_row = prompt.id == saved["prompt_id"]
         difference = "has other tokens" if same_row else f"is row {prompt.id}"
         raise ValueError(
             f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place "
-            f"{saved['index']} of the run, and the prompt there {difference}: data.prompts has changed "
-            "(rows, seed, template or tokenizer). Resume with the data set it was made with."
+            f"{saved['index']} of the run, and the prompt there {difference}: data.prompts has "
+            "changed (rows, seed, template or tokenizer). Resume with the data set it was made with."
         )
     lengths = saved["lengths"]
     tokens = zip(

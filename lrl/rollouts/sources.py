@@ -61,11 +61,8 @@ def known_source(source: str | list[Row]) -> Known:
 
 
 def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterable[Row]:
-    """Returns the rows of a source as plain Python values, in file order.
-
-    Raises:
-        ValueError: `source` cannot be read.
-    """
+    """Returns the rows of a source as plain Python values, in file order; raises ValueError if it
+    cannot be read."""
     if not isinstance(source, str):
         return source
     path = Path(source).expanduser()

@@ -7,7 +7,6 @@ records its waits by their reason.
 """
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol
@@ -34,37 +33,18 @@ class StepCounts(NamedTuple):
     sequences: int
 
 
-class GroupSource(ABC):
-    """The source of the groups that steps train, on rank 0: the controller, or a model of one."""
-
-    @abstractmethod
-    def next_group(self, step: int) -> Group:
-        """Waits for the next group that `step` trains, and returns it."""
-
-    def give_up(self, group: Group) -> None:  # noqa: B027 (a source without a book has nothing to do)
-        """Receives each group that has too few scored responses to train."""
-
-    def raise_if_stopped(self) -> None:  # noqa: B027 (a source that cannot be stopped ignores it)
-        """Raises if the run was stopped."""
-
-
 @dataclass
-class ControllerCalls(GroupSource):
+class ControllerCalls:
     """The controller, for the trainer's thread: each call runs on the controller's loop, and has a
-    deadline.
-
-    Args:
-        controller: The run's controller.
-        loop: The loop of its tasks.
-        group_deadline_s: Seconds that a step waits for a group.
-        poll: Called a few times a second while a step waits for a group; raises to end the wait.
-    """
+    deadline."""
 
     controller: Controller
     loop: LoopThread
     _: KW_ONLY
     group_deadline_s: float
+    """Seconds that a step waits for a group."""
     poll: Callable[[], None] | None = None
+    """Called a few times a second while a step waits for a group; raises to end the wait."""
 
     def new_version(self, version: int) -> None:
         """Admits the prompts that may start now that the generators hold `version`."""
@@ -72,6 +52,7 @@ class ControllerCalls(GroupSource):
         self.loop.wait(self.controller.new_version(version), ANSWER_S, what)
 
     def next_group(self, step: int) -> Group:
+        """Waits for the next group that `step` trains, and returns it."""
         return self.loop.wait(
             self.controller.next_group(step),
             self.group_deadline_s,
@@ -80,9 +61,11 @@ class ControllerCalls(GroupSource):
         )
 
     def give_up(self, group: Group) -> None:
+        """Receives each group that has too few scored responses to train."""
         self.controller.ledger.give_up(group)
 
     def raise_if_stopped(self) -> None:
+        """Raises if the run was stopped."""
         if self.loop.interrupted is not None:
             self.loop.interrupted()
 
@@ -102,8 +85,7 @@ class StepPolicy(HasRanks, Protocol):
     """The policy, as the stream of a step calls it (`lrl.PolicyModule`)."""
 
     @property
-    def data_parallel_size(self) -> int:
-        """Micro-batches that are trained at the same time."""
+    def data_parallel_size(self) -> int: ...
 
     def prepare(
         self, group: Group, temperature: float, micro_batch_tokens: int, attention_tokens: int
@@ -116,12 +98,9 @@ class StepStream:
 
     Args:
         step: Number of the step, from 0: also the trainer's version while it trains.
-        groups: Number of groups that the step trains.
-        source: The run's groups.
-        policy: The policy; its ranks are those that train.
+        groups: Number of groups that the step trains, from `source`.
         learners: They learn from the groups once the step is done.
-        packer: Makes micro-batches of groups; its counts are the step's.
-        stopwatch: The trainer's.
+        packer: Its counts are the step's.
         gather: Whether the step waits for all of its groups before it packs the first.
         replayed: Groups that the step trains again; they come first, while fresh ones are still
             being written.
@@ -132,7 +111,7 @@ class StepStream:
         step: int,
         groups: int,
         *,
-        source: GroupSource,
+        source: ControllerCalls,
         policy: StepPolicy,
         learners: Learners,
         packer: Packer,
@@ -208,8 +187,7 @@ class StepStream:
     def finish(self) -> None:
         """Reports the trained groups, see `Step`."""
         self._policy.ranks.listening = True
-        # Not earlier: a step that an error ends is trained again after a resume, and would count
-        # twice.
+        # Not earlier: a step that an error ends is trained again after a resume.
         self._learners.end_step(self.step, self.groups)
 
     def _wait(self) -> Group:
@@ -236,14 +214,12 @@ class StepStream:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens in the loss of the whole step, its denominator; right once the iteration
-        has ended."""
+        """Response tokens in the loss of the whole step; right once the iteration has ended."""
         return self.packer.tokens
 
     @property
     def num_sequences(self) -> int:
-        """Responses with a token in the loss of the whole step; right once the iteration has
-        ended."""
+        """Responses with a token in the loss; right once the iteration has ended."""
         return self.packer.sequences
 
 

@@ -141,11 +141,7 @@ def truncate(path: Path, steps: int) -> list[StepRecord]:
 
 
 def read(path: Path) -> list[Record]:
-    """Reads a timeline.
-
-    Raises:
-        ValueError: A line is not a record; the message has its number.
-    """
+    """Reads a timeline; raises ValueError, with its number, for a line that is not a record."""
     records = []
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:
@@ -164,14 +160,9 @@ def _record(text: str) -> Record:
 
 
 def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float, float, float]:
-    """Splits a step's waits into seconds for the first group, for more, and for the last ones; see
-    `StepRecord`.
-
-    Args:
-        waits: Of each group in the order of arrival: seconds waited for it, and its trained tokens,
-            prompts included.
-        budget: Tokens that fill a micro-batch for every rank.
-    """
+    """Splits a step's waits into seconds for the first group, for more, and for the last ones
+    (`StepRecord`). `waits` are, for each group in the order of arrival, the seconds and its trained
+    tokens, prompts included; `budget` tokens fill a micro-batch for every rank."""
     (first_s, _), *later = waits or [(0.0, 0)]
     more_s = last_s = 0.0
     to_come = 0

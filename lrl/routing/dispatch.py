@@ -55,17 +55,12 @@ class ExpectedLengths(Protocol):
 @dataclass(frozen=True, slots=True)
 class DecodeLatency:
     """Milliseconds of decoding, of which only the ratios matter: StreamRL's model (2504.15930,
-    section 5), with which placements are compared.
-
-    The defaults are StreamRL's 7B model on an H800 (figure 6: 8.4 ms for one response, 37 ms for
-    512; the line meets the points between them within 5 %).
+    section 5), and its 7B model on an H800 (figure 6: 8.4 ms for one response, 37 ms for 512; the
+    line meets the points between them within 5 %).
 
     Args:
         step_ms: Time of a decoding step, however many responses get a token.
         response_ms: Added time for each response of the step.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     step_ms: float = 8.4
@@ -236,10 +231,9 @@ class SkewnessAware(LeastTokens):
     """Divides the generators between the long requests and the rest, as StreamRL's skewness-aware
     dispatching does (2504.15930, algorithm 2); the longest first within each part.
 
-    A generator with fewer responses writes each of them faster. So the few longest requests get
-    generators for themselves, and the many short ones share the others. The number of generators
-    for the long ones is chosen whenever requests of a new step come, from all that wait then: the
-    number with the lowest latency of both parts together.
+    A generator with fewer responses writes each of them faster, so the few longest requests get
+    generators for themselves. Their number is chosen whenever requests of a new step come, from all
+    that wait then: the number with the lowest latency of both parts together.
 
     Two things are not the paper's. An idle generator takes a request of the other part, if its own
     part has none of the step that the trainer waits for. And requests of a later step wait until
@@ -250,9 +244,6 @@ class SkewnessAware(LeastTokens):
         combine: The latency to minimise: `max` is the time at which both parts are done, `sum` is
             what the paper prints.
         decode_latency: A generator's time for a token.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(
@@ -328,40 +319,26 @@ class SkewnessAware(LeastTokens):
         cut = math.ceil(self.long_tail * len(waiting))
         self._shortest_long = waiting[cut - 1].tokens
         self._long = set(waiting[:cut])
-        self._long_generators = generators_for_the_long(
+        self._long_generators = self.generators_for_the_long(
             (sum(request.responses for request in waiting[:cut]), self.lengths.quantile(LONG)),
             (sum(request.responses for request in waiting[cut:]), self.lengths.quantile(REST)),
             generators=len(generators),
             capacity=min(generator.capacity for generator in generators),
-            decode_latency=self.decode_latency,
-            combine=self.combine,
         )
 
+    def generators_for_the_long(
+        self, long: tuple[int, float], rest: tuple[int, float], generators: int, capacity: int
+    ) -> int:
+        """Returns N_l of algorithm 2: of `generators` (N_l + N_r, each part gets one), those that
+        write the long responses; the fewest among equally good numbers. `long` and `rest` are the
+        number of a part's responses, and the tokens that stand for the length of one."""
 
-def generators_for_the_long(
-    long: tuple[int, float],
-    rest: tuple[int, float],
-    generators: int,
-    capacity: int,
-    decode_latency: DecodeLatency,
-    combine: Combine,
-) -> int:
-    """Returns N_l of algorithm 2, the generators that write the long responses; the fewest among
-    equally good numbers.
+        def latency(part: tuple[int, float], share: int) -> float:
+            responses, tokens = part
+            return self.decode_latency.latency(math.ceil(responses / share), tokens, capacity)
 
-    Args:
-        long: Number of the long responses, and the tokens that stand for the length of one.
-        rest: The same of the others.
-        generators: N_l + N_r; at least 2, and each part gets one.
-        capacity: Responses that a generator writes at once.
-    """
+        def total(share: int) -> float:
+            parts = latency(long, share), latency(rest, generators - share)
+            return sum(parts) if self.combine == "sum" else max(parts)
 
-    def latency(part: tuple[int, float], share: int) -> float:
-        responses, tokens = part
-        return decode_latency.latency(math.ceil(responses / share), tokens, capacity)
-
-    def total(share: int) -> float:
-        parts = latency(long, share), latency(rest, generators - share)
-        return sum(parts) if combine == "sum" else max(parts)
-
-    return min(range(1, generators), key=total, default=0)
+        return min(range(1, generators), key=total, default=0)

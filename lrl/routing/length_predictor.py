@@ -39,9 +39,6 @@ class LengthPredictor:
         seen_prompts: The newest prompts, whose lengths are remembered; 12 bytes each in a
             checkpoint.
         ranker: Guesses from the prompt alone; default `lrl.routing.rankers.NgramRanker`.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(

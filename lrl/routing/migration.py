@@ -29,9 +29,6 @@ class Migration:
         prefill_ms: Milliseconds to read a token; the default is a 7B model at half of an H800's 990
             TFLOPS.
         margin: Least ratio of gain to cost.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The queue of requests that wait for a generator, and the slots of the generators.
 
-    enter -> wait for dispatch -> slots are reserved -> leave -> enter again with the unfinished responses
+    enter -> wait for dispatch -> slots are reserved -> leave -> enter again with what is unfinished
 
 Each pool has a queue, and so has the simulator's model of a fleet.
 """
@@ -17,17 +17,14 @@ from lrl.types import Rollout
 
 class Slots(ABC):
     """Base class of a generator: its slots for responses, which the request queue reserves and
-    frees.
-
-    Args:
-        capacity: Responses it writes at once.
-    """
+    frees."""
 
     version: int
     """Policy version it holds."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        """Responses it writes at once."""
         self.in_flight = 0
         """Rollout responses that it writes or is about to write."""
         self.load: dict[Request, Sequence[Rollout]] = {}

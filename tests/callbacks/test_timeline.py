@@ -26,7 +26,7 @@ from lrl.planning.clock import run
 from lrl.policy import PolicyModule
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import GroupSource, StepLoader, StepStream
+from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.rollouts.timeline import (
     GeneratorRecord,
     GroupRecord,
@@ -44,7 +44,7 @@ from tests.run_without_generators import trainer
 WAIT_S = 0.02
 
 
-class Arriving(GroupSource, Learners):
+class Arriving(Learners):
     """Groups that arrive one by one, each a wait away."""
 
     def __init__(self, groups: list[Group], trained: list[Group]) -> None:
@@ -54,6 +54,12 @@ class Arriving(GroupSource, Learners):
     def next_group(self, step: int) -> Group:
         time.sleep(WAIT_S)
         return next(self.coming)
+
+    def give_up(self, group: Group) -> None:
+        """Keeps no book."""
+
+    def raise_if_stopped(self) -> None:
+        """Nobody stops it."""
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
         self.trained.extend(groups)

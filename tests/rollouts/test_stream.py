@@ -12,14 +12,14 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import LrlError
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import ControllerCalls, GroupSource, StepStream
+from lrl.rollouts.stream import ControllerCalls, StepStream
 from lrl.system.event_loop import LoopThread
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, Rollout
 from tests.rollouts.test_packing import make_group
 
 
-class Scene(GroupSource, Learners):
+class Scene(Learners):
     """A trainer with a row of groups, and a clock that moves only while it waits or works. It is
     the stream's source, policy and learners, too."""
 
@@ -50,6 +50,9 @@ class Scene(GroupSource, Learners):
 
     def give_up(self, group: Group) -> None:
         self.given_up.append(group)
+
+    def raise_if_stopped(self) -> None:
+        """Nobody stops it."""
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
         self.ended.append(list(groups))

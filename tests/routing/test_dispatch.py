@@ -23,7 +23,6 @@ from lrl.routing.dispatch import (
     Request,
     RoundRobin,
     SkewnessAware,
-    generators_for_the_long,
 )
 from lrl.types import Group, Prompt, Sampling
 from tests.generators.model_fleet import make_pool, resync
@@ -294,7 +293,8 @@ def test_the_split_of_the_generators_is_the_best_of_all(
             seconds(-(-rest[0] // (generators - share)), rest[1]),
         ]
         totals[share] = sum(parts) if combine == "sum" else max(parts)
-    found = generators_for_the_long(long, rest, generators, capacity, DecodeLatency(), combine)  # type: ignore[arg-type]
+    rule = SkewnessAware(combine=combine)  # type: ignore[arg-type]
+    found = rule.generators_for_the_long(long, rest, generators, capacity)
     assert math.isclose(totals[found], min(totals.values()), rel_tol=1e-9)
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from lrl.advantages import Advantages, GroupMean
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import GroupSource, RankStream, StepStream
+from lrl.rollouts.stream import RankStream, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.training import optimizers
 from lrl.training.optimizers import sum_over_ranks
@@ -82,7 +82,7 @@ def sums(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-class Arriving(GroupSource):
+class Arriving:
     """Groups, each `SLOW` seconds after the one before, or after what else is done first."""
 
     def __init__(self, groups: Sequence[Group], first: Callable[[], Any] | None = None) -> None:
@@ -92,6 +92,12 @@ class Arriving(GroupSource):
     def next_group(self, step: int) -> Group:
         self.first()
         return next(self.coming)
+
+    def give_up(self, group: Group) -> None:
+        """Keeps no book."""
+
+    def raise_if_stopped(self) -> None:
+        """Nobody stops it."""
 
 
 def stream(

@@ -36,26 +36,16 @@ if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
     from lrl.rollouts.prompts import PromptPart
 
-
 TOOL_ON_TRIAL = {
     "type": "function",
     "function": {"name": "go", "parameters": {"type": "object", "properties": {}}},
 }
+"""For an environment whose tools are known later."""
 
 
 class EnvironmentOfRun:
-    """Plays the episodes of a run.
-
-    Args:
-        environment: The environment.
-        settings: Its settings.
-        max_tokens: Most tokens of an episode after its prompt.
-        max_prompt_tokens: Longest prompt.
-        start_timeout_s: Most seconds for the start of a process.
-
-    Raises:
-        ConfigError: It cannot be sent to a process, or a setting is out of range.
-    """
+    """Plays the episodes of a run, each of at most `max_tokens` tokens after its prompt; raises
+    ConfigError if the environment cannot be sent to a process."""
 
     def __init__(
         self,
@@ -76,7 +66,6 @@ class EnvironmentOfRun:
         self._max_prompt_tokens = max_prompt_tokens if environment.writes_prompt else None
         self._max_turn_tokens = longest
         self.pool: EnvironmentPool | ExternalAgents
-        """Plays the episodes."""
         self.external: ExternalAgents | None = None
         """The pool, if lrl does not start the agents."""
         if isinstance(environment, Agent) and environment.port is not None:
@@ -178,11 +167,8 @@ class EnvironmentOfRun:
             await parser.try_out(call, policy.decode(call, ()), tools)
 
     def _observation_tokens(self, policy: PolicyText) -> ObservationTokens:
-        """Returns what makes tokens of observations.
-
-        Raises:
-            ConfigError: The chat template does not show the policy the results of tools.
-        """
+        """Returns what makes tokens of observations; raises ConfigError if the chat template does
+        not show the policy the results of tools."""
         environment = self.environment
         tokens = ObservationTokens(
             tokenizer=policy.tokenizer,
@@ -191,23 +177,15 @@ class EnvironmentOfRun:
             opens=environment.opens,
             writes_prompt=environment.writes_prompt,
         )
-        if environment.writes_prompt:
-            return replace(tokens, one_call=_takes_one_call(tokens))
-        if not environment.tools:
+        tools = [TOOL_ON_TRIAL] if environment.writes_prompt else environment.tools
+        if not tools:
             return tokens
         try:
-            return replace(tokens, one_call=shows_one_call(tokens, environment.tools))
+            return replace(tokens, one_call=shows_one_call(tokens, tools))
         except EpisodeError as error:
+            if environment.writes_prompt:  # an episode says so, if it has tools
+                return tokens
             raise ConfigError(
                 f"data.environment is {type(environment).__name__}, and the policy cannot read the "
                 f"result of a tool: {error}. Take a model whose chat template knows tools."
             ) from error
-
-
-def _takes_one_call(tokens: ObservationTokens) -> bool:
-    """Whether the chat template shows one call a turn, for tools that are known later; of one that
-    shows none an episode says so, if it has tools."""
-    try:
-        return shows_one_call(tokens, [TOOL_ON_TRIAL])
-    except EpisodeError:
-        return False

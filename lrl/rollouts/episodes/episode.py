@@ -90,7 +90,7 @@ class Episodes:
         stop_tokens: Tokens that end a turn, besides those that end a response.
         observations: Begins to make tokens of an episode's observations, after a prompt.
         decode: Returns the text of a turn.
-        find_calls: Finds calls of tools in a turn; None for an environment without tools.
+        find_calls: None for an environment without tools.
         each_alone: Whether each episode of a group begins and ends by itself; else all begin before
             the first turn, which is then one request.
         max_prompt_tokens: Most tokens of a prompt whose rest is the opening observation, which then

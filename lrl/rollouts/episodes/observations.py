@@ -37,25 +37,19 @@ WHERE = "the observation"
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationTokens:
-    """Makes tokens of observations; raises ConfigError where the policy cannot read one.
-
-    Args:
-        tokenizer: The policy's.
-        ends: Tokens that end a response.
-        tools: JSON schemas of the environment's tools.
-        opens: See `Environment`.
-        writes_prompt: See `Environment`.
-        one_call: Whether the chat template shows one call of a tool a turn.
-        shown: Forms of observations that the chat template shows whole.
-    """
+    """Makes tokens of observations; raises ConfigError where the policy cannot read one. `opens`,
+    `writes_prompt` and `tools` are the environment's."""
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
+    """Tokens that end a response."""
     tools: Sequence[dict[str, Any]] = ()
     opens: bool = False
     writes_prompt: bool = False
     one_call: bool = False
+    """Whether the chat template shows one call of a tool a turn."""
     shown: set[tuple[Any, ...]] = field(default_factory=set)
+    """Forms of observations that the chat template shows whole."""
 
     def text(self, text: str) -> list[int]:
         """Returns the tokens of a text, without special tokens of its own."""

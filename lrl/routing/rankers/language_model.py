@@ -57,9 +57,6 @@ class LanguageModelRanker(Ranker):
         passes: Passes over the prompts of a step, each with as many older prompts.
         fitted_prompts: The newest prompts, from which the older ones are drawn. A resumed run
             begins with the original model and trains it on these again.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(
@@ -158,8 +155,8 @@ class LanguageModelRanker(Ranker):
         self._pool = None
         _kill(pool)
         log.warning(
-            "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are guessed "
-            "from n-grams alone until this run ends; a resumed one begins with it again.",
+            "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are "
+            "guessed from n-grams alone until this run ends; a resumed one begins with it again.",
             *(self.model, type(error).__name__, error),
         )
 

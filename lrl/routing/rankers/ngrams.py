@@ -60,14 +60,14 @@ class Ranker(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
-    def look_ahead(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 (a ranker that guesses at once ignores it)
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027
         """Announces prompts that will be guessed soon; called by the thread that guesses."""
 
     def metrics(self) -> dict[str, float]:
         """Returns the ranker's metrics by name."""
         return {}
 
-    def start(self) -> None:  # noqa: B027 (most rankers have no process)
+    def start(self) -> None:  # noqa: B027
         """Starts the ranker's process. Call it on a thread that outlives the run."""
 
     def close(self) -> None:  # noqa: B027
@@ -80,9 +80,6 @@ class NgramRanker(Ranker):
     Args:
         fitted_prompts: The newest prompts, to which it is fitted after each step.
         penalty: L2 penalty of the regression.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     def __init__(self, fitted_prompts: int = 2048, penalty: float = 1.0) -> None:
@@ -142,9 +139,8 @@ def features(token_ids: list[int]) -> SparseRow:
     values = np.log1p(counts)
     values /= max(float(np.linalg.norm(values)), 1.0)
     length = np.log(1.0 + len(token_ids)) - USUAL_LENGTH
-    return np.append(columns, LENGTH_FEATURE).astype(np.int16), np.append(values, length).astype(
-        np.float32
-    )
+    columns, values = np.append(columns, LENGTH_FEATURE), np.append(values, length)
+    return columns.astype(np.int16), values.astype(np.float32)
 
 
 def fit_ridge(
@@ -155,10 +151,10 @@ def fit_ridge(
 
     It solves the normal equations by conjugate gradients. The penalty makes them positive definite.
     """
-    sizes = torch.tensor([len(columns_of_row) for columns_of_row, _ in rows])
-    row = torch.arange(len(rows)).repeat_interleave(sizes)
-    column = torch.from_numpy(np.concatenate([columns_of_row for columns_of_row, _ in rows])).long()
-    value = torch.from_numpy(np.concatenate([values for _, values in rows])).double()
+    places, values = zip(*rows, strict=True)
+    row = torch.arange(len(rows)).repeat_interleave(torch.tensor(list(map(len, places))))
+    column = torch.from_numpy(np.concatenate(places)).long()
+    value = torch.from_numpy(np.concatenate(values)).double()
     wanted = torch.tensor(numbers, dtype=torch.float64)
 
     def times(weights: torch.Tensor) -> torch.Tensor:

@@ -46,21 +46,26 @@ def long_tailed(count: int, seed: int) -> list[Piece]:
     st.integers(1, 120),
     st.integers(1, 4),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_sequence_goes_to_one_rank_and_no_rank_has_more_rows_than_its_budget_holds(
-    shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool
+    shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool, share_rows: bool
 ) -> None:
     pieces = [Piece(group, tokens) for group, tokens in sorted(shapes)]
-    rounds = pack(BinPacker(budget, whole_groups, ranks), pieces)
+    rounds = pack(BinPacker(budget, whole_groups, ranks, share_rows), pieces)
     got = [piece for each in rounds for rows in each for row in rows for piece in row]
-    assert len(got) == len(pieces) and set(map(id, got)) == set(map(id, pieces))
+    assert sorted(map(id, got)) == sorted(map(id, pieces))
     for each in rounds:
         assert len(each) == ranks and any(each)
-        counts = [len(rows) for rows in each]
+        rows = [row for share in each for row in share]
+        most, length = max(map(len, each)), max(sum(map(len, row)) for row in rows)
+        assert share_rows or all(len(row) == 1 for row in rows)
         if not whole_groups:
-            length = max(sum(map(len, row)) for rows in each for row in rows)
-            assert max(counts) * length <= budget or max(counts) == 1
-            assert max(counts) == math.ceil(sum(counts) / ranks)
+            assert most * length <= budget or most == 1
+            assert most == math.ceil(len(rows) / ranks)
+        elif not share_rows:
+            alone = len({row[0].group for row in rows}) == 1
+            assert len(rows) * length <= budget * ranks or alone
     if whole_groups:
         places = {
             (piece.group, number, rank)
@@ -84,30 +89,6 @@ def test_ranks_get_equal_work_by_tokens_squared(ranks: int, seed: int) -> None:
     dealt = [sum(len(piece) ** 2 for piece in pieces[rank::ranks]) for rank in range(ranks)]
     mean = sum(dealt) / ranks
     assert max(packer.squares) - mean < 0.5 * (max(dealt) - mean)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=60),
-    st.integers(1, 120),
-    st.integers(1, 4),
-    st.booleans(),
-)
-def test_sequences_that_may_not_share_rows_have_one_each_and_padding_counts_in_the_budget(
-    shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool
-) -> None:
-    pieces = [Piece(group, tokens) for group, tokens in sorted(shapes)]
-    rounds = pack(BinPacker(budget, whole_groups, ranks, share_rows=False), pieces)
-    rows = [row for each in rounds for share in each for row in share]
-    assert all(len(row) == 1 for row in rows)
-    assert sorted(map(id, pieces)) == sorted(id(row[0]) for row in rows)
-    for each in rounds:
-        members = [row[0] for share in each for row in share]
-        longest = max(map(len, members))
-        if whole_groups:
-            alone = len({piece.group for piece in members}) == 1
-            assert len(members) * longest <= budget * ranks or alone
-        else:
-            assert max(map(len, each)) * longest <= budget or max(map(len, each)) == 1
 
 
 def test_micro_batches_of_one_sequence_a_row_have_similar_lengths() -> None:

@@ -3,14 +3,11 @@
 import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lrl.planning.clock import Deadlock, run
 from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller
@@ -138,44 +135,6 @@ async def train(
             fleet.version = step + 1
             await controller.new_version(step + 1)
     return trained
-
-
-pacings = st.builds(
-    Pacing,
-    prompts_per_epoch=st.integers(1, 11),
-    groups_per_step=st.integers(1, 5),
-    max_lag=st.integers(0, 3),
-    last_step=st.just(7),
-    wait_for_stragglers=st.booleans(),
-)
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    pacings,
-    st.integers(0, 10**6),
-    st.integers(0, 5),
-    st.sampled_from([0.3, 1.0]),
-    st.sampled_from([3, 1000]),
-)
-def test_every_step_has_its_groups_none_is_lost_or_too_old_and_older_ones_go_first(
-    pacing: Pacing, seed: int, max_skipped: int, equal: float, every: int
-) -> None:
-    k = 1 + seed % (pacing.max_lag + 1)
-    draw = random.Random(seed)
-    fleet = ModelFleet(lambda index: draw.expovariate(1.0))
-    controller = make_controller(pacing, fleet, draw, max_skipped, equal=equal, every=every)
-    trained = run(train(controller, fleet, k, lambda: draw.expovariate(0.3)))
-    skipped = controller.ledger.skipped
-    assert Counter(step for step, _, _ in trained) == {
-        step: pacing.groups_in(step) for step in range(7)
-    }
-    indices = [*skipped, *(group.index for _, _, group in trained)]
-    assert sorted(indices) == list(range(len(indices)))
-    assert fleet.asked == [(index, index) for index in range(len(indices))]
-    assert len(skipped) <= max_skipped * -(-7 // k)
-    if pacing.wait_for_stragglers:
-        assert all(step - group.oldest_version <= pacing.max_lag for step, _, group in trained)
 
 
 class SlowTeacher:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments import Message, ToolCall, Written
@@ -242,9 +243,7 @@ def call_tokens(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> l
     before = tokens.chat(chat)
     grown = _grown(chat, [stand_in(STAND_IN, [call])])
     rendered = encode_chat(tokens.tokenizer, grown, "a call of a tool", header=False)
-    pairs = zip(before, rendered, strict=False)
-    begin = next((place for place, (a, b) in enumerate(pairs) if a != b), len(before))
-    written = rendered[begin:]
+    written = rendered[len(commonprefix([before, rendered])) :]
     end = next((place for place, token in enumerate(written) if token in tokens.ends), None)
     return written[:end]
 

@@ -101,7 +101,8 @@ class LanguageModelRanker(Ranker):
         ]
         self._judge(guessed)
         self._ngrams.learn(prompts, numbers)
-        self._add([(prompt.text, number) for prompt, number in zip(prompts, numbers, strict=True)])
+        texts = [prompt.text for prompt in prompts]
+        self._teach(list(zip(texts, numbers, strict=True)))
 
     def _judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
         self._judged.extend(judged)
@@ -109,13 +110,11 @@ class LanguageModelRanker(Ranker):
             first, second, found = np.array(self._judged).T
             self._correlations = correlation(first, found), correlation(second, found)
 
-    def _add(self, rows: Sequence[Row]) -> None:
+    def _teach(self, rows: Sequence[Row] = ()) -> None:
+        """Gives the process these rows and those that still wait, if it has learnt the ones
+        before."""
         self._learnt.extend(rows)
         self._to_learn.extend(rows)
-        self._teach()
-
-    def _teach(self) -> None:
-        """Gives the process the rows to learn, if it has learnt the ones before."""
         if self._to_learn and (self._learning is None or self._learning.done()):
             self._learning = self._submit("learn", list(self._to_learn))
             if self._learning is not None:
@@ -212,7 +211,7 @@ class LanguageModelRanker(Ranker):
             self._judge(list(map(tuple, state["judged"].tolist())))
         self._learnt.clear()
         self._to_learn.clear()
-        self._add(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
+        self._teach(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
 
 
 def correlation(guesses: NDArray[np.float64], found: NDArray[np.float64]) -> float:

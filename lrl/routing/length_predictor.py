@@ -80,8 +80,7 @@ class LengthPredictor:
         return float(recent[math.ceil(share * len(recent)) - 1]) if len(recent) else 1.0
 
     def end_step(self, groups: Sequence[Group]) -> None:
-        """Learns from the responses of a step; first notes how well they were predicted, for
-        `recall`."""
+        """Learns from the responses of a step; first notes how well they were predicted."""
         groups = [group for group in groups if group.has_tokens]
         if not groups:
             return
@@ -103,18 +102,15 @@ class LengthPredictor:
         `expected`."""
         self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
 
-    def recall(self) -> dict[str, float]:
-        """Returns the share of the longest 20, 10 and 5 % of the last groups that was predicted to
-        be among them (by chance 0.2, 0.1 and 0.05); empty until 5 % are at least one group."""
-        if len(self._guesses) * min(TAILS) < 100:
-            return {}
-        expected, found = np.array(self._guesses).T
-        return {
-            f"length_predictor/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS
-        }
-
     def metrics(self) -> dict[str, float]:
-        return self.recall() | self.ranker.metrics()
+        """Returns the ranker's, and the share of the longest 20, 10 and 5 % of the last groups that
+        was predicted to be among them (by chance 0.2, 0.1 and 0.05), if 5 % are a group or more."""
+        if len(self._guesses) * min(TAILS) < 100:
+            return self.ranker.metrics()
+        expected, found = np.array(self._guesses).T
+        shares = {tail: recall(expected, found, tail / 100) for tail in TAILS}
+        recalls = {f"length_predictor/recall_{tail}": share for tail, share in shares.items()}
+        return recalls | self.ranker.metrics()
 
     def _log_length(self, prompt: Prompt) -> float:
         assert self._level is not None, "something was seen"

@@ -8,6 +8,7 @@ Each pool has a queue, and so has the simulator's model of a fleet.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from lrl.routing.dispatch import DispatchPolicy, Request, has_room
@@ -73,28 +74,22 @@ class Slots(ABC):
 G = TypeVar("G", bound=Slots)
 
 
+@dataclass(eq=False)
 class RequestQueue(Generic[G]):
-    """Requests that wait for a generator, in the order of a dispatch policy.
+    """Requests that wait for a generator, in the order of a dispatch policy."""
 
-    Args:
-        dispatch: Chooses the generator and the order of the requests.
-        serving: Returns the generators that serve now.
-        migration: Moves half-written responses to idle generators; None never does.
-    """
+    dispatch: DispatchPolicy
+    """Chooses the generator and the order of the requests."""
+    serving: Callable[[], Sequence[G]]
+    """Returns the generators that serve now."""
+    migration: Migration | None = None
+    """Moves half-written responses to idle generators; None never does."""
 
-    def __init__(
-        self,
-        dispatch: DispatchPolicy,
-        serving: Callable[[], Sequence[G]],
-        migration: Migration | None = None,
-    ) -> None:
-        self.dispatch = dispatch
-        self.migration = migration
+    def __post_init__(self) -> None:
         self.moved = 0
         """Responses that moved."""
         self.has_waiting = False
         """Whether requests still waited after the last dispatch."""
-        self._serving = serving
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
         self._targets: dict[Request, G] = {}  # new generators of interrupted requests
@@ -159,7 +154,7 @@ class RequestQueue(Generic[G]):
         self._sending = False
         try:
             while self._waiting:
-                serving = self._serving()
+                serving = self.serving()
                 if (chosen := self.dispatch.send(serving)) is None:
                     break
                 request, position = chosen
@@ -174,13 +169,13 @@ class RequestQueue(Generic[G]):
             self._waiting.clear()
         if self.has_waiting != bool(self._waiting):
             self.has_waiting = bool(self._waiting)
-            for generator in self._serving():
+            for generator in self.serving():
                 generator.note_waiting(self.has_waiting)
 
     def _migrate(self) -> None:
         """Interrupts half-written requests that gain from an idle generator; none twice under one
         version."""
-        serving, lengths = self._serving(), self.dispatch.lengths
+        serving, lengths = self.serving(), self.dispatch.lengths
         if self.migration is None or lengths is None or self._waiting or self._targets:
             return
         version = max((generator.version for generator in serving), default=0)

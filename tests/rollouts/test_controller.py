@@ -50,8 +50,7 @@ class ModelFleet:
         sampling: Sampling,
         *,
         priority: int,
-        due: int,
-        deadline_s: float,
+        **how: Any,
     ) -> None:
         self.asked.append((prompt.id, priority))
         for token in range(
@@ -86,9 +85,7 @@ class ModelRewards:
         for place, rollout in enumerate(rollouts):
             self.seen += 1
             rollout.reward = None if self.seen % self.every == 0 else spread * place
-            rollout.reward_failure = (
-                None if rollout.reward is not None else "timeout: no reward after 1 s"
-            )
+            rollout.reward_failure = "timeout: 1 s" if rollout.reward is None else None
 
 
 def write(rollout: Rollout, token: int, version: int) -> None:
@@ -107,11 +104,10 @@ def make_controller(
     sampling: Sampling = SAMPLING,
     **rewards: float,
 ) -> Controller:
-    scores = ModelRewards(draw, **rewards)
     return Controller(
         Row(),
         fleet.generate,
-        scores,
+        ModelRewards(draw, **rewards),
         Ledger(pacing),
         sampling,
         lambda tokens, before: str(tokens),
@@ -279,11 +275,8 @@ def test_finished_responses_without_a_reward_are_scored_and_not_written_again() 
 
 def test_a_failed_run_has_saved_the_tokens_of_the_response_that_failed() -> None:
     state = interrupted_run(SHORT, 8.5, fails=1)
-    assert {group["index"]: sum(group["lengths"]) for group in state["running"]} == {
-        1: 8,
-        2: 4,
-        3: 4,
-    }
+    written = {group["index"]: sum(group["lengths"]) for group in state["running"]}
+    assert written == {1: 8, 2: 4, 3: 4}
     _, _, trained = resumed_run(SHORT, state)
     assert sorted(group.index for group in trained) == list(range(6))
 
@@ -326,11 +319,7 @@ def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none
         async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
             asked.append(prompt.id)
             for rollout in rollouts:
-                assert (rollout.reward, rollout.reward_failure, rollout.reward_parts) == (
-                    None,
-                    None,
-                    {},
-                )
+                assert rollout.reward is rollout.reward_failure is None and not rollout.reward_parts
                 rollout.reward = 7.0
 
     controller.rewards = Rewards()
@@ -345,10 +334,8 @@ def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none
         }
         controller.load_state_dict(state)
         again = [1]
-    assert (
-        f"{len(again)} finished groups of the checkpoint are scored again: {changed}."
-        in caplog.text
-    )
+    told = f"{len(again)} finished groups of the checkpoint are scored again: {changed}."
+    assert told in caplog.text
     trained = {group.index: group for _, _, group in run(train(controller, fleet, 1, lambda: 1.0))}
     assert sorted(trained) == list(range(6)) and set(again) <= set(asked)
     assert [index for index, _ in fleet.asked] == [3, 4, 5], "a finished response is written again"

@@ -64,7 +64,7 @@ def test_prompts_that_were_never_seen_are_ranked_far_better_than_by_chance() -> 
     expected = np.array([lengths.expected(group.prompt) for group in fresh])
     found = np.array([mean_length(group) for group in fresh])
     assert recall(expected, found, 0.2) > 0.6 and recall(expected, found, 0.05) > 0.35
-    logged = lengths.recall()
+    logged = lengths.metrics()
     assert logged["length_predictor/recall_20"] > 0.5 and set(logged) == {
         f"length_predictor/recall_{tail}" for tail in (20, 10, 5)
     }
@@ -78,7 +78,7 @@ def test_seen_prompts_are_ranked_by_their_earlier_responses() -> None:
     again = [world.group(id, growth=1.0) for id in range(512)]
     expected = np.array([lengths.expected(group.prompt) for group in again])
     assert recall(expected, np.array([mean_length(group) for group in again]), 0.1) > 0.8
-    assert lengths.recall()["length_predictor/recall_10"] > 0.8
+    assert lengths.metrics()["length_predictor/recall_10"] > 0.8
 
 
 def test_a_step_is_judged_before_it_is_learnt() -> None:
@@ -87,15 +87,15 @@ def test_a_step_is_judged_before_it_is_learnt() -> None:
         lengths.end_step(
             [answered(make_prompt(30 * step + i), draw.randint(1, 1000)) for i in range(30)]
         )
-    assert lengths.recall()["length_predictor/recall_20"] < 0.4
+    assert lengths.metrics()["length_predictor/recall_20"] < 0.4
 
 
 def test_recall_is_absent_for_few_groups() -> None:
     lengths = LengthPredictor()
     for _ in range(2):
-        assert not lengths.recall()
+        assert not lengths.metrics()
         lengths.end_step([answered(make_prompt(id), 5 + id) for id in range(19)])
-    assert not lengths.recall()
+    assert not lengths.metrics()
 
 
 def test_newer_responses_to_a_prompt_count_more() -> None:
@@ -160,7 +160,7 @@ def test_learned_lengths_come_back_from_a_checkpoint() -> None:
     for id in (*range(0, 240, 7), *range(900, 920)):
         mine, its = (each.expected(world.prompt(id)) for each in (lengths, resumed))
         assert mine == pytest.approx(its, rel=1e-4)
-    assert resumed.recall() == lengths.recall() and resumed.quantile(0.9) == lengths.quantile(0.9)
+    assert resumed.metrics() == lengths.metrics() and resumed.quantile(0.9) == lengths.quantile(0.9)
 
 
 def test_before_the_first_step_there_is_little_to_save() -> None:

@@ -3,7 +3,7 @@ version it names.
 
 A token written by half-updated weights agrees with no version. Responses that moved from one
 generator to another are checked apart: the versions of their last chunk are a lower bound
-(`lrl.generators.response_stream`), so a newer version may have written a token there, up to the one
+(`lrl.generators.client`), so a newer version may have written a token there, up to the one
 that trained it.
 """
 

@@ -7,17 +7,18 @@ failures.
 
 import asyncio
 import json
+import math
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain, repeat
 from typing import Any
 
 import aiohttp
 
-from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
-from lrl.generators.frames import FLUSH, WRITE, size
-from lrl.generators.response_stream import ResponseStream
+from lrl.errors import GeneratorError, GeneratorTimeout, MalformedResponse, RequestRejected
+from lrl.generators.frames import FLUSH, WRITE, Part, Span, size, unpack
 from lrl.system.auth import bearer
 from lrl.types import Rollout, Sampling
 
@@ -26,6 +27,7 @@ READ_AHEAD_BYTES = 2**24
 GENERATE = "/inference/v1/generate"
 TOP_PRIORITY = -1_000_000
 """Priority before every rollout."""
+FINISH_REASONS = ("stop", "length")
 
 
 class GeneratorClient:
@@ -242,3 +244,69 @@ class GeneratorClient:
             await self._session.close()
             await asyncio.sleep(0)
             self._session = None
+
+
+class ResponseStream:
+    """Appends the frames of one request to a rollout for each of its responses.
+
+    Each frame tells which version wrote which tokens of the response so far
+    (`lrl.vllm_plugin.output_batching`). A server that does not know gives its tokens the version
+    that it had at the request, which is never too young: the bound on lag holds.
+    """
+
+    def __init__(
+        self, rollouts: Sequence[Rollout], version: Callable[[], int], ended: Callable[[], None]
+    ) -> None:
+        self._rollouts = rollouts
+        self._version = version
+        self._ended = ended
+        self._first_version = version()
+        self._starts = [len(rollout.token_ids) for rollout in rollouts]
+
+    def take(self, head: dict[str, Any], numbers: bytes) -> None:
+        """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob or
+        version."""
+        if "parts" not in head:
+            raise MalformedResponse(f"the stream carries {str(head)[:300]}")
+        for part in unpack(head, numbers):
+            self._append(part)
+            if part.finish_reason is not None:
+                self._finish(part)
+
+    def end(self) -> None:
+        """Ends the stream; raises MalformedResponse if a response has not ended."""
+        if unfinished := sum(not rollout.finished for rollout in self._rollouts):
+            raise MalformedResponse(
+                f"the stream ended before {unfinished} of its {len(self._rollouts)} responses did"
+            )
+
+    def _append(self, part: Part) -> None:
+        rollout = self._rollouts[part.number]
+        if not math.isfinite(sum(part.logprobs)):
+            raise MalformedResponse("a log-prob is infinite or no number")
+        rollout.token_ids += part.token_ids
+        rollout.logprobs += part.logprobs
+        rollout.versions += [self._first_version] * len(part.token_ids)
+        if part.versions is not None:
+            self._set_versions(rollout, self._starts[part.number], part.versions)
+
+    def _set_versions(self, rollout: Rollout, start: int, spans: Sequence[Span]) -> None:
+        """Sets the versions of all tokens that the request has written, from `start` on."""
+        counts = [(int(version), stop - first) for version, first, stop in spans]
+        tokens = len(rollout.token_ids) - start
+        if (versions := sum(count for _, count in counts)) != tokens:
+            raise MalformedResponse(f"a response of {tokens} tokens came with {versions} versions")
+        if any(not self._first_version <= version <= self._version() for version, _ in counts):
+            raise MalformedResponse(
+                f"a response says that versions {sorted({version for version, _ in counts})} wrote "
+                f"it; the generator held {self._first_version} to {self._version()}"
+            )
+        rollout.versions[start:] = chain.from_iterable(
+            repeat(version, count) for version, count in counts
+        )
+
+    def _finish(self, part: Part) -> None:
+        if part.finish_reason not in FINISH_REASONS:
+            raise MalformedResponse(f"a response ended with finish_reason {part.finish_reason!r}")
+        self._rollouts[part.number].finish_reason = part.finish_reason
+        self._ended()

@@ -12,19 +12,17 @@ proved (`lrl.weights.proof`).
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from lrl.errors import GeneratorError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.frames import HOLD_S
-from lrl.generators.settings import ServerSettings
+from lrl.generators.server import JoinedServer, Server
 from lrl.generators.stats import GeneratorStats
 from lrl.routing.request_queue import Slots
-from lrl.system.endpoint import Location
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -40,30 +38,6 @@ FLUSH_DEADLINE_S = 5.0
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is
 wrong."""
-
-
-class ServerHandle(Protocol):
-    """A vLLM server as its generator knows it, whichever process started it."""
-
-    number: int
-    trust: ssl.SSLContext | None
-    """The certificates that its client accepts; None without TLS."""
-    token: str
-    settings: ServerSettings
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def location(self) -> Location: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    def log_tail(self) -> str: ...
 
 
 class State(Enum):
@@ -103,7 +77,7 @@ class Generator(Slots):
         capacity: Responses it writes at once; more would queue inside vLLM.
     """
 
-    def __init__(self, server: ServerHandle, capacity: int) -> None:
+    def __init__(self, server: Server | JoinedServer, capacity: int) -> None:
         super().__init__(capacity)
         self.server = server
         self.client = GeneratorClient(server.url, server.name, server.token, server.trust)

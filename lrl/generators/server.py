@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from numpy.random import SeedSequence
 
 from lrl.errors import ConfigError, ServerError
 from lrl.generators import cpu_backend, supervisor
-from lrl.generators.seeds import generator_seed
 from lrl.generators.settings import SPARE_SLOTS, ServerSettings, as_flags, dashed
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Location, connect
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 
+SEED_VARIABLE = "PL_GLOBAL_SEED"
+"""Lightning's `seed_everything` sets it."""
 FILES_VARIABLE = "LRL_GENERATOR_FILES"
 """Names the folder to a server in which it keeps files in shared memory."""
 TRAINER_ONLY = (
@@ -70,7 +72,7 @@ class Server:
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
         middleware: Class paths of the transport's own routes (`Transport.middleware`), which the
             token guards.
-        seed: The run's (`lrl.generators.seeds.run_seed`); the generator's follows from it.
+        seed: The run's (`run_seed`); the generator's follows from it.
 
     Raises:
         ValueError: The number of devices is not the tensor-parallel size, the trainer does not see
@@ -296,6 +298,53 @@ class Server:
         if found := cause(self._log()):
             return ServerError(f"{what}:\n{found}\nIts whole log is {self.log_path}.")
         return ServerError(f"{what}. The end of {self.log_path}:\n{self.log_tail()}")
+
+
+@dataclass(eq=False)
+class JoinedServer:
+    """A vLLM server that another process has started.
+
+    Raises:
+        OSError, ValueError: Its certificate cannot be read.
+    """
+
+    number: int
+    location: Location
+    token: str
+    settings: ServerSettings
+    alive: bool = True
+    """Whether its process had a lease at the last poll of the registry."""
+
+    def __post_init__(self) -> None:
+        self.name = f"generator {self.number}"
+        self.url = self.location.url
+        self.trust = self.location.context()
+
+    def log_tail(self) -> str:
+        """Returns nothing: its own process has its log."""
+        return ""
+
+
+def run_seed(steps_done: int) -> int:
+    """Returns the generators' seed of a run that resumes after `steps_done` optimizer steps.
+
+    A resumed run has another one: the same would draw the numbers of its first steps again.
+    """
+    return _mixed(int(os.environ.get(SEED_VARIABLE, "0")), steps_done)
+
+
+def generator_seed(of_run: int, number: int, starts: int) -> int:
+    """Returns the seed, below 2^31, of generator `number` after `starts` earlier starts.
+
+    vLLM seeds every server with 0, and two generators then wrote equal responses to one prompt.
+    """
+    return _mixed(of_run, number, starts)
+
+
+def _mixed(*parts: int) -> int:
+    # Not their sum: with it generator 1 of a run with seed 0 draws what generator 0 of a run with
+    # seed 1 draws.
+    return int(SeedSequence(parts).generate_state(1)[0]) >> 1
 
 
 def _visible_devices(devices: Sequence[int]) -> str:

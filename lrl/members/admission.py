@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from lrl.errors import ConfigError, GeneratorError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
+from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.system.endpoint import Location
@@ -31,28 +32,6 @@ async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
     while True:
         await poll()
         await asyncio.sleep(POLL_S)
-
-
-class JoinedServer:
-    """A server that another process has started; see `lrl.generators.generator.ServerHandle`."""
-
-    alive = True
-    """Whether its process had a lease at the last poll of the registry."""
-
-    def __init__(
-        self, number: int, location: Location, token: str, settings: ServerSettings
-    ) -> None:
-        self.number = number
-        self.name = f"generator {number}"
-        self.location = location
-        self.url = location.url
-        self.trust = location.context()
-        self.token = token
-        self.settings = settings
-
-    def log_tail(self) -> str:
-        """Returns nothing: its own process has its log."""
-        return ""
 
 
 @dataclass

@@ -25,7 +25,7 @@ from lrl.members.registry import JoinSpec, Kind, Member, RunClient, Status
 from lrl.members.run_file import find_run
 from lrl.system.endpoint import Location, is_loopback, own_address_towards
 from lrl.weights import find_transport
-from lrl.workers.server import WorkersServer
+from lrl.workers.remote import WorkersServer
 
 POLL_S = 0.5
 """Seconds between two requests to the run; a member's are its signs of life."""

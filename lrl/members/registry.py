@@ -104,7 +104,7 @@ class JoinSpec:
     generators: int
     """Number of generators that the run started; joining ones are numbered from there."""
     seed: int = 0
-    """The run's (`lrl.generators.seeds.run_seed`)."""
+    """The run's (`lrl.generators.server.run_seed`)."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that all ends of a transfer must have alike (`Transport.common_environment`)."""
     serves_model: bool = False

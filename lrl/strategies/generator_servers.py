@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from lrl.checkpoints.newest_checkpoint import steps_done
 from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.fleet import Fleet
-from lrl.generators.seeds import run_seed
-from lrl.generators.server import Server
+from lrl.generators.server import Server, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import JoinSpec, Kind
 from lrl.members.run_members import RunMembers
@@ -94,7 +93,7 @@ def join_spec(run: Run, generators: int) -> JoinSpec:
 
 
 def seed_of(run: Run) -> int:
-    """Returns the seed of the generators (`lrl.generators.seeds.run_seed`)."""
+    """Returns the seed of the generators (`lrl.generators.server.run_seed`)."""
     checkpoint = run.data.resumes_from
     saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))
     return run_seed(max(run.trainer.global_step, saved_steps))

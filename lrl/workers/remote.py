@@ -1,7 +1,11 @@
-"""The workers of other machines, as rank 0 sees them: members of the run that serve over HTTP.
+"""The workers of other machines, which serve over HTTP: as rank 0 sees them, and their own side.
+
+    POST   /calls/<pool>/<job>    a call; returns the answer
+    DELETE /calls/<pool>/<job>    ends an episode
+    DELETE /calls                 ends all episodes
 
 A member that is lost takes nothing with it: what it was asked fails at once, and whoever has asked
-gives it to others. Its side is `lrl.workers.server`.
+gives it to others.
 """
 
 from __future__ import annotations
@@ -14,9 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import aiohttp
+from aiohttp import web
+
 from lrl.errors import BadAnswer, CallFailed, WorkerLost
-from lrl.system.auth import bearer
-from lrl.system.endpoint import Location
+from lrl.system.auth import TokenServer, bearer
+from lrl.system.endpoint import Endpoint, Location
+from lrl.workers.local import LocalWorkers
 from lrl.workers.process import WorkerSpec
 
 T = TypeVar("T")
@@ -153,8 +161,6 @@ class RemoteWorkers:
         self, method: str, route: str, deadline_s: float, message: dict[str, Any] | None = None
     ) -> Any:
         """Returns the JSON of a response; raises OSError for none, or another status than 200."""
-        import aiohttp  # not at the top: a run without members needs none
-
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CHECK_S)
         # A connection for each request: a server may close an idle one as a request goes out on it.
         connector = aiohttp.TCPConnector(ssl=self._trust or True)
@@ -176,3 +182,84 @@ class RemoteWorkers:
             raise OSError(f"no answer from it in {deadline_s:.0f} s") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise OSError(repr(error)) from error
+
+
+class WorkersServer:
+    """The server of a member, which makes a run's calls on workers of its own, from `start` to
+    `stop`.
+
+    Behind the run's token, as a generator is: whoever has it can run code here. The workers are
+    those of rank 0, so a call has the same deadlines, memory limit and kinds of failure on every
+    machine.
+
+    Args:
+        terms: What each pool of the run has its workers run, by its name, as JSON.
+        count: Workers of each.
+        endpoint: The address that it listens on, and its TLS.
+        token: The run's.
+    """
+
+    def __init__(self, terms: dict[str, Any], count: int, endpoint: Endpoint, token: str) -> None:
+        self.endpoint = endpoint
+        self.token = token
+        self.workers = {
+            name: LocalWorkers(WorkerSpec.from_json(spec), count) for name, spec in terms.items()
+        }
+        self._server: TokenServer | None = None
+
+    def start(self) -> Location:
+        """Starts the workers and opens the server; returns where it is.
+
+        Raises:
+            ConfigError: The code cannot be loaded on this machine, or a worker died while it
+                started.
+            TimeoutError: No worker was ready in time.
+        """
+        for workers in self.workers.values():
+            workers.start()
+        one = f"{CALLS}/{{pool:{'|'.join(self.workers)}}}/{{job:\\d+}}"
+        routes = [
+            web.post(one, self._call),
+            web.delete(one, self._end),
+            web.delete(CALLS, self._end_all),
+        ]
+        self._server = TokenServer(self.endpoint, self.token, routes, longest_request=0)
+        return self._server.location()
+
+    def stop(self) -> None:
+        """Ends the server and the workers, whatever they are doing. Idempotent."""
+        for workers in self.workers.values():
+            workers.close()
+        if self._server is not None:
+            self._server.close()
+
+    async def _call(self, request: web.Request) -> web.Response:
+        workers, job = self._asked(request)
+        answered = await _answer(workers, job, await request.json())
+        return web.json_response({**answered, "replaced": workers.replaced})
+
+    async def _end(self, request: web.Request) -> web.Response:
+        workers, job = self._asked(request)
+        workers.tell(job, (await request.json())["end"])
+        return web.json_response({})
+
+    async def _end_all(self, request: web.Request) -> web.Response:
+        for workers in self.workers.values():
+            workers.tell_all()
+        return web.json_response({})
+
+    def _asked(self, request: web.Request) -> tuple[LocalWorkers, int]:
+        return self.workers[request.match_info["pool"]], int(request.match_info["job"])
+
+
+async def _answer(workers: LocalWorkers, job: int, call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"answer": await workers.ask(job, call)}
+    except CallFailed as error:
+        return {"failed": [error.kind, error.message, error.item, error.part]}
+    except WorkerLost as error:
+        return {"lost": str(error), "by_other": error.by_other}
+    except asyncio.CancelledError:
+        # Rank 0 waits no longer; its end of the episode may have come before.
+        workers.tell(job, "")
+        raise

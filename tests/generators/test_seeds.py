@@ -1,4 +1,7 @@
-"""No two generators of a run draw the same numbers, and none draws any again."""
+"""No two generators of a run draw the same numbers, and none draws any again.
+
+Covers lrl/generators/server.py.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ import pytest
 import torch
 
 import lrl
-from lrl.generators.seeds import generator_seed, run_seed
-from lrl.generators.server import Server
+from lrl.generators.server import Server, generator_seed, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
 from lrl.members.join import JoinSession, LocalOverrides

@@ -16,9 +16,10 @@ from lrl.errors import RequestRejected
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator, State
+from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
 from lrl.members import admission
-from lrl.members.admission import GeneratorAdmission, JoinedServer, poll_forever
+from lrl.members.admission import GeneratorAdmission, poll_forever
 from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.planning.clock import run
 from lrl.system import job_supervisor

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 import lrl
 from lrl.callbacks import Export, RolloutFile, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
-from lrl.members.admission import JoinedServer
+from lrl.generators.server import JoinedServer
 from lrl.run import Run
 from lrl.strategies.several_ranks import SeveralRanks
 from lrl.system.auth import bearer

@@ -1,5 +1,8 @@
 """The limit on an outage of all generators, whatever their replacements do; pool and generators on
-a virtual clock."""
+a virtual clock.
+
+Covers lrl/generators/fleet.py.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from lrl.errors import GeneratorError, NoGenerators
-from lrl.generators import health
+from lrl.generators import fleet
+from lrl.generators.fleet import OutageLimit
 from lrl.generators.generator import Generator
-from lrl.generators.health import OutageLimit
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import VirtualClock
 from lrl.routing.dispatch import Request
@@ -28,7 +31,7 @@ REQUEST = Request(Prompt(id=0, token_ids=[5], text=""), 1, 0, 0, 0.0)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
     loop = VirtualClock()
-    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=loop.time))
+    monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=loop.time))
     yield loop
     loop.close()
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ class Fleet:
         processes."""
         self._slots = [
             _ServerSlot(
-                name=generator.name,
                 fleet=self,
                 pool=self.pools[index >= split],
                 generator=generator,
@@ -151,6 +150,17 @@ class Fleet:
         self.generators.append(generator)
         self._await_sync(self.rollouts, generator)
 
+    async def replace(self, slot: "_ServerSlot") -> None:
+        """Admits the generator of a server that was started again; see `admit`."""
+        replacement = Generator(slot.server, self.capacity)
+        self._clients.append(replacement.client)
+        await _warm_up(replacement)
+        self._pinning.set_processes(slot.server.number, slot.server.processes())
+        self.generators[self.generators.index(slot.generator)] = replacement
+        slot.generator = replacement
+        self.restarts += 1
+        self._await_sync(slot.pool, replacement)
+
     async def remove(self, generator: Generator) -> None:
         """Removes a generator; its responses continue elsewhere. A server of the run's own is
         stopped."""
@@ -176,10 +186,7 @@ class Fleet:
         for pool in self.pools:
             pool.on_evicted = lambda generator: self._spawn(self._close(generator))
             for generator in pool.generators:
-                self._watch(pool, generator)
-
-    def _watch(self, pool: GeneratorPool, generator: Generator) -> None:
-        self._spawn(monitor(pool, generator, self.heartbeat_s))
+                self._spawn(monitor(pool, generator, self.heartbeat_s))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -193,10 +200,9 @@ class Fleet:
 
     def _await_sync(self, pool: GeneratorPool, generator: Generator) -> None:
         pool.pending.append(generator)
-        self._watch(pool, generator)
+        self._spawn(monitor(pool, generator, self.heartbeat_s))
 
     def _slot_of(self, generator: Generator) -> "_ServerSlot | None":
-        """Returns the slot of a generator that this run has started."""
         return next((slot for slot in self._slots if slot.generator is generator), None)
 
     async def _forget(self, generator: Generator) -> None:
@@ -213,17 +219,6 @@ class Fleet:
             slot.evicted = lost
             await lost.client.close()
 
-    async def replace(self, slot: "_ServerSlot") -> None:
-        """Admits the generator of a server that was started again; it joins at the next sync."""
-        replacement = Generator(slot.server, self.capacity)
-        self._clients.append(replacement.client)
-        await _warm_up(replacement)
-        self._pinning.set_processes(slot.server.number, slot.server.processes())
-        self.generators[self.generators.index(slot.generator)] = replacement
-        slot.generator = replacement
-        self.restarts += 1
-        self._await_sync(slot.pool, replacement)
-
     async def _disconnect(self) -> None:
         # First, or a request that still reads takes the end of its connection for the end of the
         # generator: a run that was stopped then said that it evicts one, below its last words.
@@ -235,7 +230,6 @@ class Fleet:
 class _ServerSlot(Slot):
     """A server of the run, and the generator that it is at present."""
 
-    name: str
     fleet: Fleet
     pool: GeneratorPool
     generator: Generator
@@ -245,6 +239,9 @@ class _ServerSlot(Slot):
     """The last one that its pool has evicted; one that ends with the run is not replaced."""
     _replaced: Generator | None = None  # the one whose server was started again
     _replacement: Future[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.name = self.server.name
 
     def start(self) -> None:
         self._replaced = self.generator
@@ -264,21 +261,17 @@ class _ServerSlot(Slot):
     def _starting(self) -> Condition:
         """Has the fleet admit the server once it answers."""
         try:
-            if self._replacement is None:
-                self._replacement = self._admission() if self.server.ready() else None
-            elif self._replacement.done() and not self._replacement.cancelled():
-                self._replacement.result()
+            if self._replacement is None and self.server.ready():
+                work = self.fleet.replace(self)
+                try:
+                    self._replacement = self.fleet.loop.submit(work)
+                except RuntimeError:  # the fleet has just stopped
+                    work.close()
+            elif (done := self._replacement) and done.done() and not done.cancelled():
+                done.result()
         except (ServerError, GeneratorError, OSError) as error:
             return Condition(JobState.FAILED, str(error))
         return Condition(JobState.STARTING)
-
-    def _admission(self) -> "Future[None] | None":
-        work = self.fleet.replace(self)
-        try:
-            return self.fleet.loop.submit(work)
-        except RuntimeError:  # the fleet has just stopped
-            work.close()
-            return None
 
     async def first_answer(self) -> None:
         """Warms the generator up; raises ServerError with the cause in the log, at which an answer
@@ -328,20 +321,20 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
 
 @dataclass
 class OutageLimit:
-    """The limit on an outage.
+    """The limit on an outage, which begins when no generator is left, and ends when one is of use
+    again.
 
-    An outage begins when no generator is left, and ends when one is of use again. A replacement
-    that only syncs, fails its proof, or ends at its first request does not end it: with such ones a
-    run once waited for a day.
+    A replacement that only syncs, fails its proof, or ends at its first request does not end it:
+    with such ones a run once waited for a day.
     """
 
     seconds: float
     logs: Sequence[Path]
     """The servers', for the error."""
-    _logged_at: float = field(init=False, default=0.0)
+    _logged_at: float = 0.0
 
     def check_outage(self, pool: GeneratorPool) -> None:
-        """Logs an outage of `pool`, at most every `LOG_EVERY_S` seconds; raises NoGenerators at the
+        """Logs an outage of `pool`, every `LOG_EVERY_S` seconds; raises NoGenerators at the
         limit."""
         now = time.monotonic()
         if any(generator.is_of_use(now) for generator in pool.alive):

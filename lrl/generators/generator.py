@@ -55,9 +55,9 @@ class State(Enum):
     """Has ended for this run."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Work:
-    """A request: the responses to write to one prompt."""
+    """Responses to write to one prompt."""
 
     prompt: Prompt
     sampling: Sampling
@@ -65,8 +65,6 @@ class Work:
     """Lower goes first."""
     deadline_s: float
     """Seconds for a request, once it has a generator."""
-    ended: Callable[[], None] = lambda: None
-    """Called at the end of each response."""
 
 
 class Generator(Slots):
@@ -138,9 +136,10 @@ class Generator(Slots):
         )
 
     async def write(
-        self, work: Work, rollouts: Sequence[Rollout], ended: Callable[[], None] = lambda: None
+        self, work: Work, rollouts: Sequence[Rollout], ended: Sequence[Callable[[], None]] = ()
     ) -> None:
-        """Writes `rollouts` to their end or to `interrupt`; calls `ended` at the end of each.
+        """Writes `rollouts` to their end or to `interrupt`; calls all of `ended` at the end of
+        each.
 
         Raises:
             GeneratorError: A request failed, or the generator was evicted; the rollouts keep their
@@ -148,8 +147,8 @@ class Generator(Slots):
         """
 
         def one_ended() -> None:
-            ended()
-            work.ended()
+            for tell in ended:
+                tell()
 
         requests = {
             asyncio.create_task(

@@ -105,13 +105,7 @@ class GeneratorPool:
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
         """
-        work = Work(
-            prompt=prompt,
-            sampling=sampling,
-            priority=priority,
-            deadline_s=deadline_s,
-            ended=ended,
-        )
+        work = Work(prompt, sampling, priority, deadline_s)
         target: Generator | None = None
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
@@ -125,10 +119,10 @@ class GeneratorPool:
             )
             generator = await self.requests.enter(request, unfinished, target)
             home.generator = generator
+            release = partial(self.requests.release, generator, request)
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
-                    release = partial(self.requests.release, generator, request)
-                    await self._write(generator, work, unfinished, release)
+                    await self._write(generator, work, unfinished, [release, ended])
             finally:
                 target = self.requests.leave(generator, request)
 
@@ -144,32 +138,25 @@ class GeneratorPool:
         home: Home | None = None,
     ) -> None:
         """Generates in the spare slots, without waiting for rollouts; see `generate`."""
-        work = Work(
-            prompt=prompt,
-            sampling=sampling,
-            priority=priority,
-            deadline_s=deadline_s,
-            ended=ended,
-        )
+        work = Work(prompt, sampling, priority, deadline_s)
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             # Not during a sync: an evaluation may follow it at once, and its responses must be of
             # the new version.
             async with self._changed:
-                while self.syncing or not self.serving:
-                    await self._changed.wait()
+                await self._changed.wait_for(lambda: self.serving and not self.syncing)
             generator = min(
                 self.serving, key=lambda one: (one is not home.generator, one.in_flight)
             )
             home.generator = generator
-            await self._write(generator, work, unfinished)
+            await self._write(generator, work, unfinished, [ended])
 
     async def _write(
         self,
         generator: Generator,
         work: Work,
         rollouts: list[Rollout],
-        ended: Callable[[], None] = lambda: None,
+        ended: Sequence[Callable[[], None]],
     ) -> None:
         """Writes on one generator; a failure evicts it and leaves rollouts unfinished."""
         try:
@@ -193,8 +180,7 @@ class GeneratorPool:
         """
         while True:
             async with self._changed:
-                while not self.generators:
-                    await self._changed.wait()
+                await self._changed.wait_for(lambda: self.generators)
             generator = min(self.generators, key=lambda one: one.in_flight)
             try:
                 return await generator.client.post(route, body, deadline_s=deadline_s)

@@ -1,8 +1,7 @@
-"""Launchers: they start members away from the trainer.
+"""Launchers start members away from the trainer, as jobs that are replaced when they fail.
 
-A scheduler places; the processes join at rank 0, which watches and replaces them
-(`lrl.members.run_members`). Without a launcher the run starts its generators itself
-(`lrl.generators.server`), and scores and plays in processes of its own.
+A scheduler places; the processes join at rank 0. Without a launcher the run starts its generators
+itself (`lrl.generators.server`), and scores and plays in processes of its own.
 """
 
 import contextlib
@@ -13,20 +12,28 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from lrl.errors import ConfigError
-from lrl.members.run_file import RUN_TOKEN
+from lrl.errors import ConfigError, NotRunning
+from lrl.members.registry import Kind, Member, Registry, RunClient, Status
+from lrl.members.run_file import RUN_CERTIFICATE, RUN_TOKEN
 from lrl.system.config_errors import above, at_least
+from lrl.system.endpoint import Location
+from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 from lrl.system.processes import bound_to_this_process
 
 __all__ = ["Command", "Given", "Job", "Launcher", "Local", "Ray", "Slurm"]
 
+OWN_END_S = 20.0
+"""Seconds in which a job must end by itself after the run has announced its end."""
 END_S = 20.0
 """Seconds that a process has to end after each signal."""
+POLL_S = 0.1
 RAY_GRACE_S = 10.0
 """Seconds that a member has to leave when its node of Ray is lost: it may be the last one, which
 stays."""
@@ -78,7 +85,6 @@ class Job:
                 return
 
     def tail(self) -> str:
-        """Returns the end of its output, for an error."""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 
@@ -149,7 +155,6 @@ class Given(Launcher):
     starts = False
 
     def start(self, name: str, *_: object, **__: object) -> Job:
-        """Raises OSError."""
         raise OSError(f"somebody else starts {name}")
 
 
@@ -183,7 +188,6 @@ class Command(Launcher):
         return self.command
 
     def prepare(self, gpus: int, setting: str) -> None:
-        """See `Launcher.prepare`."""
         super().prepare(gpus, setting)
         if shutil.which(program := shlex.split(self.line())[0], path=search_path()) is None:
             raise ConfigError(
@@ -199,7 +203,6 @@ class Command(Launcher):
         environment: Mapping[str, str],
         folder: Path,
     ) -> Job:
-        """See `Launcher.start`."""
         line = self.line()
         places = {"{join}": shlex.join(["lrl", *words]), "{name}": name, "{index}": str(index)}
         for place, value in places.items():
@@ -232,7 +235,6 @@ class Local(Command):
         self.placements = placements
 
     def devices(self, index: int) -> Sequence[int]:
-        """See `Launcher.devices`."""
         return self.placements[index]
 
 
@@ -256,7 +258,6 @@ class Slurm(Command):
         self.options = options or []
 
     def line(self) -> str:
-        """See `Command.line`."""
         srun = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", "--unbuffered"]
         srun += [*([f"--gpus={self.gpus}"] if self.gpus else []), *self.options]
         return f"{shlex.join(srun)} --job-name=lrl-{{name}} {{join}}"
@@ -294,7 +295,6 @@ class Ray(Command):
         self.cores = max(1, int(cpus))
 
     def prepare(self, gpus: int, setting: str) -> None:
-        """See `Launcher.prepare`."""
         super().prepare(gpus, setting)
         if find_spec("ray") is None:
             raise ConfigError(
@@ -302,7 +302,6 @@ class Ray(Command):
             )
 
     def line(self) -> str:
-        """See `Command.line`."""
         asked = {
             "--gpus": str(self.gpus),
             "--cpus": str(self.cpus),
@@ -312,3 +311,113 @@ class Ray(Command):
         }
         options = shlex.join(word for option in asked.items() for word in option)
         return f"lrl ray {options} {{join}}"
+
+
+class LaunchedMembers(JobSupervisor):
+    """Starts, watches, replaces and ends the jobs of a launcher, which join the run.
+
+    Args:
+        launcher: What starts them.
+        kind: What they are.
+        roster: Where they join: the registry on rank 0, or its client elsewhere.
+        location: Where they reach it.
+        token: The run's.
+        folder: The run's.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        kind: Kind,
+        roster: Registry | RunClient,
+        location: Location,
+        token: str,
+        folder: Path,
+    ) -> None:
+        self.launcher = launcher
+        self.kind = kind
+        self.roster = roster
+        self.folder = folder
+        self.words = ["join", location.url, "--kind", str(kind)]
+        """After `lrl`, the same for all jobs."""
+        # The token may be in no word of a command: every user of a machine can read those.
+        self.environment = {
+            **os.environ,
+            RUN_TOKEN: token,
+            RUN_CERTIFICATE: location.certificate,
+        }
+        self.slots = [
+            _LaunchedSlot(self, index) for index in range(launcher.jobs if launcher.starts else 0)
+        ]
+        super().__init__(self.slots)
+
+    @property
+    def last_words(self) -> str:
+        """The output of the job that failed last, or the resource that a job waits for."""
+        return self.last_failure or next(filter(None, (slot.tail() for slot in self.slots)), "")
+
+
+@dataclass(eq=False)
+class _LaunchedSlot(Slot):
+    """The slot of one job of a launcher."""
+
+    members: LaunchedMembers
+    index: int
+    job: Job | None = None
+    number: int = -1
+
+    def __post_init__(self) -> None:
+        self.name = str(self.members.kind)
+
+    def start(self) -> None:
+        members, kind, launcher = self.members, self.members.kind, self.members.launcher
+        try:
+            self.number = members.roster.claim(kind)
+        except NotRunning as error:
+            raise ConnectionError(str(error)) from error
+        self.name = f"{kind} {self.number}"
+        own: list[str] = []
+        if not kind.has_weights:
+            own = [] if launcher.cores is None else ["--workers", str(launcher.cores)]
+        elif devices := ",".join(map(str, launcher.devices(self.index))):
+            own = ["--devices", devices]
+        self.job = launcher.start(
+            f"{kind}-{self.number}",
+            self.index,
+            words=[*members.words, *own, "--number", str(self.number)],
+            environment=members.environment,
+            folder=members.folder,
+        )
+
+    def condition(self) -> Condition:
+        assert self.job is not None, "it was started"
+        kind = self.members.kind
+        try:
+            member = self.members.roster.view(kind, self.number)
+        except NotRunning:  # on another node: the run is gone, or does not answer now
+            member = Member(kind, self.number)
+        status = member.status
+        if status.over:
+            if status is Status.ENDED or (status is Status.LEFT and not member.by_itself):
+                return Condition(JobState.LEFT)
+            why = member.why or "its process was asked to end"
+            return Condition(JobState.FAILED, f"{why}\n{self.tail()}")
+        # What serves is kept, also when its scheduler has lost sight of it: the run notices
+        # silence.
+        if status is Status.SERVING:
+            return Condition(JobState.SERVING)
+        if not self.job.alive:
+            return Condition(JobState.FAILED, f"its process has ended\n{self.tail()}")
+        return Condition(JobState.STARTING)
+
+    def end(self) -> None:
+        job, self.job = self.job, None
+        if job is None:
+            return
+        deadline = time.monotonic() + OWN_END_S
+        while job.alive and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        job.stop()
+
+    def tail(self) -> str:
+        return "" if self.job is None else self.job.tail()

@@ -1,7 +1,7 @@
 """The registry of a run, on rank 0: its members of all kinds, and the HTTP by which they speak.
 
 A process that joins claims a number, then keeps reporting where its server is and reads its status
-in the answer. `lrl.members.admission` changes that status.
+in the answer. `lrl.members.run_members` changes that status.
 
 POST /run/<call>         one of `RegistryServer.calls`; takes and returns JSON
 GET  /run/model/<name>   a file of the run's model
@@ -167,7 +167,9 @@ class Registry:
     def __init__(self, spec: JoinSpec) -> None:
         self.spec = spec
         self._members: dict[tuple[Kind, int], Member] = {}
-        self._numbers = {kind: self._first(kind) for kind in Kind}
+        # The run's own generators have the numbers before.
+        self._first = {Kind.GENERATOR: spec.generators, Kind.WORKER: 0}
+        self._numbers = dict(self._first)
         self._lock = threading.Lock()
 
     # ---- for processes that join or ask
@@ -189,7 +191,7 @@ class Registry:
             LookupError: Nobody has claimed that number.
         """
         with self._lock:
-            if not self._first(kind) <= number < self._numbers[kind]:
+            if not self._first[kind] <= number < self._numbers[kind]:
                 raise LookupError(f"nobody has taken the number {number} for a {kind} that joins")
             status = self._record(kind, number).status
             # One without weights that was cut off holds nothing that could be old.
@@ -231,7 +233,7 @@ class Registry:
     def joined(self, kind: Kind) -> list[int]:
         """Returns the numbers of the members of this kind that the run has admitted."""
         admitted = (Status.PENDING, Status.SERVING)
-        return [each.number for each in self._all(kind) if each.status in admitted]
+        return [each.number for each in self._joining(kind) if each.status in admitted]
 
     # ---- for the run
 
@@ -240,20 +242,17 @@ class Registry:
         now = time.monotonic()
         return {
             each.number: each
-            for each in self._all(kind)
+            for each in self._joining(kind)
             if now - each.heard < LEASE_S and each.location.url
         }
 
     def leaving(self, kind: Kind) -> list[int]:
         """Returns the numbers of the members that must leave."""
-        with self._lock:
-            return [
-                each.number for each in self._members.values() if each.kind is kind and each.leaving
-            ]
+        return [each.number for each in self._all() if each.kind is kind and each.leaving]
 
     def refusal(self, kind: Kind) -> str:
         """Returns the reason of the last refusal; empty without one."""
-        found = [each.why for each in self._all(kind) if each.status is Status.REFUSED]
+        found = [each.why for each in self._joining(kind) if each.status is Status.REFUSED]
         return found[-1] if found else ""
 
     def set_status(
@@ -276,28 +275,19 @@ class Registry:
             for member in list(self._members.values()):
                 if not member.status.over:
                     self._change(member.kind, member.number, status=Status.ENDED)
-        while time.monotonic() - announced_s < END_S:
-            with self._lock:
-                silent = [
-                    each
-                    for each in self._members.values()
-                    if announced_s - LEASE_S < each.heard <= announced_s
-                ]
-            if not silent:
+        while any(announced_s - LEASE_S < each.heard <= announced_s for each in self._all()):
+            if time.monotonic() - announced_s > END_S:
                 return
             time.sleep(0.05)
 
-    def _all(self, kind: Kind) -> list[Member]:
-        """All members that have ever joined, in the order of their numbers."""
+    def _all(self) -> list[Member]:
         with self._lock:
-            return [
-                self._record(kind, number)
-                for number in range(self._first(kind), self._numbers[kind])
-            ]
+            return list(self._members.values())
 
-    def _first(self, kind: Kind) -> int:
-        """The first number of those that join; the run's own generators have the ones before."""
-        return self.spec.generators if kind is Kind.GENERATOR else 0
+    def _joining(self, kind: Kind) -> list[Member]:
+        """All of this kind that have ever joined, in the order of their numbers."""
+        first = self._first[kind]
+        return [each for each in self._all() if each.kind is kind and each.number >= first]
 
     def _record(self, kind: Kind, number: int) -> Member:
         return self._members.get((kind, number), Member(kind, number))
@@ -385,11 +375,10 @@ class RegistryServer(TokenServer):
     ) -> Member:
         if run != self.registry.spec.run_id:
             raise LookupError("that number is another run's")
-        node = str(node)
-        if not node.isprintable() or len(node) > LONGEST_NODE:
+        if not str(node).isprintable() or len(str(node)) > LONGEST_NODE:
             raise ValueError("the name of the machine is not printable, or too long")
         where = Location(**location)
-        return self.registry.register(kind, number, where, node=node, workers=int(workers))
+        return self.registry.register(kind, number, where, node=str(node), workers=int(workers))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -407,7 +396,8 @@ class RegistryServer(TokenServer):
 
 
 class RunClient:
-    """The registry of the live run at `location`, from another process.
+    """The registry of the live run at `location`, from another process; see `Registry` for its
+    methods.
 
     Every method raises NoAnswer if the run does not answer within `DEADLINE_S`, and NotRunning if
     it rejects the request.
@@ -419,7 +409,6 @@ class RunClient:
         self._trust = location.context()
 
     def spec(self) -> JoinSpec:
-        """Returns the run's requirements."""
         return JoinSpec(**self._ask("spec"))
 
     def terms(self, kind: Kind) -> dict[str, Any]:
@@ -427,31 +416,27 @@ class RunClient:
         return dict(self._ask("terms", kind=kind))
 
     def joined(self, kind: Kind) -> list[int]:
-        """See `Registry.joined`."""
         return list(self._ask("joined", kind=kind))
 
     def claim(self, kind: Kind) -> int:
-        """See `Registry.claim`."""
         return int(self._ask("claim", kind=kind))
 
     def view(self, kind: Kind, number: int) -> Member:
-        """See `Registry.view`."""
         return Member.from_json(self._ask("view", kind=kind, number=number))
 
     def register(
         self, kind: Kind, number: int, run_id: str, location: Location, workers: int = 0
     ) -> Member:
-        """See `Registry.register`; for a member on this machine, of the run `run_id`."""
+        """See `Registry`; for a member on this machine, of the run `run_id`."""
         words = {"run": run_id, "location": asdict(location), "workers": workers}
         node = socket.gethostname()[:LONGEST_NODE]
         return Member.from_json(self._ask("register", kind=kind, number=number, node=node, **words))
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
-        """See `Registry.withdraw`."""
         self._ask("withdraw", kind=kind, number=number, why=why)
 
     def ask_to_leave(self, kind: Kind, number: int, by_itself: bool = False) -> None:
-        """See `Registry.ask_to_leave`; `view` has the answer."""
+        """See `Registry`; `view` has the answer."""
         self._ask("ask_to_leave", kind=kind, number=number, by_itself=by_itself)
 
     def fetch_model(self, folder: Path, interrupted: Callable[[], None] = lambda: None) -> None:

@@ -1,152 +1,40 @@
-"""All members of a run, from the opened registry to the end; those that a launcher starts are jobs,
-replaced when they fail."""
+"""All members of a run, from the opened registry to the end: rank 0 admits, loses and releases them.
+
+A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops
+its process. A member without weights gets work as soon as rank 0 reaches it, and one that was only
+cut off comes again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.errors import NotRunning, ServerError
+from lrl.errors import ConfigError, GeneratorError, ServerError
 from lrl.generators.fleet import Fleet
+from lrl.generators.generator import Generator
+from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
-from lrl.members.admission import GeneratorAdmission, WorkerAdmission, poll_forever
-from lrl.members.launchers import Job, Launcher
-from lrl.members.registry import JoinSpec, Kind, Member, Registry, RegistryServer, RunClient, Status
-from lrl.members.run_file import RUN_CERTIFICATE, RUN_TOKEN, remove_run_file, write_run_file
+from lrl.members.launchers import LaunchedMembers, Launcher
+from lrl.members.registry import JoinSpec, Kind, Member, Registry, RegistryServer, Status
+from lrl.members.run_file import remove_run_file, write_run_file
 from lrl.system.best_effort import best_effort
 from lrl.system.endpoint import Location, is_loopback
-from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 from lrl.workers.pool import Members
+from lrl.workers.remote import LEAVE_S, RemoteWorkers
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """Jobs of each slot that may fail before a run gives up at its start."""
-OWN_END_S = 20.0
-"""Seconds in which a job must end by itself after the run has announced its end."""
-POLL_S = 0.1
-
-
-class LaunchedMembers(JobSupervisor):
-    """Starts, watches, replaces and ends the jobs of a launcher, which join the run.
-
-    Args:
-        launcher: What starts them.
-        kind: What they are.
-        roster: Where they join: the registry on rank 0, or its client elsewhere.
-        location: Where they reach it.
-        token: The run's.
-        folder: The run's.
-    """
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        kind: Kind,
-        roster: Registry | RunClient,
-        location: Location,
-        token: str,
-        folder: Path,
-    ) -> None:
-        words = ["join", location.url, "--kind", str(kind)]
-        # The token may be in no word of a command: every user of a machine can read those.
-        environment = {**os.environ, RUN_TOKEN: token, RUN_CERTIFICATE: location.certificate}
-        self.slots = [
-            _LaunchedSlot(
-                launcher,
-                kind,
-                index,
-                roster=roster,
-                words=words,
-                environment=environment,
-                folder=folder,
-            )
-            for index in range(launcher.jobs if launcher.starts else 0)
-        ]
-        super().__init__(self.slots)
-
-    @property
-    def last_words(self) -> str:
-        """The output of the job that failed last, or the resource that a job waits for."""
-        return self.last_failure or next(filter(None, (slot.tail() for slot in self.slots)), "")
-
-
-@dataclass(eq=False)
-class _LaunchedSlot(Slot):
-    """The slot of one job of a launcher."""
-
-    launcher: Launcher
-    kind: Kind
-    index: int
-    roster: Registry | RunClient
-    words: Sequence[str]
-    """After `lrl`, the same for all slots."""
-    environment: Mapping[str, str]
-    folder: Path
-    job: Job | None = None
-    number: int = -1
-
-    def __post_init__(self) -> None:
-        self.name = str(self.kind)
-
-    def start(self) -> None:
-        try:
-            self.number = self.roster.claim(self.kind)
-        except NotRunning as error:
-            raise ConnectionError(str(error)) from error
-        self.name = f"{self.kind} {self.number}"
-        self.job = self.launcher.start(
-            f"{self.kind}-{self.number}",
-            self.index,
-            words=[*self.words, *self._own_words(), "--number", str(self.number)],
-            environment=self.environment,
-            folder=self.folder,
-        )
-
-    def _own_words(self) -> list[str]:
-        if not self.kind.has_weights:
-            return [] if self.launcher.cores is None else ["--workers", str(self.launcher.cores)]
-        devices = ",".join(map(str, self.launcher.devices(self.index)))
-        return ["--devices", devices] if devices else []
-
-    def condition(self) -> Condition:
-        assert self.job is not None, "it was started"
-        try:
-            member = self.roster.view(self.kind, self.number)
-        except NotRunning:  # on another node: the run is gone, or does not answer now
-            member = Member(self.kind, self.number)
-        status = member.status
-        if status.over:
-            if status is Status.ENDED or (status is Status.LEFT and not member.by_itself):
-                return Condition(JobState.LEFT)
-            why = member.why or "its process was asked to end"
-            return Condition(JobState.FAILED, f"{why}\n{self.tail()}")
-        # What serves is kept, also when its scheduler has lost sight of it: the run notices
-        # silence.
-        if status is Status.SERVING:
-            return Condition(JobState.SERVING)
-        if not self.job.alive:
-            return Condition(JobState.FAILED, f"its process has ended\n{self.tail()}")
-        return Condition(JobState.STARTING)
-
-    def end(self) -> None:
-        job, self.job = self.job, None
-        if job is None:
-            return
-        deadline = time.monotonic() + OWN_END_S
-        while job.alive and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        job.stop()
-
-    def tail(self) -> str:
-        """Returns the end of the job's output, or the reason of its wait; empty without a job."""
-        return "" if self.job is None else self.job.tail()
+POLL_S = 0.25
+"""Seconds between two looks at the registry."""
 
 
 @dataclass
@@ -283,3 +171,174 @@ class RunMembers:
         cause = f" The last one ended with:\n{words}" if words else ""
         name = f"{launcher.setting} {type(launcher).__name__}"
         return ServerError(f"{name}: no {kind} has joined {when}.{cause}")
+
+
+async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
+    """Polls the registry; each `poll` looks once, and admits and removes members."""
+    while True:
+        await poll()
+        await asyncio.sleep(POLL_S)
+
+
+@dataclass
+class GeneratorAdmission:
+    """Admits generators of other processes to a fleet, and removes them."""
+
+    fleet: Fleet
+    registry: Registry
+    token: str
+    settings: ServerSettings
+
+    def __post_init__(self) -> None:
+        self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
+        self._admissions: set[asyncio.Task[None]] = set()
+
+    async def poll(self) -> None:
+        """Looks once at the registry."""
+        alive = self.registry.alive(Kind.GENERATOR)
+        for number, member in alive.items():
+            if number not in self._generators and not member.status.over:
+                admission = asyncio.ensure_future(self._admit(number, member.location))
+                self._admissions.add(admission)
+                admission.add_done_callback(self._admissions.discard)
+        for number in self.registry.leaving(Kind.GENERATOR):
+            await self._remove(number)
+        for number, (server, generator) in self._generators.items():
+            server.alive = number in alive
+            self._report(number, generator)
+
+    async def _admit(self, number: int, location: Location) -> None:
+        try:
+            server = JoinedServer(number, location, self.token, self.settings)
+        except (OSError, ValueError) as error:
+            why = f"its certificate cannot be read: {error}"
+            self.registry.set_status(Kind.GENERATOR, number, Status.REFUSED, why=why)
+            return
+        generator = Generator(server, self.fleet.capacity)
+        self._generators[number] = server, generator
+        try:
+            await self.fleet.admit(generator)
+            log.info("%s joins the run at the next sync.", generator.name.capitalize())
+        except GeneratorError as error:
+            log.warning("%s may not join: %s", generator.name.capitalize(), error)
+            generator.evict(str(error))
+            await generator.client.close()
+
+    async def _remove(self, number: int) -> None:
+        if self.fleet.rollouts.syncing:
+            return  # a collective transfer would fail for all; the request stays in the registry
+        generators = {generator.server.number: generator for generator in self.fleet.generators}
+        generator = generators.get(number)
+        if generator is None:
+            refusal = f"The run has no generator {number} now."
+        elif not (refusal := leave_refusal(self.fleet, generator)):
+            await self.fleet.remove(generator)
+            self.registry.set_status(Kind.GENERATOR, number, Status.LEFT, generator.version)
+        self.registry.answer_leave(Kind.GENERATOR, number, refusal)
+
+    def _report(self, number: int, generator: Generator) -> None:
+        """Writes each change of a generator's status to the registry, until the status is over."""
+        before = self.registry.view(Kind.GENERATOR, number).status
+        status = self._status_of(generator)
+        if status is before or before.over:
+            return
+        self.registry.set_status(
+            Kind.GENERATOR, number, status, version=generator.version, why=generator.eviction or ""
+        )
+        self.fleet.joined += status is Status.SERVING
+
+    def _status_of(self, generator: Generator) -> Status:
+        has_served = generator.served_from is not None
+        if generator.eviction is not None:
+            return Status.LOST if has_served else Status.REFUSED
+        if has_served:
+            return Status.SERVING
+        return Status.PENDING if generator in self.fleet.generators else Status.STARTING
+
+
+def leave_refusal(fleet: Fleet, generator: Generator) -> str:
+    """Returns the reason why a generator cannot leave; empty if it can."""
+    name = generator.name.capitalize()
+    if fleet.evaluation is not None and generator in fleet.evaluation.generators:
+        return (
+            f"{name} is kept for evaluations (strategy.evaluation_generators); only those that "
+            "write rollouts leave."
+        )
+    if generator.eviction is not None:
+        return f"{name} is being replaced at this moment: ask again when it is back."
+    # A pending one is not among them: its proof may still fail.
+    if fleet.rollouts.generators == [generator]:
+        return f"{name} is the last one that serves. Have another one join before, or end the run."
+    return ""
+
+
+@dataclass
+class WorkerAdmission:
+    """Admits members with workers, and removes them."""
+
+    members: Members
+    registry: Registry
+    token: str
+
+    def __post_init__(self) -> None:
+        self._admissions: dict[int, asyncio.Task[None]] = {}
+        self._served: set[int] = set()
+
+    async def poll(self) -> None:
+        """Looks once at the registry."""
+        alive = self.registry.alive(Kind.WORKER)
+        for number, member in alive.items():
+            if member.status is Status.STARTING and number not in self._admissions:
+                task = asyncio.get_running_loop().create_task(self._admit(member))
+                self._admissions[number] = task
+                task.add_done_callback(lambda _, number=number: self._admissions.pop(number))  # type: ignore[misc]
+        known = {each.number: each for each in self.members.all}
+        for number in self.registry.leaving(Kind.WORKER):
+            self._release(number, known.get(number))
+        for number, workers in known.items():
+            why = workers.lost or ("" if number in alive else "its process has ended, or is silent")
+            if why and self.members.remove(number, why):
+                log.warning("%s is lost (%s). Others do its work.", workers.name.capitalize(), why)
+                self.registry.set_status(Kind.WORKER, number, Status.LOST, why=why)
+
+    async def _admit(self, member: Member) -> None:
+        number, location = member.number, member.location
+        count = max(1, member.workers)
+        status = Status.REFUSED
+        try:
+            workers = RemoteWorkers(number, member.node, count, location=location, token=self.token)
+            await self.members.check(workers)
+        except ConfigError as error:
+            why = str(error)
+        except (OSError, ValueError) as error:
+            # One that has served may only have lost its network, and is tried again when it speaks.
+            status = Status.LOST if number in self._served else Status.REFUSED
+            why = (
+                f"{member.name.capitalize()} on {member.node} cannot be reached at {location.url}: "
+                f"{error}. It needs an address that this machine reaches: give it by `lrl join "
+                "--host`"
+            )
+        else:
+            self._served.add(number)
+            self.members.add(workers)
+            log.info("%s has joined, with %d workers.", workers.name.capitalize(), workers.count)
+            self.registry.set_status(Kind.WORKER, number, Status.SERVING)
+            return
+        log.warning("%s.", why.rstrip("."))
+        self.registry.set_status(Kind.WORKER, number, status, why=why)
+
+    def _release(self, number: int, workers: RemoteWorkers | None) -> None:
+        """Has a member leave, when its work is done or has had the time for it."""
+        if workers is None:
+            refusal = f"The run has no {Kind.WORKER} {number} now."
+            self.registry.answer_leave(Kind.WORKER, number, refusal)
+            return
+        if workers.leaving_since is None:
+            if refusal := self.members.leave_refusal(workers):
+                self.registry.answer_leave(Kind.WORKER, number, refusal)
+                return
+            workers.leaving_since = time.monotonic()
+        if workers.idle or time.monotonic() - workers.leaving_since >= LEAVE_S:
+            self.members.remove(number, "it leaves the run")
+            self.registry.set_status(Kind.WORKER, number, Status.LEFT)
+            self.registry.answer_leave(Kind.WORKER, number)

@@ -44,9 +44,8 @@ from lrl.distributed.rendezvous import (
     close_silent_connections,
 )
 from lrl.errors import ConfigError
-from lrl.members.launchers import Local
+from lrl.members.launchers import LaunchedMembers, Local
 from lrl.members.registry import Kind, RunClient
-from lrl.members.run_members import LaunchedMembers
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.config_errors import above, fault
 from lrl.system.endpoint import is_loopback

@@ -1,5 +1,8 @@
 """Generators of other processes join and leave a live fleet through its registry; the processes are
-models."""
+models.
+
+Covers lrl/members/run_members.py.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator, State
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
-from lrl.members import admission
-from lrl.members.admission import GeneratorAdmission, poll_forever
+from lrl.members import run_members
 from lrl.members.registry import Kind, Member, Registry, Status
+from lrl.members.run_members import GeneratorAdmission, poll_forever
 from lrl.planning.clock import run
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
@@ -87,7 +90,7 @@ class LiveRun:
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(admission, "POLL_S", 0.01)
+    monkeypatch.setattr(run_members, "POLL_S", 0.01)
     made = LiveRun()
     yield made
     made.fleet.stop()

@@ -20,8 +20,7 @@ from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
-from lrl.members import admission, join
-from lrl.members.admission import GeneratorAdmission, poll_forever
+from lrl.members import join, run_members
 from lrl.members.join import (
     JoiningGenerator,
     LocalOverrides,
@@ -31,6 +30,7 @@ from lrl.members.join import (
 )
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_file import find_run
+from lrl.members.run_members import GeneratorAdmission, poll_forever
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
@@ -54,7 +54,7 @@ class Watched(Scripted):
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """A fleet of one generator, which serves version 0."""
     let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(admission, "POLL_S", 0.02)
+    monkeypatch.setattr(run_members, "POLL_S", 0.02)
     monkeypatch.setattr(join, "POLL_S", 0.02)
     monkeypatch.setattr(join, "Server", Watched)
     monkeypatch.setattr(Watched, "made", [])

@@ -21,10 +21,10 @@ import pytest
 import lrl
 from lrl.errors import ConfigError, ServerError
 from lrl.generators.settings import ServerSettings
-from lrl.members import run_members
-from lrl.members.launchers import Command, Given, Launcher, Local, Ray, Slurm
+from lrl.members import launchers
+from lrl.members.launchers import Command, Given, LaunchedMembers, Launcher, Local, Ray, Slurm
 from lrl.members.registry import Kind, RegistryServer, Status
-from lrl.members.run_members import ATTEMPTS, LaunchedMembers, RunMembers
+from lrl.members.run_members import ATTEMPTS, RunMembers
 from lrl.rewards import RewardPool
 from lrl.strategies.generator_servers import make_members
 from lrl.system import job_supervisor
@@ -113,7 +113,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of a job does not end by itself."""
-    monkeypatch.setattr(run_members, "OWN_END_S", 0.0)
+    monkeypatch.setattr(launchers, "OWN_END_S", 0.0)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.0)
 
 
@@ -219,7 +219,7 @@ def test_a_member_is_replaced_unless_it_serves_or_was_asked_to_leave(
 def test_a_job_that_ends_by_itself_is_not_forced(
     scene: Scene, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_members, "OWN_END_S", 600.0)
+    monkeypatch.setattr(launchers, "OWN_END_S", 600.0)
     scene.poll()
     ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.made]
     for end in ends:
@@ -391,7 +391,7 @@ def test_a_run_starts_its_workers_has_them_score_and_ends_them(
 ) -> None:
     """The generator is a small program; the worker is a real one."""
     let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(run_members, "OWN_END_S", 60.0)
+    monkeypatch.setattr(launchers, "OWN_END_S", 60.0)
     strategy = ScriptedRun(Scripted, tmp_path, ServerSettings())
     pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Command(1, "env {join}")
     data = SimpleNamespace(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lrl.generators.settings import ServerSettings
-from lrl.members.admission import WorkerAdmission, poll_forever
 from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer
+from lrl.members.run_members import WorkerAdmission, poll_forever
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.workers.pool import Members

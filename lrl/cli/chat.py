@@ -137,17 +137,9 @@ def respond(
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any] = NO_FORM
 ) -> BatchEncoding:
-    """Encodes a typed prompt as in training. Returns input_ids of shape [1, n].
-
-    Args:
-        tokenizer: The policy's.
-        prompt: What is typed.
-        form: `Prompts.form` of the run; if empty, a chat if the tokenizer has a template, else
-            plain text.
-
-    Raises:
-        ValueError: The tokenizer cannot encode it, or the run's template needs other columns.
-    """
+    """Encodes a typed prompt as in training, by the `Prompts.form` of the run; if that is empty, as a
+    chat if the tokenizer has a template, else as plain text. Returns input_ids of shape [1, n].
+    Raises ValueError if the tokenizer cannot, or the run's template needs other columns."""
     from transformers import BatchEncoding
 
     from lrl.rollouts.prompts import Prompts

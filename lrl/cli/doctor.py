@@ -192,13 +192,8 @@ def nvidia_driver() -> str | None:
 
 
 def graphics(gpus: Sequence[str], driver: str | None, built_for: str | None) -> Check:
-    """Lists the GPUs; warns of a driver that torch cannot use.
-
-    Args:
-        gpus: Those that torch sees.
-        driver: See `nvidia_driver`.
-        built_for: The CUDA for which torch was built; None for none.
-    """
+    """Lists the GPUs that torch sees; warns of a driver that torch, `built_for` this CUDA or none,
+    cannot use."""
     name = "GPUs"
     if gpus:
         found = ", ".join(f"{count} x {one}" for one, count in Counter(gpus).items())

@@ -57,17 +57,9 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     """Writes the policy of a checkpoint, with its tokenizer; returns the steps it has done.
 
     Adapters are merged into it, and also stand alone in its folder `adapter`, in peft's format.
-
-    Args:
-        checkpoint: File or folder of a run.
-        folder: Target; it must be new or empty.
-        model: Folder or hub name that the run began with; None takes the one that the checkpoint
-            names.
-
-    Raises:
-        ValueError: There is no checkpoint of a policy, it is of another model, or the target holds
-            something.
-        OSError: The target cannot be written.
+    `model` is the folder or hub name that the run began with, if it is not the one that the
+    checkpoint names. Raises ValueError if there is no checkpoint of a policy, it is of another
+    model, or the target holds something.
     """
     with quick_imports():
         from lrl.training.export import save_policy
@@ -93,16 +85,9 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
 def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     """Writes the critic of a checkpoint, with the tokenizer; returns the steps it has done.
 
-    Args:
-        checkpoint: File or folder of a run with `model.critic`.
-        folder: Target; it must be new or empty.
-        model: Folder or hub name of `model.critic.model`, or of `model.model` for a head on the
-            policy; None takes the one that the checkpoint names.
-
-    Raises:
-        ValueError: As `export`; or there is no critic, or transformers has no token classification
-            for it.
-        OSError: The target cannot be written.
+    `model` is the folder or hub name of `model.critic.model`, or of `model.model` for a head on the
+    policy. Raises ValueError as `export`; or there is no critic, or transformers has no token
+    classification for it.
     """
     with quick_imports():
         from lrl.training.export import save_critic

@@ -40,11 +40,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_project(folder: Path, *, turns: bool) -> list[str]:
-    """Writes a project, with an environment if `turns`; returns the names of its files.
-
-    Raises:
-        ValueError: The folder has something in it, or its name is none for a run.
-    """
+    """Writes a project, with an environment if `turns`; returns the names of its files. Raises
+    ValueError if the folder has something in it, or its name is none for a run."""
     name = folder.resolve().name
     if PLAIN_NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is no name of a run: take letters, digits, `-`, `_` and `.`.")

@@ -47,15 +47,8 @@ COMMANDS = (*LIGHTNINGS, *OTHERS)
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        args: Words after `lrl`; those of this process if not given.
-
-    Returns:
-        Exit status: 0, 2 for bad input, 130 after Ctrl-C. A run that a signal ends raises
-            SystemExit with 130 or 143.
-    """
+    """Runs the command line, this process's if none is given; returns the exit status: 0, 2 for bad
+    input, 130 after Ctrl-C. A run that a signal ends raises SystemExit with 130 or 143."""
     try:
         return run_command(list(sys.argv[1:] if args is None else args))
     except KeyboardInterrupt:  # there is nothing to save, and a traceback would say nothing

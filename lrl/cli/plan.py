@@ -42,12 +42,8 @@ ASSUMED = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `lrl plan`; returns the exit status.
-
-    Raises:
-        ValueError: The input is wrong, nothing fits, or a recipe was requested and lrl can run none
-            of the plans.
-    """
+    """Runs `lrl plan`; returns the exit status. Raises ValueError if nothing fits, or a recipe was
+    requested and lrl can run none of the plans."""
     args = parser().parse_args(argv)
     console = Console(highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length

@@ -85,15 +85,8 @@ class Request:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Places and runs it.
-
-    Args:
-        argv: The words after `lrl ray`.
-
-    Returns:
-        Exit status: the command's; 2 if the words are wrong, 1 if it cannot be placed or a node
-            is lost.
-    """
+    """Places and runs it; returns the exit status: the command's, 2 if the words are wrong, 1 if it
+    cannot be placed or a node is lost."""
     parser = ArgumentParser(
         prog="lrl ray",
         usage=f"lrl ray --gpus N [...] fit --config RECIPE [...]\n\nAs in: {EXAMPLE}",
@@ -118,13 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(words: Sequence[str], asked: Request) -> int:
-    """Runs `lrl` with these words on the nodes, and prints what they print; returns the exit
-    status.
-
-    Raises:
-        OSError: There is no cluster, or no place in it within `wait_s`.
-        RayError: A node cannot start the command; the last line of its text has the cause.
-    """
+    """Runs `lrl` with these words on the nodes, and prints what they print; returns the exit status.
+    Raises OSError without a cluster, or a place in it, and RayError if a node cannot start the
+    command."""
     ray.init(address=asked.address, log_to_driver=False, logging_level=logging.ERROR)
     received: list[int] = []
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ray's own handler would end this process

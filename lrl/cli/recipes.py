@@ -22,12 +22,8 @@ def recipes() -> dict[str, Path]:
 
 def with_recipe_paths(words: Sequence[str]) -> list[str]:
     """Replaces the name of a shipped recipe after `--config` by its path, and checks all YAML that
-    the words name; a file of that name wins.
-
-    Raises:
-        FileNotFoundError: There is neither; names the nearest one.
-        ValueError: A file is no YAML of settings, or has a key twice; names file, line and column.
-    """
+    the words name; a file of that name wins. Raises FileNotFoundError if there is neither, and
+    ValueError if YAML has no settings, or a key twice."""
     expanded: list[str] = []
     for word in words:
         option, equals, value = word.partition("=")

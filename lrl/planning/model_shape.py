@@ -109,12 +109,8 @@ class ModelShape:
 
 def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:
     """Reads the shape of a model from a folder in Hugging Face format, its `config.json`, or that
-    file's content.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is no JSON, its architecture is not known here, or a size is missing.
-    """
+    file's content. Raises FileNotFoundError without such a file, and ValueError if it is no JSON,
+    its architecture is not known here, or a size is missing."""
     config = model
     if not isinstance(config, Mapping):
         file = Path(config)

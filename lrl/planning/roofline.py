@@ -136,11 +136,8 @@ class Cluster:
 def parse_cluster(
     text: str, setting: str = "--cluster", devices_per_node: int = DEVICES_PER_NODE
 ) -> Cluster:
-    """Returns the cluster that a text like `8xH100` (number, `x`, name of a sheet) names.
-
-    Raises:
-        ValueError: The text has another form, a number below 1, or a name without a sheet.
-    """
+    """Returns the cluster that a text like `8xH100` (number, `x`, name of a sheet) names; raises
+    ValueError for another form, a number below 1, or a name without a sheet."""
     match = re.fullmatch(r"([1-9]\d*)x(\S+)", text.lower())
     if match is None or match[2] not in KNOWN:
         names = ", ".join(device.name for device in SHEETS)

@@ -80,12 +80,8 @@ class Quantiles:
 
 
 def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
-    """Returns the distribution that `text` names, one of `FORMS`.
-
-    Raises:
-        ValueError: The text has another form, or impossible numbers; it names `setting`.
-        FileNotFoundError: There is no such file.
-    """
+    """Returns the distribution that `text` names, one of `FORMS`. Raises FileNotFoundError without
+    such a file, and ValueError, with `setting`, for another form or impossible numbers."""
     kind, _, rest = text.partition(":")
     try:
         if kind == "lognormal":

@@ -121,9 +121,7 @@ class Parser(LightningArgumentParser):
         try:
             super().validate(namespace, *args, **settings | {"skip_unset": False})
         except TypeError:
-            super().validate(
-                namespace, *args, **settings
-            )  # says what was left out and must be there
+            super().validate(namespace, *args, **settings)  # says what was left out
             raise
 
 

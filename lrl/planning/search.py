@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 from lrl.planning.model_shape import BYTES, ModelShape
 from lrl.planning.roofline import (
@@ -154,7 +155,7 @@ class Layouts:
 class Plan:
     """Devices, layouts and lag of a run, and the forecast of its step."""
 
-    placement: str
+    placement: Literal["split", "shared"]
     """`split`: each side has its own devices; `shared`: both use all devices, in turn."""
     training: Training
     generation: Generation

@@ -150,7 +150,7 @@ def _outcome(
         max_num_seqs=generation.writing.slots,
         prompt_tokens=workload.prompt_tokens,
         dispatch=informed,
-        placement="shared" if plan.placement == "shared" else "split",
+        placement=plan.placement,
         episodes=shapes,
         attention_tokens=workload.attention_tokens,
     )

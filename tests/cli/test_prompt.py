@@ -167,22 +167,3 @@ def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
     with started(Silent, tmp_path) as server:
         status, out, error = say("prompt", str(tmp_path))
     assert (status, out) == (2, "") and server.url in error and str(server.log_path) in error
-
-
-@pytest.mark.parametrize(
-    ("words", "work"),
-    [
-        (["prompt", "."], "lrl.cli.prompt.lines"),
-        (["chat", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
-    ],
-)
-def test_ctrl_c_ends_a_command_without_a_traceback(
-    words: list[str], work: str, tmp_path: Path, monkeypatch: Any, say: Say
-) -> None:
-    def interrupted(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(work, interrupted)
-    found = say(*(str(tmp_path) if word == "FOLDER" else word for word in words))
-    assert (found[0], found[2]) == (130, "\n")

@@ -25,7 +25,7 @@ from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.distributed.ranks import explain_broken_collective
 from lrl.errors import ConfigError
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
-from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
+from lrl.objectives.base import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
 from lrl.system.aliases import answers_aliases
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
@@ -45,7 +45,7 @@ from lrl.training.optimizers import (
 )
 from lrl.training.rounded_adamw import RoundedAdamW
 from lrl.training.schedule import Schedule, lr_factor
-from lrl.training.trial_step import try_step
+from lrl.training.trials import try_step
 from lrl.types import Group, MicroBatch, Step
 
 
@@ -58,7 +58,7 @@ class PolicyModule(PolicyModel):
             never run.
         objective: The loss; AIPO() if not given.
         normalise_by: Divisor of the losses of a step: `token`, `sequence`, or a number of tokens
-            per response (`lrl.objectives.normalisation`); null takes the objective's default.
+            per response (`lrl.objectives.base`); null takes the objective's default.
         lora: Train low-rank adapters in the place of the weights (`lrl.LoRA`); null trains all
             weights.
         reference: A frozen policy to stay near to (`lrl.Reference`), or to learn from

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
 from lrl.advantages import Advantages, GroupMean
-from lrl.objectives.normalisation import denominator
+from lrl.objectives.base import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, MicroBatch, Prompt, Rollout

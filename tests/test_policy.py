@@ -41,7 +41,7 @@ from lrl.objectives import (
     IcePop,
     Objective,
 )
-from lrl.objectives.normalisation import denominator
+from lrl.objectives.base import denominator
 from lrl.policy import PolicyModule
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA

@@ -19,9 +19,6 @@ class AIPO(Objective):
     Args:
         rho: Largest importance weight pi / mu of a token. LlamaRL found values in [2, 10] to work
             well; at least 1.
-
-    Raises:
-        ValueError: rho is below 1 or not a number.
     """
 
     def __init__(self, rho: float = 4.0) -> None:

@@ -22,9 +22,6 @@ class CISPO(Objective):
         epsilon_low: The weight is at least 1 - epsilon_low; 1 sets no lower bound, as the paper
             does.
         epsilon_high: The weight is at most 1 + epsilon_high. The paper tunes it and gives no value.
-
-    Raises:
-        ValueError: A bound is outside its range.
     """
 
     def __init__(self, epsilon_low: float = 1.0, epsilon_high: float = 4.0) -> None:

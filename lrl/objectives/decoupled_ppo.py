@@ -31,9 +31,6 @@ class DecoupledPPO(PPO):
         epsilon_high: As for PPO, of pi / pi_prox.
         max_weight: Tokens with a weight pi_prox / mu above this are left out of the loss; None
             keeps all, which is the paper's formula, and lets a single token decide a step.
-
-    Raises:
-        ValueError: A bound is outside its range.
     """
 
     def __init__(

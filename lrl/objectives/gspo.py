@@ -13,8 +13,7 @@ soon outside them.
 
 from torch import Tensor
 
-from lrl.objectives.base import Tokens
-from lrl.objectives.normalisation import NormaliseBy
+from lrl.objectives.base import NormaliseBy, Tokens
 from lrl.objectives.ppo import PPO
 
 
@@ -24,9 +23,6 @@ class GSPO(PPO):
     Args:
         epsilon_low: As for PPO, of s. The paper uses 3e-4.
         epsilon_high: As for PPO, of s. The paper uses 4e-4.
-
-    Raises:
-        ValueError: A bound is outside its range.
     """
 
     normalise_by: NormaliseBy = "sequence"

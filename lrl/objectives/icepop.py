@@ -22,9 +22,6 @@ class IcePop(Objective):
     Args:
         low: Smallest weight pi / mu that is trained; in (0, 1]. The paper uses 0.5.
         high: Largest one; at least 1. The paper uses 5.
-
-    Raises:
-        ValueError: The bounds do not enclose 1.
     """
 
     def __init__(self, low: float = 0.5, high: float = 5.0) -> None:

@@ -23,9 +23,6 @@ class PPO(Objective):
             learning; in (0, 1].
         epsilon_high: How far it may rise above 1 before one with a positive advantage does; above
             0. DAPO: 0.28.
-
-    Raises:
-        ValueError: A bound is outside its range.
     """
 
     def __init__(self, epsilon_low: float = 0.2, epsilon_high: float = 0.2) -> None:

@@ -18,8 +18,7 @@ must be rewards minus the group's mean (`GroupMean`), not divided by anything.
 import torch
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens
-from lrl.objectives.normalisation import NormaliseBy, sum_by
+from lrl.objectives.base import NormaliseBy, Objective, Tokens, sum_by
 from lrl.system.config_errors import fault
 
 
@@ -29,9 +28,6 @@ class TBA(Objective):
     Args:
         beta: Weight of staying near the reference against the reward; above 0. The paper ends at
             0.004 to 0.05.
-
-    Raises:
-        ValueError: beta is not above 0.
     """
 
     normalise_by: NormaliseBy = "sequence"

@@ -27,9 +27,6 @@ class TIS(Objective):
         cap: Largest weight; at least 1.
         level: `token` weighs each token by its own ratio, `sequence` all tokens of a response by
             the response's.
-
-    Raises:
-        ValueError: cap is below 1 or not a number.
     """
 
     def __init__(self, cap: float = 2.0, level: Level = "token") -> None:

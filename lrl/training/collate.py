@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
-from lrl.training.sequence_bounds import bounds_of
-from lrl.types import Group, MicroBatch, Rollout
+from lrl.types import Group, MicroBatch, Rollout, SequenceBounds
 
 Numbers = Iterator[tuple[Rollout, Tensor]]
 """Rollouts, each with one number or several for each of its tokens."""
@@ -174,3 +173,39 @@ def _turn_targets(rollout: Rollout) -> Tensor:
         found[turn.start, [0, 1, 4]] = torch.tensor([*of_state, values.to_go])
         found[turn.stop - 1, [2, 3]] = torch.tensor(of_action)
     return found
+
+
+def bounds_of(micro: MicroBatch) -> SequenceBounds:
+    """Returns the bounds of a micro-batch's sequences, from positions and readers.
+
+    Collation calls it on the CPU: a GPU that is asked has the host wait.
+    """
+    rows, length = micro.position_ids.shape
+    positions = micro.position_ids.flatten()
+    place = torch.arange(rows * length, device=positions.device)
+    begins_tree = positions == 0  # or a rollout of its own, or padding
+    begins = begins_tree
+    if micro.readers_end is not None:
+        ends = micro.readers_end.flatten()
+        begins = begins_tree | (ends != ends.roll(1))
+    starts = begins.nonzero().squeeze(1)
+    queries = torch.cat([starts, starts.new_tensor([rows * length])])
+    own = queries.diff()
+    shared = positions[starts]  # of a branch: the tokens before its first one
+    if not shared.any():
+        both, longest = queries.int(), int(own.max())
+        return SequenceBounds(both, both, longest_query=longest, longest_key=longest)
+    trees = torch.where(begins_tree, place, 0).cummax(0).values[starts]
+    counts = shared + own
+    keys = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    sequence = torch.arange(len(starts), device=place.device).repeat_interleave(counts)
+    number = torch.arange(len(sequence), device=place.device) - keys[sequence]
+    behind = number - shared[sequence]
+    places = torch.where(behind < 0, trees[sequence] + number, starts[sequence] + behind)
+    return SequenceBounds(
+        queries.int(),
+        keys.int(),
+        longest_query=int(own.max()),
+        longest_key=int(counts.max()),
+        key_places=places.int(),
+    )

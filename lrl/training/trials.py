@@ -3,7 +3,7 @@ together, and whether generators can merge its adapters. No config says either.
 
 **Responses.** A few sequences go through the model alone, which is the truth, and then in each
 layout: padded in rows of their own; two in a row, without a mask or with one of
-`lrl.training.attention_masks`; as a tree that shares its first tokens. Padded may differ from alone
+`lrl.training.varlen`; as a tree that shares its first tokens. Padded may differ from alone
 by rounding, which is measured on the model in 16 bits; otherwise the model is refused. The other
 layouts may differ by twice what padding does. Log-probs and the gradient of the first layer are
 compared. For log-probs, the mean and a quantile count rather than the maximum: in 16 bits the
@@ -25,7 +25,7 @@ files. So every W must be the same in a checkpoint as in memory, and the gradien
 import copy
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Self, cast
@@ -38,7 +38,6 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.errors import ConfigError
 from lrl.training import varlen
-from lrl.training.attention_masks import WITH_MASKS, unknown_layers
 from lrl.training.collate import fill_rows
 from lrl.training.lora import NAME, adapted_layers
 from lrl.training.model import (
@@ -54,6 +53,7 @@ from lrl.training.model import (
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, text_sequence
 from lrl.training.rounding import rounding_errors
 from lrl.training.sharding import parameters_without_memory
+from lrl.types import MicroBatch, Step
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Shared(NamedTuple):
     def under(self, network: PreTrainedModel) -> "Shared":
         """Returns what they may share in a network that was tried with another attention, with
         masks."""
-        if network.config._attn_implementation in (*WITH_MASKS, varlen.VARLEN):
+        if network.config._attn_implementation in (*varlen.WITH_MASKS, varlen.VARLEN):
             return self
         return Shared(rows=self.rows and not self.masks)
 
@@ -224,9 +224,9 @@ def narrowed(network: PreTrainedModel) -> PreTrainedModel:
 def _takes_no_mask(network: PreTrainedModel) -> str:
     """Returns why lrl can make no mask for a network; nothing if it can."""
     attention = network.config._attn_implementation
-    if attention not in WITH_MASKS:
+    if attention not in varlen.WITH_MASKS:
         return f"its attention {attention!r} takes no mask"
-    kinds = unknown_layers(decoder_of(network).config)
+    kinds = varlen.unknown_layers(decoder_of(network).config)
     return f"lrl knows no mask for its layers of {', '.join(sorted(kinds))}" if kinds else ""
 
 
@@ -447,3 +447,36 @@ def _refuse(network: PreTrainedModel, layers: Layers, bad: list[str], why: str) 
         f"model.lora: {type(network).__name__} cannot have an adapter at {bad[0]}{more}, which "
         f"{why}. {remedy}"
     )
+
+
+# ---- a user's own loss
+
+
+class _Tried(Exception):
+    """The gradient is there."""
+
+
+class _MadeUpStep:
+    """A step of one micro-batch, with a right and a wrong response to one prompt, that ends behind
+    its only gradient: an optimizer step would count as a version."""
+
+    num_tokens = 4
+    num_sequences = 2
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        right, wrong = text_sequence([1, 1, 2]), text_sequence([1, 1, 2])
+        for sample, advantage in (right, 1.0), (wrong, -1.0):
+            sample.advantages = torch.tensor(advantage)
+            sample.rollout.reference_logprobs = sample.rollout.logprobs
+        yield fill_rows([[PrefixTree([right])], [PrefixTree([wrong])]], temperature=1.0)
+        raise _Tried
+
+    def finish(self) -> NoReturn:
+        """See `lrl.types.Step`."""
+        raise _Tried
+
+
+def try_step(train: Callable[[Step, int], object]) -> None:
+    """Calls `training_step` with a made-up step."""
+    with suppress(_Tried):
+        train(_MadeUpStep(), 0)

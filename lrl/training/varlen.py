@@ -1,4 +1,8 @@
-"""lrl's attention on GPUs: torch's flash kernel over sequences of different lengths, without a mask.
+"""What keeps the sequences of a row apart in a model's attention: masks, or on GPUs lrl's own attention,
+torch's flash kernel over sequences of different lengths.
+
+From positions a model builds masks of its own, in which every token reads all before it in its
+sequence. That is wrong where samples share their first tokens, so lrl makes the masks there.
 
 With a mask torch has no flash kernel: `sdpa` then computes whole squares, half of which the mask
 hides, and a row of L tokens has a mask of L^2 numbers. Here every sequence of a micro-batch
@@ -20,10 +24,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from lrl.training.attention_masks import masks_of
-from lrl.training.sequence_bounds import bounds_of
+from lrl.training.collate import bounds_of
 from lrl.types import MicroBatch, SequenceBounds
 
+FULL, SLIDING, INDEXED = "full_attention", "sliding_attention", "indexed_attention"
+WITH_MASKS = ("sdpa", "eager")
+"""Kinds of attention in transformers that take a mask of lrl's."""
 VARLEN = "varlen"
 NO_DROPOUT = 0.0
 LARGEST_HEAD = 256
@@ -66,6 +72,53 @@ def arguments(decoder: PreTrainedModel, micro: MicroBatch) -> dict[str, Any]:
     }
 
 
+def masks_of(decoder: PreTrainedModel, micro: MicroBatch) -> dict[str, Any]:
+    """Returns the `attention_mask` of a model that does not build it itself, by that name.
+
+    A token reads those before it whose `readers_end` lies behind it; in a layer with a sliding
+    window only those within the window, counted in positions. The mask is [R, 1, L, L] in the dtype
+    of the scores, 0.0 or the least number. A model with both kinds of layers gets a dict of two.
+    """
+    ends = micro.readers_end
+    if ends is None:
+        return {}
+    # Layers that read the best few tokens look for them among those of the mask.
+    windows = {FULL: None, INDEXED: None, SLIDING: getattr(decoder.config, "sliding_window", None)}
+    masks = {
+        kind: _mask(decoder, ends, micro.position_ids, windows[kind])
+        for kind in sorted(_layers(decoder.config))
+    }
+    return {"attention_mask": masks if len(masks) > 1 else masks.popitem()[1]}
+
+
+def _layers(config: Any) -> set[str]:
+    window = getattr(config, "sliding_window", None)
+    return set(getattr(config, "layer_types", None) or [SLIDING if window else FULL])
+
+
+def unknown_layers(config: Any) -> set[str]:
+    """Returns the kinds of layers in a decoder's config for which there is no mask here."""
+    return _layers(config) - {FULL, INDEXED, SLIDING}
+
+
+def _mask(decoder: PreTrainedModel, ends: Tensor, positions: Tensor, window: int | None) -> Tensor:
+    length = ends.shape[1]
+    reader = torch.arange(length, device=ends.device)[:, None]
+    read = reader.T
+    allowed = (read <= reader) & (reader < ends[:, None])
+    if window is not None:
+        allowed &= positions[:, :, None] - positions[:, None] < window
+    # Of a bool mask torch makes numbers in each layer, and keeps them all for the backward pass.
+    dtype = _scores_dtype(decoder.device.type, decoder.dtype)
+    found = torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+    return found[:, None]
+
+
+def _scores_dtype(device: str, own: torch.dtype) -> torch.dtype:
+    """Returns autocast's dtype where it is on, else the tensors' own."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -94,8 +147,7 @@ def attend(
             f"in values, not {size} and {value.shape[-1]}"
         )
     device = query.device.type
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else query.dtype
+    dtype = _scores_dtype(device, query.dtype)
     # Rotary positions leave float32 under autocast.
     q, k, v = (each.transpose(1, 2).flatten(0, 1).to(dtype) for each in (query, key, value))
     compute: Any = Flash.apply if device == "cuda" else plain

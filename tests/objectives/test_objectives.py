@@ -1,7 +1,7 @@
 """Every objective against its formula in plain arithmetic, on the examples of Hypothesis.
 
 Covers lrl/objectives/base.py, aipo.py, cispo.py, decoupled_ppo.py, gspo.py, icepop.py, ppo.py,
-normalisation.py, reinforce.py, tba.py, tis.py, topr.py.
+reinforce.py, tba.py, tis.py, topr.py.
 """
 
 from __future__ import annotations

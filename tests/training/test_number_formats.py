@@ -17,7 +17,7 @@ from torch import Tensor
 
 import lrl
 from lrl.advantages import GroupMean
-from lrl.objectives.normalisation import NormaliseBy
+from lrl.objectives.base import NormaliseBy
 from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource

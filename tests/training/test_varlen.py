@@ -1,7 +1,5 @@
 """lrl's attention on GPUs computes what each sequence gets alone, and a model has it only where that
 is so. A kernel for CPUs stands for the real one (`tests.flash_kernel`).
-
-Covers lrl/training/sequence_bounds.py.
 """
 
 from __future__ import annotations
@@ -259,6 +257,28 @@ def test_a_fault_of_the_kernel_is_found_before_it_trains(
         network, _ = open_on_ranks(source(folder), "cpu", Ranks(), in_parts=False)
     assert network.config._attn_implementation == "sdpa"
     assert "because responses then differ by" in caplog.text
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_all_layers_keep_one_mask_for_the_backward_pass(
+    family: str, precision: torch.dtype, tmp_path: Path
+) -> None:
+    """Of a bool mask, or one of another dtype than the scores, torch makes one in each layer."""
+    policy = opened(str(save_tiny(family, tmp_path, 4.0)), attention="sdpa")
+    micro = next(micro for micro in drawn(0, trees=True) if micro.readers_end is not None)
+    length = micro.input_ids.shape[1]
+    kept: set[int] = set()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape[-2:] == (length, length):
+            kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    autocast = torch.autocast("cpu", precision, enabled=precision != torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        policy.compute_loss(micro).backward()
+    assert len(kept) == 1
 
 
 @pytest.mark.parametrize("attention", [varlen.VARLEN, "flash_attention_2"])

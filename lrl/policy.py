@@ -341,7 +341,9 @@ class PolicyModule(PolicyModel):
             ConfigError: The critic has not learnt from each of the step's tokens.
         """
         version, critic = self.trainer.global_step, self.critic
-        reduce, alike = self.trainer.strategy.reduce, self._counts_alike
+        reduce = self.trainer.strategy.reduce
+        # Ranks that compute a micro-batch together have counted the same.
+        alike = self.trainer.world_size // self.data_parallel_size
         counts = self.diagnostics
         counts.reduce(reduce, alike, self.device_of_use)
         read = [counts.sums, counts.maxima, reduce(loss / alike, reduce_op="sum"), *norms.values()]
@@ -370,11 +372,6 @@ class PolicyModule(PolicyModel):
             check_norm(norm.item(), version)
             metrics[f"{name}/grad_norm"] = norm.item()
         return metrics
-
-    @property
-    def _counts_alike(self) -> int:
-        """Ranks that compute a micro-batch together, and have counted the same."""
-        return self.trainer.world_size // self.data_parallel_size
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See Lightning's. A number stays on the CPU: Lightning would put each on the GPU, and

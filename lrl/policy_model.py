@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -144,28 +144,26 @@ class PolicyModel(L.LightningModule):
     @property
     def source(self) -> ModelSource:
         """The first version, and how it is opened."""
+        device = self.device_of_use
+        on_ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        mixed = self._trainer is not None and self.trainer.precision == "bf16-mixed"
         return ModelSource(
             self.policy_folder,
             self.dtype_name,
             self.attention,
             self.gradient_checkpointing,
-            takes_flash=self._takes_flash,
+            takes_flash=on_ampere and (mixed or self.dtype_name == "bfloat16"),
         )
-
-    @property
-    def _takes_flash(self) -> bool:
-        device = self.device_of_use
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
-            return False
-        mixed = self._trainer is not None and self.trainer.precision == "bf16-mixed"
-        return mixed or self.dtype_name == "bfloat16"
 
     def _open(self) -> None:
         sharding, in_parts = self.sharding, self.sharding is not None
         where = self.device_of_use, self.ranks, in_parts
         self.network, whole = open_on_ranks(self.source, *where)
         if whole is not None:
-            self._try_out(whole)
+            self.responses_share = shared_by_responses(whole)
+            if self.lora is not None:
+                self.lora.add_to(whole)
+                check_adapters(whole)
         if in_parts:
             found = self.ranks.share(self.responses_share)
             self.responses_share = found.under(self.network)
@@ -224,13 +222,6 @@ class PolicyModel(L.LightningModule):
         )
         for network in others:
             fuse(network, self.kernels_in_use)
-
-    def _try_out(self, network: PreTrainedModel) -> None:
-        """Tries what responses may share in a whole model, and adds its adapters."""
-        self.responses_share = shared_by_responses(network)
-        if self.lora is not None:
-            self.lora.add_to(network)
-            check_adapters(network)
 
     @property
     def compute_dtype(self) -> Dtype:
@@ -310,14 +301,20 @@ class PolicyModel(L.LightningModule):
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank
         computes a share."""
-        return self._in_shares(batches, self._reference_logprobs)
+        if self.reference_is_base:
+            with base_alone(self.network):
+                return self._in_shares(batches, self)
+        reference = cast(Reference, self.reference)
+        logprobs = partial(reference.logprobs, chunk_tokens=self.head_chunk_tokens)
+        return self._in_shares(batches, logprobs)
 
     @collective
     def critic_values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the critic's values before the labels of each batch: the result of its `forward` on
         the CPU; every rank computes a share."""
-        return self._in_shares(batches, self._critic_values)
+        return self._in_shares(batches, partial(self, output="values"))
 
+    @torch.no_grad()
     def _in_shares(
         self, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
     ) -> list[Tensor]:
@@ -327,25 +324,12 @@ class PolicyModel(L.LightningModule):
         share = list(batches[rank // together :: size])
         if self.sharding is not None and len(share) * size < len(batches):
             share.append(blank())  # all ranks take part in a pass
-        computed = [compute(each.to(self.device_of_use)) for each in share]
+        computed = [compute(each.to(self.device_of_use)).cpu() for each in share]
+        shard_again(self)
         found = self.ranks.gather(computed)[::together]
         return [
             found[number % size][number // size] for number in range(len(batches) if found else 0)
         ]
-
-    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
-        if not self.reference_is_base:
-            return cast(Reference, self.reference).logprobs(micro, self.head_chunk_tokens)
-        with torch.no_grad(), base_alone(self.network):
-            found: Tensor = self(micro)
-        shard_again(self)
-        return found.cpu()
-
-    @torch.no_grad()
-    def _critic_values(self, micro: MicroBatch) -> Tensor:
-        found: Tensor = self(micro, "values")
-        shard_again(self)
-        return found.cpu()
 
     # ---- saved and sent
 

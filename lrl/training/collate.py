@@ -1,6 +1,6 @@
 """Collation of rollouts into the tensors of a micro-batch; all index calculations are here."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -36,26 +36,35 @@ def each_rollout(
             or [R, L, N] for N numbers of each token.
         attention_tokens: See `prefix_trees`; 0 for a row of its own for each rollout.
     """
-    rollouts = [rollout for rollout in group.rollouts if rollout.token_ids]
-    samples = [sample for rollout in rollouts for sample in whole_samples(group, rollout)]
+    samples = whole_samples(group)
     trees = prefix_trees(samples, micro_batch_tokens, attention_tokens)
     batches = list(_batches(trees, micro_batch_tokens))
     micros = [fill_rows([[tree] for tree in batch], temperature) for batch in batches]
-    computed = compute(micros)
-    several = computed[0].shape[2:] if computed else ()
-    filled = {id(one): torch.zeros(len(one.token_ids), *several) for one in rollouts}
-    for batch, micro, found in zip(batches, micros, computed, strict=True):
+    of_sample = {}
+    for batch, micro, found in zip(batches, micros, compute(micros), strict=True):
         numbers, owners = found[micro.mask], micro.sequence_ids[micro.mask]
         for number, sample in enumerate(sample for tree in batch for sample in tree.samples):
-            own = numbers[owners == number]
-            filled[id(sample.rollout)][sample.trained_places] = own.float().cpu()
-    for rollout in rollouts:
-        yield rollout, filled[id(rollout)]
+            of_sample[id(sample)] = numbers[owners == number]
+    yield from by_rollout(samples, [of_sample[id(sample)] for sample in samples])
 
 
-def whole_samples(group: Group, rollout: Rollout) -> list[TrainingSample]:
-    """Returns the samples of a rollout, with every token of it in the mask of one."""
-    return samples_of(group, rollout, torch.zeros(()), [True] * len(rollout.token_ids))
+def whole_samples(group: Group) -> list[TrainingSample]:
+    """Returns the samples of a group, with every token of each rollout in the mask of one."""
+    return [
+        sample
+        for rollout in group.rollouts
+        for sample in samples_of(group, rollout, torch.zeros(()), [True] * len(rollout.token_ids))
+    ]
+
+
+def by_rollout(samples: Sequence[TrainingSample], numbers: Iterable[Tensor]) -> Numbers:
+    """Yields the rollouts of the samples; `numbers` has those of each sample's trained tokens."""
+    filled: dict[int, tuple[Rollout, Tensor]] = {}
+    for sample, own in zip(samples, numbers, strict=True):
+        empty = torch.zeros(len(sample.rollout.token_ids), *own.shape[1:])
+        _, found = filled.setdefault(id(sample.rollout), (sample.rollout, empty))
+        found[sample.trained_places] = own.float().cpu()
+    yield from filled.values()
 
 
 def _batches(trees: list[PrefixTree], micro_batch_tokens: int) -> Iterator[list[PrefixTree]]:

@@ -9,21 +9,20 @@ them.
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.training.model import FUSED_HEAD, shortened
-from lrl.training.rounding import rounding_errors
-from lrl.training.sharding import layers_of
-from lrl.training.trials import MAX_GAP_FLOAT32, MIN_GAP_16_BITS, Result, gap_of
+from lrl.training.sharding import layers_of, own_part
+from lrl.training.trials import Result, rounding_gap
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +109,13 @@ def _fails(
     kernels: Kernels, network: PreTrainedModel, passes: Callable[[], Tensor], in_16_bits: bool
 ) -> str:
     """Gives the network the kernels; returns why it must not keep them, nothing if they work."""
-    truth, limit = _result(network, passes), MAX_GAP_FLOAT32
-    if in_16_bits:
-        with rounding_errors(network, "bfloat16"):
-            limit = gap_of(_result(network, passes), truth).doubled(MIN_GAP_16_BITS)
+    compute = partial(_result, network, passes)
+    truth = compute()
+    limit = rounding_gap(network, compute, truth, in_16_bits)
     kind = type(network).__name__
     try:
         fuse(network, kernels)
-        gap = gap_of(_result(network, passes), truth)
+        gap = compute().gap(truth)
     except Exception as error:  # those of Triton and of torch's compiler have no base in common
         return f"{kernels} fails on {kind} ({shortened(error)})"
     return "" if gap.within(limit) else f"{kernels} gives {kind} other numbers than eager ({gap})"
@@ -127,9 +125,8 @@ def _result(network: PreTrainedModel, passes: Callable[[], Tensor]) -> Result:
     with torch.enable_grad():
         logprobs = passes()
     first = next(layers_of(network), network)
-    gradients = [weight.grad for weight in first.parameters() if weight.grad is not None]
-    local = [one.to_local() if isinstance(one, DTensor) else one for one in gradients]
-    gradient = torch.cat([logprobs.new_zeros(1), *(one.flatten().float() for one in local)])
+    grads = [own_part(one.grad) for one in first.parameters() if one.grad is not None]
+    gradient = torch.cat([logprobs.new_zeros(1), *(one.flatten().float() for one in grads)])
     network.zero_grad()
     return Result(logprobs, gradient)
 

@@ -144,26 +144,21 @@ def merged(layer: Any, name: str, weight: Tensor, dtype: torch.dtype | None) -> 
     """
     if not isinstance(layer, LoraLayer):
         return weight
-    factors = factors_of(layer)
-    down, up = whole_on(factors[0]), factors[2] * whole_on(factors[1])
+    down, up = map(whole_on, factors_of(layer))
     if weight.is_meta:
         return weight
     return merge(name, weight, down=down, up=up, dtype=dtype or weight.dtype)
 
 
 def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yields `held_adapters`, whole on rank 0; a collective of all ranks if they are sharded."""
+    for name, down, up in held_adapters(network):
+        yield name, whole_on(down), whole_on(up)
+
+
+def held_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yields, for each layer with adapters, the name of W in a checkpoint, A [rank, in], and scale
-    * B [out, rank].
-
-    They are whole on rank 0; a collective of all ranks if they are sharded.
-    """
-    for name, down, up, scale in held_adapters(network):
-        yield name, whole_on(down), scale * whole_on(up)
-
-
-def held_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor, float]]:
-    """Yields, for each layer with adapters, the name of W in a checkpoint, A [rank, in] and B [out,
-    rank] as this rank has them, and the scale of B."""
+    * B [out, rank], as this rank has them."""
     for name, layer in adapted_layers(network):
         (saved_as,) = revert_weight_conversion(
             network, {f"{name}.weight": layer.get_base_layer().weight}
@@ -178,12 +173,12 @@ def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
     )
 
 
-def factors_of(layer: LoraLayer) -> tuple[Tensor, Tensor, float]:
-    """Returns A [rank, in] and B [out, rank] as this rank has them, and the scale of B."""
+def factors_of(layer: LoraLayer) -> tuple[Tensor, Tensor]:
+    """Returns A [rank, in] and scale * B [out, rank] as this rank has them."""
     down, up = (
         cast(nn.Linear, factor[NAME]).weight.detach() for factor in (layer.lora_A, layer.lora_B)
     )
-    return down, up, layer.scaling[NAME]
+    return down, layer.scaling[NAME] * up
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from lrl.distributed.ranks import explain_rank_loss
 from lrl.errors import ConfigError
+from lrl.training.sharding import own_part
 
 NORM_EPSILON = 1e-6
 """As in torch's `clip_grad_norm_`."""
@@ -74,7 +75,7 @@ def scale_and_clip(
     if max_norm is not None:
         factor *= (max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
     if gradients:
-        local = [one.to_local() if isinstance(one, DTensor) else one for one in gradients]
+        local = [own_part(one) for one in gradients]
         torch._foreach_mul_(local, factor.to(local[0].device))
     return norm
 

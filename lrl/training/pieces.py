@@ -60,10 +60,9 @@ def checkpoint_pieces(
         for saved_as, shape in converted.items():
             if name := names.pop(id(shape), None):
                 piece = piece_of(saved_as, held[name], ranks)
-                layer_of_it = adapted.get(name)
-                yield (
-                    piece if layer_of_it is None else _merged(piece, layer_of_it, ranks, merged_in)
-                )
+                if name in adapted:
+                    piece = _merged(piece, adapted[name], ranks, merged_in)
+                yield piece
         if not names:
             continue
         # What is left has another layout in a checkpoint.
@@ -72,30 +71,27 @@ def checkpoint_pieces(
         for saved_as, tensor in revert_weight_conversion(network, whole).items():
             if not any(isinstance(held[name], DTensor) for name in names.values()):
                 yield piece_of(saved_as, tensor, ranks)
-            elif tensor.is_meta:
-                none = torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
-                yield Piece(saved_as, tuple(tensor.shape), 0, none)
-            else:
-                yield Piece(saved_as, tuple(tensor.shape), 0, tensor)
+                continue
+            none = torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
+            yield Piece(saved_as, tuple(tensor.shape), 0, none if tensor.is_meta else tensor)
 
 
 def adapter_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
     """Yields this rank's rows of all adapters, under their names on the wire
     (`lrl.weights.version_file`)."""
-    for name, down, up, scale in held_adapters(network):
+    for name, down, up in held_adapters(network):
         yield piece_of(name + DOWN, down, ranks)
-        piece = piece_of(name + UP, up, ranks)
-        yield piece._replace(rows=scale * piece.rows)
+        yield piece_of(name + UP, up, ranks)
 
 
 def _merged(piece: Piece, layer: LoraLayer, ranks: Ranks, dtype: torch.dtype) -> Piece:
     """Returns rows of a weight with its adapters; a collective if they are sharded."""
-    down, up, scale = factors_of(layer)
+    down, up = factors_of(layer)
     rows = merge(
         piece.name,
         piece.rows,
         down=down.full_tensor() if isinstance(down, DTensor) else down,
-        up=scale * piece_of(piece.name, up, ranks).rows,  # divided as W is: both have its rows
+        up=piece_of(piece.name, up, ranks).rows,  # divided as W is: both have its rows
         dtype=dtype,
         start=piece.start,
         rows=piece.shape[0],
@@ -105,28 +101,19 @@ def _merged(piece: Piece, layer: LoraLayer, ranks: Ranks, dtype: torch.dtype) ->
 
 def piece_of(name: str, weight: Tensor, ranks: Ranks) -> Piece:
     """Returns this rank's rows of a weight."""
-    held = _held(weight, ranks)
-    rows = held.rows if weight.shape else held.rows.reshape(1)
-    each = -(-len(rows) // held.copies)
-    start = min(len(rows), held.copy * each)
+    rows, first, copy, copies = _held(weight, ranks)
+    rows = rows if weight.shape else rows.reshape(1)
+    each = -(-len(rows) // copies)
+    start = min(len(rows), copy * each)
     own = rows[start : start + each]
-    return Piece(name, tuple(weight.shape), start=held.start + start, rows=own)
+    return Piece(name, tuple(weight.shape), start=first + start, rows=own)
 
 
-class Held(NamedTuple):
-    """The rows of a weight that a rank can send, as others can."""
-
-    rows: Tensor
-    start: int
-    """Number of the first row."""
-    copy: int
-    """Of this rank among those that hold the same."""
-    copies: int
-
-
-def _held(weight: Tensor, ranks: Ranks) -> Held:
+def _held(weight: Tensor, ranks: Ranks) -> tuple[Tensor, int, int, int]:
+    """Returns the rows of a weight that this rank can send, the number of the first, and the place
+    of this rank among so many that hold the same."""
     if not isinstance(weight, DTensor):
-        return Held(weight, 0, copy=ranks.rank, copies=ranks.size)
+        return weight, 0, ranks.rank, ranks.size
     mesh = weight.device_mesh
     split = [
         at
@@ -137,7 +124,7 @@ def _held(weight: Tensor, ranks: Ranks) -> Held:
         type(weight.placements[at]) is Shard and weight.placements[at].is_shard(0) for at in split
     ]
     if by_rows != [True]:
-        return Held(weight.full_tensor(), 0, copy=ranks.rank, copies=ranks.size)
+        return weight.full_tensor(), 0, ranks.rank, ranks.size
     place = mesh.get_coordinate()
     assert place is not None, "every rank is in a mesh of its weights"
     shards, shard = mesh.size(split[0]), place[split[0]]
@@ -145,11 +132,11 @@ def _held(weight: Tensor, ranks: Ranks) -> Held:
     for at, coordinate in enumerate(place):
         if at != split[0]:
             replica = replica * mesh.size(at) + coordinate
+    first = min(weight.shape[0], shard * -(-weight.shape[0] // shards))
     # Neighbours by tensor parallelism hold the same, and are not in the mesh.
     neighbours = ranks.size // mesh.size()
-    return Held(
-        weight.to_local(),
-        start=min(weight.shape[0], shard * -(-weight.shape[0] // shards)),
-        copy=replica * neighbours + ranks.rank % neighbours,
-        copies=mesh.size() // shards * neighbours,
+    copy, copies = (
+        replica * neighbours + ranks.rank % neighbours,
+        mesh.size() // shards * neighbours,
     )
+    return weight.to_local(), first, copy, copies

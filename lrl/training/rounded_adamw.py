@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from lrl.training.merging import rounded
+from lrl.training.sharding import own_part
 
 SLICE = 2**24
 """Numbers of a weight that are in float32 at once: about 0.5 GB of working space."""
@@ -58,7 +59,7 @@ class RoundedAdamW(torch.optim.AdamW):
 
 def _update(group: dict[str, Any], tensors: list[Tensor], count: Tensor, key: str) -> None:
     """Updates a weight, with its gradient and moments, a slice at a time."""
-    flat = [_here(tensor).view(-1).split(SLICE) for tensor in tensors]
+    flat = [own_part(tensor).view(-1).split(SLICE) for tensor in tensors]
     for number, slices in enumerate(zip(*flat, strict=True)):
         in_float32 = [one.float() for one in slices]
         weight, gradient, mean, square = in_float32
@@ -84,10 +85,6 @@ def _update(group: dict[str, Any], tensors: list[Tensor], count: Tensor, key: st
                 seed = zlib.crc32(f"{key} {number} {name}".encode())
                 one.copy_(rounded(found, one.dtype, seed))
     count += 1
-
-
-def _here(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _part(weight: Tensor) -> tuple[int, ...]:

@@ -178,6 +178,11 @@ def parameters_without_memory() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
+def own_part(weight: Tensor) -> Tensor:
+    """Returns what this rank has of a tensor."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
 def shard_again(root: nn.Module) -> None:
     """Frees weights that a forward pass alone has left whole, maybe in another dtype."""
     if isinstance(root, FSDPModule):

@@ -3,13 +3,9 @@ together, and whether generators can merge its adapters. No config says either.
 
 **Responses.** A few sequences go through the model alone, which is the truth, and then in each
 layout: padded in rows of their own; two in a row, without a mask or with one of
-`lrl.training.varlen`; as a tree that shares its first tokens. Padded may differ from alone
-by rounding, which is measured on the model in 16 bits; otherwise the model is refused. The other
-layouts may differ by twice what padding does. Log-probs and the gradient of the first layer are
-compared. For log-probs, the mean and a quantile count rather than the maximum: in 16 bits the
-maximum is the difference at a token that the model considers all but impossible. The gradient's gap
-is relative, so it shows a leak even if small weights make all log-probs alike. A leak smaller than
-rounding is not found.
+`lrl.training.varlen`; as a tree that shares its first tokens. Padded may differ from alone by
+rounding, which is measured in 16 bits; otherwise the model is refused. The other layouts may differ
+by twice what padding does. A leak smaller than rounding is not found.
 
 Windows, chunks and top-k sizes reach thousands of tokens, and a model reads differently beyond
 them. So the trial runs on a model of the same class and weights in which they are shorter than the
@@ -74,7 +70,12 @@ format of the pass."""
 
 
 class Gap(NamedTuple):
-    """Difference of the same sequences in two layouts."""
+    """Difference of the same sequences in two layouts.
+
+    In 16 bits the largest difference of log-probs is that of a token which the model considers all
+    but impossible, so the mean and a quantile count. The gradient's gap is relative: it shows a leak
+    even if small weights make all log-probs alike.
+    """
 
     mean: float
     """Mean difference of a log-prob, in nats."""
@@ -96,6 +97,22 @@ class Gap(NamedTuple):
             f"{self.mean:.2g} nats in a log-prob, {self.gradient:.1%} in the gradient of the first "
             "layer"
         )
+
+
+class Result(NamedTuple):
+    """Results of one layout; samples always come in the same order."""
+
+    logprobs: Tensor
+    """float32 [labels]."""
+    gradient: Tensor
+    """float32 [numbers in the first layer]."""
+
+    def gap(self, truth: Self) -> Gap:
+        """Returns how far this is from the true result."""
+        nats = (self.logprobs - truth.logprobs).abs()
+        norm = truth.gradient.norm().clamp_min(torch.finfo(torch.float32).tiny)
+        gradient = (self.gradient - truth.gradient).norm() / norm
+        return Gap(nats.mean().item(), nats.quantile(HIGH_QUANTILE).item(), gradient.item())
 
 
 MAX_GAP_FLOAT32 = Gap(mean=5e-4, high=1e-3, gradient=1e-2)
@@ -230,26 +247,21 @@ def _takes_no_mask(network: PreTrainedModel) -> str:
     return f"lrl knows no mask for its layers of {', '.join(sorted(kinds))}" if kinds else ""
 
 
-class Result(NamedTuple):
-    """Results of one layout; samples always come in the same order."""
-
-    logprobs: Tensor  # float32 [labels]
-    gradient: Tensor  # float32 [numbers in the first layer]
-
-
 class _Trial:
     """A network's results for the same samples in different layouts of rows."""
 
     def __init__(self, network: PreTrainedModel, samples: list[TrainingSample]) -> None:
         self._network = network
         self._layer = _first_layer(network)
+        for sample in samples:
+            sample.advantages = torch.linspace(-1, 1, len(sample.trained))
         self.samples = samples
         self.trees = [PrefixTree([sample]) for sample in samples]
         self._truth = self._alone()
 
     def gap(self, rows: list[list[PrefixTree]], masks: bool = False) -> Gap:
         """Returns how far these rows, with lrl's masks or without, are from each sample alone."""
-        return gap_of(self._run(rows, masks), self._truth)
+        return self._run(rows, masks).gap(self._truth)
 
     def tree_and_other(self) -> list[list[PrefixTree]]:
         """Returns the rows of `_branches`: one, with a tree of the first samples."""
@@ -260,7 +272,7 @@ class _Trial:
         return self.gap([[tree] for tree in self.trees])
 
     def check_padded(self) -> Gap:
-        """Returns `padded`; raises ConfigError if it is more than rounding explains."""
+        """Returns `padded`; raises ConfigError if rounding does not explain it."""
         found = self.padded()
         if found.within(self.rounding()):
             return found
@@ -273,10 +285,8 @@ class _Trial:
 
     def rounding(self) -> Gap:
         """Returns the largest gap between layouts of different shapes that rounding explains."""
-        if varlen.computes_in(self._network) == torch.float32:
-            return MAX_GAP_FLOAT32
-        with rounding_errors(self._network, "bfloat16"):
-            return gap_of(self._alone(), self._truth).doubled(MIN_GAP_16_BITS)
+        in_16_bits = varlen.computes_in(self._network) != torch.float32
+        return rounding_gap(self._network, self._alone, self._truth, in_16_bits)
 
     def _alone(self) -> Result:
         each = [self._run([[tree]]) for tree in self.trees]
@@ -295,12 +305,15 @@ class _Trial:
         return Result(found.detach()[micro.mask], gradient)
 
 
-def gap_of(one: Result, truth: Result) -> Gap:
-    """Returns how far a result is from the true one."""
-    nats = (one.logprobs - truth.logprobs).abs()
-    norm = truth.gradient.norm().clamp_min(torch.finfo(torch.float32).tiny)
-    gradient = (one.gradient - truth.gradient).norm() / norm
-    return Gap(nats.mean().item(), nats.quantile(HIGH_QUANTILE).item(), gradient.item())
+def rounding_gap(
+    network: PreTrainedModel, compute: Callable[[], Result], truth: Result, in_16_bits: bool
+) -> Gap:
+    """Returns the largest gap of `compute` to the truth that rounding explains; measured on the
+    network in 16 bits."""
+    if not in_16_bits:
+        return MAX_GAP_FLOAT32
+    with rounding_errors(network, "bfloat16"):
+        return compute().gap(truth).doubled(MIN_GAP_16_BITS)
 
 
 def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:
@@ -334,8 +347,7 @@ def _texts(network: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
 
 def _sequences(network: PreTrainedModel) -> list[TrainingSample]:
     """Returns sequences of `LENGTHS`; every token but the first is a label."""
-    texts = _texts(network, LENGTHS)
-    return _weighed([text_sequence(text, group) for group, text in enumerate(texts)])
+    return [text_sequence(text, group) for group, text in enumerate(_texts(network, LENGTHS))]
 
 
 def _branches(network: PreTrainedModel) -> list[TrainingSample]:
@@ -344,13 +356,7 @@ def _branches(network: PreTrainedModel) -> list[TrainingSample]:
     branches = [text_sequence([prompt[-1], *response]) for response in responses]
     for branch in branches:
         branch.prompt = prompt
-    return _weighed([*branches, text_sequence(other, group=1)])
-
-
-def _weighed(samples: list[TrainingSample]) -> list[TrainingSample]:
-    for sample in samples:
-        sample.advantages = torch.linspace(-1, 1, len(sample.trained))
-    return samples
+    return [*branches, text_sequence(other, group=1)]
 
 
 # ---- adapters

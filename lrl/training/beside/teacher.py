@@ -8,6 +8,7 @@ import logging
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lrl.errors import TeacherError
@@ -15,7 +16,7 @@ from lrl.objectives.base import Tokens, clamp_log_ratio
 from lrl.rewards.model_endpoint import ModelEndpoint
 from lrl.system.config_errors import above, fault
 from lrl.training.beside.reference import Reference
-from lrl.training.collate import whole_samples
+from lrl.training.collate import by_rollout, whole_samples
 from lrl.types import Group
 
 log = logging.getLogger(__name__)
@@ -93,19 +94,14 @@ class Teacher(Reference):
         """
         if group.reference_version == self.version:
             return
-        rollouts = [rollout for rollout in group.rollouts if rollout.token_ids]
-        samples = [sample for rollout in rollouts for sample in whole_samples(group, rollout)]
+        samples = whole_samples(group)
         texts = [sample.token_ids for sample in samples]
         found = await self.endpoint.logprobs(texts) if texts else []
-        filled = {id(rollout): [0.0] * len(rollout.token_ids) for rollout in rollouts}
-        for sample, numbers in zip(samples, found, strict=True):
-            written = numbers[len(sample.prompt) - 1 :]
-            own = [number for number, here in zip(written, sample.trained, strict=True) if here]
-            for place, number in zip(sample.trained_places, own, strict=True):
-                filled[id(sample.rollout)][place] = number
-        for rollout in rollouts:
-            rollout.reference_logprobs = filled[id(rollout)]
-        group.reference_version = self.version
+        written = [
+            torch.tensor(numbers[len(sample.prompt) - 1 :])[torch.tensor(sample.trained)]
+            for sample, numbers in zip(samples, found, strict=True)
+        ]
+        self.fill(group, by_rollout(samples, written))
 
     def advantages(self, tokens: Tokens) -> Tensor:
         """See `Reference.advantages`."""

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from lrl.advantages import discounted, rewards_by_action
@@ -19,6 +18,7 @@ from lrl.system.config_errors import fault
 from lrl.training.beside.critic import Critic, apply_head
 from lrl.training.collate import Numbers
 from lrl.training.model import last_hidden
+from lrl.training.sharding import own_part
 from lrl.types import Group, MicroBatch, Rollout, TurnValues
 
 M = TypeVar("M", bound=nn.Module)
@@ -179,16 +179,11 @@ class TurnCritic(Critic):
 
     def _follow(self, target: nn.Module, module: nn.Module) -> None:
         for slow, weight in zip(target.parameters(), module.parameters(), strict=True):
-            _own_part(slow).lerp_(_own_part(weight), self.tau)
+            own_part(slow).lerp_(own_part(weight), self.tau)
 
 
 def _frozen(module: M) -> M:
     return copy.deepcopy(module).requires_grad_(False)
-
-
-def _own_part(weight: Tensor) -> Tensor:
-    """Returns what this rank has of a weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _twins(head: nn.Linear, state: Tensor, micro: MicroBatch) -> Tensor:

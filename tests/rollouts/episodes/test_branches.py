@@ -20,8 +20,7 @@ from lrl.advantages import GroupMean
 from lrl.callbacks.rollout_log import scalars
 from lrl.environments import Environment, Policy
 from lrl.environments.base import BEGINNING
-from lrl.objectives.base import Tokens
-from lrl.objectives.base import token_weights
+from lrl.objectives.base import Tokens, token_weights
 from lrl.planning.clock import run
 from lrl.rollouts.episodes.episode import Episodes, shared_with
 from lrl.rollouts.packing import Packer

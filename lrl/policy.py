@@ -161,8 +161,12 @@ class PolicyModule(PolicyModel):
                 f"model.objective {type(self.objective).__name__} needs a reference policy: set "
                 "model.reference to lrl.Reference (its coefficient may stay 0)."
             )
-        if self.lora is not None and self.reference is not None:
-            self.reference.check_beside_adapters()
+        refresh = None if self.reference is None else self.reference.refresh_every_n_steps
+        if self.lora is not None and refresh is not None:
+            fault(
+                f"model.reference.refresh_every_n_steps is {refresh}, and model.lora trains adapters, "
+                "which a reference has not. Leave one of them out."
+            )
         one_of(
             "model",
             dtype=(get_args(Dtype), self.dtype_name),

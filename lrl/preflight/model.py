@@ -249,22 +249,22 @@ def check_teacher(teacher: Teacher, policy: PolicyModel, data: RolloutDataModule
     # The teacher must have a row for the last token, too.
     trial = [*sample, max(tokenizer.get_vocab().values())]
     try:
-        theirs = run_apart(lambda: teacher.endpoint.tokens_of(text))
+        theirs, context = run_apart(lambda: teacher.endpoint.tokens_of(text))
         run_apart(lambda: teacher.endpoint.logprobs([trial], once=True))
     except TeacherError as error:
         raise ConfigError(f"model.reference.url cannot be the run's teacher: {error}") from error
-    if theirs.token_ids != ours:
-        pairs = zip(ours, theirs.token_ids, strict=False)
+    if theirs != ours:
+        pairs = zip(ours, theirs, strict=False)
         first = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
         shown = slice(first, first + SHOWN)
         raise ConfigError(
-            f"model.reference.url {teacher.url} makes {theirs.token_ids[shown]} of a text of which "
+            f"model.reference.url {teacher.url} makes {theirs[shown]} of a text of which "
             f"the policy's tokenizer makes {ours[shown]} (from token {first}): serve a teacher of "
             "the same family, with its tokenizer."
         )
-    if theirs.context <= data.max_model_tokens:
+    if context <= data.max_model_tokens:
         raise ConfigError(
-            f"model.reference.url {teacher.url} has a context of {theirs.context} tokens, and a "
+            f"model.reference.url {teacher.url} has a context of {context} tokens, and a "
             f"prompt with its response may have {data.max_model_tokens} and one more: raise "
             "--max-model-len there."
         )

@@ -56,7 +56,8 @@ def save_policy(
     lora: LoRA | None = None,
     adapters: Iterable[tuple[str, Tensor, Tensor]] = (),
 ) -> None:
-    """Writes a policy for transformers and vLLM.
+    """Writes a policy for transformers and vLLM. Raises OSError if the folder cannot be written, or
+    is that of the first version.
 
     Args:
         network: The model, which may be without weights; it says their names in a checkpoint.
@@ -67,9 +68,6 @@ def save_policy(
         lora: The kind of the adapters that `weights` has merged; they are also written alone, in
             `adapter`.
         adapters: They themselves (`lrl.training.lora.whole_adapters`), on the CPU.
-
-    Raises:
-        OSError: The folder cannot be written, or it is that of the first version.
     """
     first_folder = hub.on_this_machine(base)
     if first_folder is not None and folder.resolve() == first_folder.resolve():
@@ -94,14 +92,13 @@ def save_policy(
 
 
 def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """Returns the content of a config.json with another dtype, also of its parts."""
+    """Returns the content of a config.json with another dtype, also in its parts that have one."""
 
-    def changed(name: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {inner: changed(inner, each) for inner, each in value.items()}
-        return dtype if name in ("dtype", "torch_dtype") else value
+    def changed(part: dict[str, Any]) -> dict[str, Any]:
+        parts = {name: changed(value) for name, value in part.items() if isinstance(value, dict)}
+        return part | parts | dict.fromkeys(part.keys() & {"dtype", "torch_dtype"}, dtype)
 
-    found: dict[str, Any] = changed("", config)
+    found = changed(config)
     return found if found.keys() & {"dtype", "torch_dtype"} else found | {"dtype": dtype}
 
 
@@ -146,16 +143,15 @@ def _without_dtype(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Tells whether a tokenizer is still the one in the first version's folder."""
-    with TemporaryDirectory(prefix="lrl-tokenizer-") as scratch:
-        current, first = Path(scratch, "own"), Path(scratch, "first")
-        tokenizer.save_pretrained(current)
-        open_tokenizer(base).save_pretrained(first)  # saved, it says whether it came from a folder
-        return _contents(current) == _contents(first)
+    # Saved, it says whether it came from a folder.
+    return _contents(open_tokenizer(base)) == _contents(tokenizer)
 
 
-def _contents(folder: Path) -> dict[Path, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {file.relative_to(folder): file.read_bytes() for file in files}
+def _contents(tokenizer: PreTrainedTokenizerBase) -> dict[Path, bytes]:
+    with TemporaryDirectory(prefix="lrl-tokenizer-") as folder:
+        tokenizer.save_pretrained(folder)
+        files = (path for path in Path(folder).rglob("*") if path.is_file())
+        return {file.relative_to(folder): file.read_bytes() for file in files}
 
 
 def _keep_files(first_folder: Path, folder: Path, names: Iterable[str]) -> None:
@@ -182,10 +178,6 @@ def save_critic(
         head: `weight` [N, H] and `bias` [N]: N is 1, or 4 of `lrl.TurnCritic` (V1, V2, Q1, Q2).
         tokenizer: The policy's.
         folder: Where to.
-
-    Raises:
-        ConfigError: transformers has no token classification for such a model.
-        OSError: The folder cannot be written.
     """
     config = copy.deepcopy(decoder.config)
     config.num_labels = len(head["bias"])

@@ -40,19 +40,11 @@ def fuse_tried(
     passes: Callable[[], Tensor],
     in_16_bits: bool,
 ) -> Kernels:
-    """Gives the network these kernels if they work, and returns which it has; a collective of all
-    ranks. `auto` takes Liger's on a CUDA GPU, if they work.
+    """Gives the policy's network these kernels if they work, and returns which it has; a collective
+    of all ranks. `auto` takes Liger's on a CUDA GPU, if they work.
 
-    Args:
-        network: The policy's.
-        kernels: As `model.kernels`.
-        device: Where it trains.
-        ranks: Those that train it.
-        passes: Runs the same text forward and back; returns its log-probs, float32 [n].
-        in_16_bits: Whether they compute in 16 bits.
-
-    Raises:
-        ConfigError: Kernels that `kernels` names do not work.
+    `passes` runs the same text forward and back, and returns its log-probs, float32 [n]. Raises
+    ConfigError if kernels that `kernels` names do not work.
     """
     if kernels == "eager" or (kernels == "auto" and device.type != "cuda"):
         return "eager"

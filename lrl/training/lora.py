@@ -42,9 +42,6 @@ class LoRA:
         alpha: The adapters' product counts `alpha / rank` times.
         target_modules: The layers with an adapter, by the ends of their names, such as `[q_proj,
             v_proj]`; `all-linear` takes every linear layer but the output head.
-
-    Raises:
-        ConfigError: A setting is outside its range.
     """
 
     rank: int = 16
@@ -63,10 +60,7 @@ class LoRA:
 
     def add_to(self, network: PreTrainedModel) -> None:
         """Adds adapters in float32 to a network, which then computes as before: every B is 0.
-
-        Raises:
-            ConfigError: `target_modules` names no linear layer, or none of the network's.
-        """
+        Raises ConfigError if `target_modules` names none of its linear layers."""
         config: Any = self._peft_config([])
         # peft's own way puts those of a mixture's dense layers on its experts.
         for name in self.layers(network):
@@ -136,14 +130,9 @@ def plain(name: str) -> str:
     return name.replace(BASE, ".")
 
 
-def merged(layer: Any, name: str, weight: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Returns the whole W of a layer with its adapters, if it has any, merged as in a generator of
-    `dtype`, or else of W's format.
-
-    `name` is that of W without adapters. A collective if they are sharded.
-    """
-    if not isinstance(layer, LoraLayer):
-        return weight
+def merged(layer: LoraLayer, name: str, weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Returns the whole W of a layer with its adapters, merged as in a generator of `dtype`, or
+    else of W's format; a collective if they are sharded. `name` is that of W without adapters."""
     down, up = map(whole_on, factors_of(layer))
     if weight.is_meta:
         return weight

@@ -52,9 +52,7 @@ def is_made(model: str) -> bool:
 
 def find_model(model: str) -> str:
     """Returns the folder or hub name for the setting `model`; runs the function if it names one.
-
-    Raises ValueError if there is no such folder or function, or the function raised.
-    """
+    Raises ConfigError if there is no such folder or function, or the function raised."""
     if not is_made(model):
         folder = Path(model).expanduser()
         # Names on the hub are `name` or `owner/name`.
@@ -103,11 +101,8 @@ class ModelSource:
             )
 
     def open(self, device: torch.device | str = "cpu") -> PreTrainedModel:
-        """Opens the model in training mode, without noise, on `device`.
-
-        Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last
-        hidden state.
-        """
+        """Opens the model in training mode, without noise. Raises ConfigError if it cannot be
+        opened, or its log-probs cannot be computed from its last hidden state."""
         network, report = _from_pretrained(
             AutoModelForCausalLM,
             self.folder,
@@ -182,23 +177,18 @@ def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
 
 def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
     """Returns the last hidden state of a micro-batch: [R, L, H]."""
-    outputs = decoder(
+    hidden: Tensor = decoder(
         input_ids=micro.input_ids,
         position_ids=micro.position_ids,
         use_cache=False,
         **varlen.arguments(decoder, micro),
-    )
-    hidden: Tensor = outputs.last_hidden_state
+    ).last_hidden_state
     return hidden
 
 
 def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
-    """Returns the log-probs of the labels of a micro-batch on the network's device, at its
-    temperature.
-
-    They are float32 [R, L] in nats, 0 where the mask is false. `chunk_tokens` is as for
-    `token_logprobs`.
-    """
+    """Returns the log-probs of a micro-batch's labels at its temperature: float32 [R, L], nats, 0
+    where the mask is false. `chunk_tokens` is as for `token_logprobs`."""
     return head_logprobs(network, last_hidden(decoder_of(network), micro), micro, chunk_tokens)
 
 
@@ -267,13 +257,12 @@ def whole_tensors(
     Adapters are merged into their weights, which have the names that they have without, and the
     format `merged_in`, or their own.
     """
-    layers = dict(network.named_modules())
+    adapted = {f"{name}.weight": layer for name, layer in lora.adapted_layers(network)}
     for name, tensor in unique_tensors(network):
         if not lora.is_adapter(name):
             plain, whole = lora.plain(name), whole_on(tensor)
-            owner, _, kind = plain.rpartition(".")
-            if kind == "weight":
-                whole = lora.merged(layers[owner], plain, whole, merged_in)
+            if plain in adapted:
+                whole = lora.merged(adapted[plain], plain, whole, merged_in)
             yield plain, whole
 
 

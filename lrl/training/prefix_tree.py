@@ -77,11 +77,8 @@ def samples_of(
     """Returns the samples of a rollout: one, or one for each branch. A token that several have is
     trained in the first of them.
 
-    Args:
-        group: Its group.
-        rollout: The rollout.
-        advantages: float32 [tokens], or [] for all of them.
-        trained: For each token, whether it is in the loss; a sample without any is left out.
+    `advantages` is float32 [tokens], or [] for all of them; `trained` says of each token whether it
+    is in the loss. A sample without any is left out.
     """
     found = []
     for places, shared in rollout.branches:
@@ -130,15 +127,8 @@ class PrefixTree:
 def prefix_trees(
     samples: Sequence[TrainingSample], longest: int, attention_tokens: int
 ) -> list[PrefixTree]:
-    """Returns trees of the samples of a group, as many as cost least (`tree_cost`); one for each
-    sample if they have nothing to share.
-
-    Args:
-        samples: Samples of one group.
-        longest: Most tokens of a tree with several samples.
-        attention_tokens: Length of a row at which attention takes as long as all other layers; 0
-            for one tree a sample.
-    """
+    """Returns trees of the samples of a group, as many as cost least; one for each sample if they
+    have nothing to share. The other arguments are those of `tree_cost.divided`."""
     shared = _shared(samples) if attention_tokens else 0
     parts = divided([len(sample) for sample in samples], shared, longest, attention_tokens)
     return [

@@ -54,27 +54,22 @@ def rounded_weights(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
     Each module has rounded ones while it computes, so there is no second copy of the model.
     """
     head = network.get_output_embeddings()
-    whole: dict[nn.Module, dict[str, nn.Parameter]] = {}
-    rounded: dict[nn.Module, dict[str, nn.Parameter]] = {}
+    # Each weight, and the rounded one.
+    held: dict[nn.Module, dict[str, tuple[nn.Parameter, nn.Parameter]]] = {}
 
     def round_(module: nn.Module, *_: Any) -> None:
-        whole[module] = dict(module.named_parameters(recurse=False))
-        rounded[module] = {name: _rounded(weight, dtype) for name, weight in whole[module].items()}
-        module._parameters.update(rounded[module])
+        own = module.named_parameters(recurse=False)
+        held[module] = {name: (weight, _rounded(weight, dtype)) for name, weight in own}
+        module._parameters.update({name: half for name, (_, half) in held[module].items()})
 
     def put_back(module: nn.Module, *_: Any) -> None:
-        for name, weight in whole.pop(module).items():
+        for name, (weight, half) in held.pop(module).items():
             # What shards a model may have put its own back before.
-            if module._parameters[name] is rounded[module][name]:
+            if module._parameters[name] is half:
                 module._parameters[name] = weight
-        del rounded[module]
-
-    def put_all_back() -> None:
-        for module in list(whole):
-            put_back(module)
 
     with ExitStack() as hooks:
-        hooks.callback(put_all_back)
+        hooks.callback(lambda: [put_back(module) for module in list(held)])
         for module in network.modules():
             if module is not head and next(module.parameters(recurse=False), None) is not None:
                 hooks.callback(module.register_forward_pre_hook(round_).remove)

@@ -130,10 +130,8 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
     """Returns how transformers divides the layers of a network over `size` ranks, by the names of
     modules.
 
-    The ends stay whole: lrl computes log-probs with the head's weight itself.
-
-    Raises:
-        ConfigError: transformers has no plan for it, or a plan that does not work here.
+    The ends stay whole: lrl computes log-probs with the head's weight itself. Raises ConfigError if
+    transformers has no plan for it, or one that does not work here.
     """
     ends = (network.get_input_embeddings(), network.get_output_embeddings())
     whole = {name for name, module in network.named_modules() if module in ends}

@@ -29,9 +29,9 @@ def cheapest_trees(samples: int, shared: int, branches: float, attention_tokens:
 
     Args:
         samples: Responses.
-        shared: Tokens that all of them share.
+        shared: First tokens that all of them have in common.
         branches: All their other tokens.
-        attention_tokens: Length of a row at which attention takes as long as all else.
+        attention_tokens: Length of a row at which attention takes as long as all other layers.
     """
 
     def cost(trees: int) -> float:
@@ -53,7 +53,7 @@ def divided(
 
     Args:
         lengths: Tokens of each response, the shared ones included.
-        shared: First tokens that all of them have in common.
+        shared: See `cheapest_trees`.
         longest: Most tokens of a tree with several responses.
         attention_tokens: See `cheapest_trees`; 0 for one tree a response.
     """

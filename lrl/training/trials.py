@@ -366,12 +366,8 @@ Layers = dict[str, Any]
 
 
 def check_adapters(network: PreTrainedModel) -> None:
-    """Checks adapters whose B are all 0, as before training; leaves weights, gradients and random
-    state as they were.
-
-    Raises:
-        ConfigError: A layer cannot have one; it names the layers and the remedy.
-    """
+    """Raises ConfigError, with the remedy, if a layer cannot have its adapter, whose B is 0 as
+    before training; leaves weights, gradients and random state as they were."""
     layers = dict(adapted_layers(network))
     if bad := _not_in_files(network, layers):
         why = "is a part of another weight in the model's files: no generator could merge it"

@@ -38,12 +38,8 @@ class Stored:
 
 def weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files that make up the model; none if its weights have another
-    format.
-
-    Raises:
-        ValueError: There are no weights, or files are missing; the text continues the folder's
-            name.
-    """
+    format. Raises ValueError if there are no weights, or files are missing; the text continues the
+    folder's name."""
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if single.exists():
@@ -82,16 +78,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def check_whole(folder: str, config: Any) -> None:
-    """Checks that a model's weights are not quantised, by its config and, on this machine, by its
-    files.
-
-    Args:
-        folder: Folder or hub name.
-        config: Its config, of transformers.
-
-    Raises:
-        ConfigError: They are.
-    """
+    """Raises ConfigError if the weights of a folder or hub name are quantised, by transformers'
+    config and, on this machine, by its files."""
     if (method := quant_method(config)) is not None:
         raise ConfigError(f"model={folder!r} is quantised (quant_method {method}). {REMEDY}")
     if found := _stored(hub.on_this_machine(folder)):

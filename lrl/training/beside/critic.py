@@ -46,9 +46,6 @@ class Critic(nn.Module):
             null never clips. Only replayed groups (`data.replay`) have values of an earlier step.
         trunk_gradient: Share of the value loss's gradient that reaches the policy through the
             hidden state; 0 for none.
-
-    Raises:
-        ConfigError: A setting is outside its range, or would have no effect.
     """
 
     responses_share = Shared(rows=True, prefixes=True)

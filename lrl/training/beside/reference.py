@@ -51,9 +51,6 @@ class Reference:
         model: Hub name or folder of the reference; None takes the policy's own first version.
         refresh_every_n_steps: Copy the policy's weights into the reference after every so many
             steps; None never does.
-
-    Raises:
-        ValueError: A setting is outside its range, or would have no effect.
     """
 
     rewards_tokens = False
@@ -93,14 +90,6 @@ class Reference:
     def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
         """The settings on which the rewards' KL penalty depends; empty without one."""
         return () if self.penalty_in != "reward" else (self.coefficient, self.estimator, self.model)
-
-    def check_beside_adapters(self) -> None:
-        """Checks the settings of a run that trains adapters, which a reference has not."""
-        if self.refresh_every_n_steps is not None:
-            fault(
-                f"model.reference.refresh_every_n_steps is {self.refresh_every_n_steps}, and "
-                "model.lora trains adapters, which a reference has not. Leave one of them out."
-            )
 
     def open(
         self,

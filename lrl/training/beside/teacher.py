@@ -6,7 +6,7 @@ policy. A server is asked as soon as a group is scored, while the policy trains 
 
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +52,6 @@ class Teacher(Reference):
         timeout_s: Seconds for one request to `url`, the log-probs of a group.
         deadline_s: Seconds for the log-probs of a group, all requests and the waits between them.
             Then the run ends: nothing is trained without its teacher.
-
-    Raises:
-        ConfigError: A setting cannot work.
     """
 
     rewards_tokens = True
@@ -110,14 +107,6 @@ class Teacher(Reference):
         return tokens.advantages + self.worth * nearer
 
 
-class ServerTokens(NamedTuple):
-    """The tokens of a text on the server, and how many it can read."""
-
-    token_ids: list[int]
-    context: int
-    """Most tokens of a request, those that it writes included."""
-
-
 class TeacherEndpoint:
     """The server of a teacher, which is asked until the deadline; see `ModelEndpoint`."""
 
@@ -146,9 +135,6 @@ class TeacherEndpoint:
         Args:
             texts: At least one token each.
             once: Whether a request without an answer is the last one.
-
-        Raises:
-            TeacherError: It does not say.
         """
         endpoint = self.completions.once() if once else self.completions
         body = {"prompt": texts, "max_tokens": 1, "prompt_logprobs": 0}
@@ -158,17 +144,14 @@ class TeacherEndpoint:
             log.warning("The teacher at %s answers again.", endpoint.url)
         return found
 
-    async def tokens_of(self, text: str) -> ServerTokens:
-        """Returns what the server makes of a text, without special tokens at its ends. It is asked
-        once.
-
-        Raises:
-            TeacherError: It does not say.
+    async def tokens_of(self, text: str) -> tuple[list[int], int]:
+        """Returns the server's tokens of a text, without special ones at its ends, and the most
+        tokens of a request, those that it writes included. It is asked once.
         """
         body = {"prompt": text, "add_special_tokens": False}
 
-        def read(found: Any) -> ServerTokens:
-            return ServerTokens([int(one) for one in found["tokens"]], int(found["max_model_len"]))
+        def read(found: Any) -> tuple[list[int], int]:
+            return [int(one) for one in found["tokens"]], int(found["max_model_len"])
 
         return await self.completions.sibling("/tokenize").ask(body, read)
 

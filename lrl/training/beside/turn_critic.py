@@ -49,9 +49,6 @@ class TurnCritic(Critic):
             get one turn further back.
         max_grad_norm: As of `lrl.Critic`.
         trunk_gradient: As of `lrl.Critic`.
-
-    Raises:
-        ConfigError: A setting is outside its range, or would have no effect.
     """
 
     of_turns = True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Numbers that are weights as they are, by their names in a file of safetensors."""
 PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
 """The ends of names of weights; a buffer of integers, such as a mask, has another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in a file."""
-
-    file: Path
-    shape: tuple[int, ...]
-    numbers: str
-    """The dtype by its name in safetensors, such as BF16."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -58,15 +47,16 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """Returns every tensor by name; raises ValueError as `weight_files`, or for a damaged file."""
-    found: dict[str, Stored] = {}
+def stored_tensors(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Returns every tensor's shape and number format, such as BF16, by name; raises ValueError as
+    `weight_files`, or for a damaged file."""
+    found = {}
     for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
                     one = tensors.get_slice(name)
-                    found[name] = Stored(file, tuple(one.get_shape()), one.get_dtype())
+                    found[name] = tuple(one.get_shape()), one.get_dtype()
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file.name} cannot be read ({error})") from error
     return found
@@ -106,7 +96,7 @@ def _stored(local_folder: Path | None) -> tuple[str, str] | None:
         tensors = {} if local_folder is None else stored_tensors(local_folder)
     except ValueError:
         return None  # the checks of the folder, or transformers, say what is wrong with the files
-    for name, tensor in tensors.items():
-        if tensor.numbers not in FLOATS and (tensor.numbers[0] == "F" or name.endswith(PACKED)):
-            return name, tensor.numbers
+    for name, (_, numbers) in tensors.items():
+        if numbers not in FLOATS and (numbers[0] == "F" or name.endswith(PACKED)):
+            return name, numbers
     return None

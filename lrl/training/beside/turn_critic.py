@@ -7,7 +7,6 @@ value needs no return of the policy as it is now, and older groups (`data.replay
 """
 
 import copy
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from lrl.training.model import last_hidden
 from lrl.training.sharding import own_part
 from lrl.types import Group, MicroBatch, Rollout, TurnValues
 
-M = TypeVar("M", bound=nn.Module)
 FIRST_SPREAD = 0.1
 """Standard deviation of the first values, over states of unit size. Twins that began at 0 would
 stay equal, because they learn from equal targets."""
@@ -96,8 +94,9 @@ class TurnCritic(Critic):
         numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             weight.copy_(numbers * FIRST_SPREAD / weight.shape[1] ** 0.5)
-        self.target_head = _frozen(self.head)
-        self.target_trunk = None if self.trunk is None else _frozen(self.trunk)
+        self.target_head = copy.deepcopy(self.head).requires_grad_(False)
+        if self.trunk is not None:
+            self.target_trunk = copy.deepcopy(self.trunk).requires_grad_(False)
 
     def forward(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
         """Returns for each label V1 and V2 before it, and Q1 and Q2 behind it; without gradient
@@ -124,12 +123,7 @@ class TurnCritic(Critic):
                 rollout.turn_values = self._turn_values(rollout, values)
 
     def _turn_values(self, rollout: Rollout, found: Tensor) -> list[TurnValues]:
-        """Returns what is said of each turn of a scored rollout.
-
-        Args:
-            rollout: The rollout.
-            found: float32 [tokens, 8], see `forward`.
-        """
+        """Returns what `forward` says, float32 [tokens, 8], of each turn of a scored rollout."""
         turns = rollout.turns
         rewards = rewards_by_action(rollout, turns)
         before = found[[turn.start for turn in turns]]
@@ -137,16 +131,15 @@ class TurnCritic(Critic):
         next_state = torch.cat([before[1:, 4:6], torch.zeros(1, 2)])
         of_action = torch.tensor(rewards)[:, None] + self.gamma * next_state
         of_state = behind[:, 6:8]
-        each = zip(
-            before[:, :2].amin(1).tolist(),
-            behind[:, 2:4].amin(1).tolist(),
-            torch.cat([of_state, of_action], 1).tolist(),
-            discounted(rewards, self.gamma),
-            strict=True,
-        )
         return [
             TurnValues(state, action, (v1, v2, q1, q2), to_go)
-            for state, action, (v1, v2, q1, q2), to_go in each
+            for state, action, (v1, v2, q1, q2), to_go in zip(
+                before[:, :2].amin(1).tolist(),
+                behind[:, 2:4].amin(1).tolist(),
+                torch.cat([of_state, of_action], 1).tolist(),
+                discounted(rewards, self.gamma),
+                strict=True,
+            )
         ]
 
     def loss(self, values: Tensor, micro: MicroBatch, weights: Tensor) -> Tensor:
@@ -170,17 +163,10 @@ class TurnCritic(Critic):
     @torch.no_grad()
     def end_step(self) -> None:
         """Moves the target by `tau` towards the weights."""
-        self._follow(self.target_head, self.head)
-        if self.target_trunk is not None and self.trunk is not None:
-            self._follow(self.target_trunk, self.trunk)
-
-    def _follow(self, target: nn.Module, module: nn.Module) -> None:
-        for slow, weight in zip(target.parameters(), module.parameters(), strict=True):
-            own_part(slow).lerp_(own_part(weight), self.tau)
-
-
-def _frozen(module: M) -> M:
-    return copy.deepcopy(module).requires_grad_(False)
+        for target, module in (self.target_head, self.head), (self.target_trunk, self.trunk):
+            if target is not None and module is not None:
+                for slow, weight in zip(target.parameters(), module.parameters(), strict=True):
+                    own_part(slow).lerp_(own_part(weight), self.tau)
 
 
 def _twins(head: nn.Linear, state: Tensor, micro: MicroBatch) -> Tensor:

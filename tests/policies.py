@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
@@ -124,7 +125,11 @@ class FakeStep:
         """Does nothing."""
 
 
-def trainer(**settings: Any) -> L.Trainer:
+def trainer(saves_in: Path | None = None, **settings: Any) -> L.Trainer:
+    """Returns a quiet trainer that saves `step=N.ckpt` behind every step, if a folder is given."""
+    if saves_in is not None:
+        saving = ModelCheckpoint(saves_in, "{step}", every_n_train_steps=1, save_top_k=-1)
+        settings |= {"callbacks": [saving], "enable_checkpointing": True}
     quiet = {
         "logger": False,
         "enable_checkpointing": False,

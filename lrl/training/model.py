@@ -248,22 +248,23 @@ def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor.detach()
 
 
+def base_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields `unique_tensors` but the adapters, by the names that they have without adapters."""
+    found = unique_tensors(network)
+    return ((lora.plain(name), tensor) for name, tensor in found if not lora.is_adapter(name))
+
+
 def whole_tensors(
     network: nn.Module, merged_in: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of `unique_tensors`, whole on rank 0
-    (`lrl.training.sharding.whole_on`).
-
-    Adapters are merged into their weights, which have the names that they have without, and the
-    format `merged_in`, or their own.
-    """
-    adapted = {f"{name}.weight": layer for name, layer in lora.adapted_layers(network)}
-    for name, tensor in unique_tensors(network):
-        if not lora.is_adapter(name):
-            plain, whole = lora.plain(name), whole_on(tensor)
-            if plain in adapted:
-                whole = lora.merged(adapted[plain], plain, whole, merged_in)
-            yield plain, whole
+    """Yields `base_tensors` whole on rank 0 (`lrl.training.sharding.whole_on`), with their adapters
+    merged in, in the format `merged_in` or their own."""
+    adapted = lora.adapted_weights(network)
+    for name, tensor in base_tensors(network):
+        whole = whole_on(tensor)
+        if name in adapted:
+            whole = lora.merged(adapted[name], name, whole, merged_in)
+        yield name, whole
 
 
 def checkpoint_weights(

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
 from lrl.distributed.ranks import Ranks
-from lrl.training.lora import adapted_layers, factors_of, held_adapters, is_adapter, plain
+from lrl.training.lora import adapted_weights, factors_of, held_adapters
 from lrl.training.merging import DOWN, UP, merge
-from lrl.training.model import layer_of, unique_tensors
+from lrl.training.model import base_tensors, layer_of
 from lrl.training.sharding import whole_on
 
 
@@ -43,11 +43,10 @@ def checkpoint_pieces(
 ) -> Iterator[Piece]:
     """Yields this rank's rows of all weights; a collective of all ranks, which yield the same names
     in the same order. Adapters are merged into their weights, in the format `merged_in`."""
-    adapted = {f"{name}.weight": layer for name, layer in adapted_layers(network)}
-    found = ((plain(name), one) for name, one in unique_tensors(network) if not is_adapter(name))
+    adapted = adapted_weights(network)
     # Sorted, since transformers sorts the weights of a model that it has opened from its files, by
     # the same key, and not those of one that has got them from rank 0.
-    tensors = sorted(found, key=lambda item: dot_natural_key(item[0]))
+    tensors = sorted(base_tensors(network), key=lambda item: dot_natural_key(item[0]))
     layers = groupby(tensors, key=lambda item: layer_of(item[0]))
     for number, (_, layer) in enumerate(layers):
         held = dict(layer)

@@ -14,15 +14,12 @@ train such trees; 2511.18871 calls it shared-prompt attention.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from lrl.training.tree_cost import divided
 from lrl.types import Group, Rollout
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -56,11 +53,9 @@ class TrainingSample:
     @property
     def token_ids(self) -> list[int]:
         """Prompt and response."""
-        return self.prompt + self.of(self.rollout.token_ids)
-
-    def of(self, values: list[T]) -> list[T]:
-        """Returns the values of the sample's tokens, of one value for each of the rollout's."""
-        return values if self.places is None else [values[place] for place in self.places]
+        written = self.rollout.token_ids
+        own = written if self.places is None else [written[place] for place in self.places]
+        return self.prompt + own
 
     @property
     def untrained(self) -> int:

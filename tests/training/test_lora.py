@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import PeftModel
 from peft.tuners.lora import Linear
 from safetensors.torch import load_file
@@ -236,8 +235,7 @@ def test_the_trial_leaves_weights_gradients_and_random_numbers_as_they_were(fold
 def stepped(
     policy: PolicyModule, steps: int, tmp_path: Path, ckpt_path: str | None = None
 ) -> PolicyModule:
-    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    training = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
+    training = trainer(tmp_path, max_steps=steps)
     data = Steps([FakeStep(pack(GROUPS, 24))] * steps)
     training.fit(policy, data, ckpt_path=ckpt_path, weights_only=True)
     return policy

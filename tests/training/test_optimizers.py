@@ -11,7 +11,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 
@@ -135,8 +134,7 @@ def saved(
     its steps."""
     (configure, _), checkpoints = CASES[request.param], tmp_path_factory.mktemp("checkpoints")
     whole = Own(folder, configure)
-    saving = ModelCheckpoint(checkpoints, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    fit(whole, STEPS, callbacks=[saving], enable_checkpointing=True)
+    fit(whole, STEPS, saves_in=checkpoints)
     return whole, configure, checkpoints
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -126,8 +125,7 @@ def test_a_run_follows_from_its_seed(folder: str) -> None:
 
 def test_a_run_in_bfloat16_resumes_exactly(folder: str, tmp_path: Path) -> None:
     whole, resumed = (lrl.PolicyModule(folder, lr=LR, dtype="bfloat16") for _ in range(2))
-    saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    fit(whole, callbacks=[saving], enable_checkpointing=True)
+    fit(whole, saves_in=tmp_path)
     fit(resumed, seed=7, ckpt_path=str(tmp_path / "step=2.ckpt"))
     assert torch.equal(numbers(whole), numbers(resumed)), "the draws are the checkpoint's"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -168,11 +167,7 @@ def run(
     policy: PolicyModule, steps: int, place: Path | None = None, ckpt_path: str | None = None
 ) -> list[dict[str, float]]:
     """Trains up to `steps`; returns the metrics of each step, and saves every one in `place`."""
-    saving = ModelCheckpoint(place, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    settings: dict[str, Any] = (
-        {"callbacks": [saving], "enable_checkpointing": True} if place else {}
-    )
-    running = trainer(max_steps=steps, **settings)
+    running = trainer(place, max_steps=steps)
     found: list[dict[str, float]] = []
 
     def seen(*_: Any) -> None:

@@ -31,7 +31,7 @@ from lrl.system.aliases import answers_aliases
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.training.beside.critic import Critic, ValueSums
 from lrl.training.beside.reference import Reference
-from lrl.training.collate import blank, each_rollout
+from lrl.training.collate import blank, each_rollout, try_step
 from lrl.training.kernels import Kernels
 from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
@@ -45,7 +45,6 @@ from lrl.training.optimizers import (
 )
 from lrl.training.rounded_adamw import RoundedAdamW
 from lrl.training.schedule import Schedule, lr_factor
-from lrl.training.trials import try_step
 from lrl.types import Group, MicroBatch, Step
 
 

@@ -1,12 +1,20 @@
 """Collation of rollouts into the tensors of a micro-batch; all index calculations are here."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
-from lrl.types import Group, MicroBatch, Rollout, SequenceBounds
+from lrl.training.prefix_tree import (
+    PrefixTree,
+    TrainingSample,
+    prefix_trees,
+    samples_of,
+    text_sequence,
+)
+from lrl.types import Group, MicroBatch, Rollout, SequenceBounds, Step
 
 Numbers = Iterator[tuple[Rollout, Tensor]]
 """Rollouts, each with one number or several for each of its tokens."""
@@ -14,8 +22,8 @@ Numbers = Iterator[tuple[Rollout, Tensor]]
 
 def blank() -> MicroBatch:
     """Returns a micro-batch without a label, for a rank that must take part in a pass."""
-    nothing = Rollout(token_ids=[0], logprobs=[0.0], versions=[0])
-    sample = TrainingSample(0, [0], rollout=nothing, advantages=torch.zeros(()), trained=[False])
+    sample = text_sequence([0, 0])
+    sample.trained = [False]
     return fill_rows([[PrefixTree([sample])]], temperature=1.0)
 
 
@@ -218,3 +226,33 @@ def bounds_of(micro: MicroBatch) -> SequenceBounds:
         longest_key=int(counts.max()),
         key_places=places.int(),
     )
+
+
+class _Tried(Exception):
+    """The gradient is there."""
+
+
+class _MadeUpStep:
+    """A step of one micro-batch, with a right and a wrong response to one prompt, that ends behind
+    its only gradient: an optimizer step would count as a version."""
+
+    num_tokens = 4
+    num_sequences = 2
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        right, wrong = text_sequence([1, 1, 2]), text_sequence([1, 1, 2])
+        for sample, advantage in (right, 1.0), (wrong, -1.0):
+            sample.advantages = torch.tensor(advantage)
+            sample.rollout.reference_logprobs = sample.rollout.logprobs
+        yield fill_rows([[PrefixTree([right])], [PrefixTree([wrong])]], temperature=1.0)
+        raise _Tried
+
+    def finish(self) -> NoReturn:
+        """See `lrl.types.Step`."""
+        raise _Tried
+
+
+def try_step(train: Callable[[Step, int], object]) -> None:
+    """Calls `training_step` with a made-up step."""
+    with suppress(_Tried):
+        train(_MadeUpStep(), 0)

@@ -21,7 +21,7 @@ files. So every W must be the same in a checkpoint as in memory, and the gradien
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Self, cast
@@ -49,7 +49,6 @@ from lrl.training.model import (
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, text_sequence
 from lrl.training.rounding import rounding_errors
 from lrl.training.sharding import parameters_without_memory
-from lrl.types import MicroBatch, Step
 
 log = logging.getLogger(__name__)
 
@@ -449,36 +448,3 @@ def _refuse(network: PreTrainedModel, layers: Layers, bad: list[str], why: str) 
         f"model.lora: {type(network).__name__} cannot have an adapter at {bad[0]}{more}, which "
         f"{why}. {remedy}"
     )
-
-
-# ---- a user's own loss
-
-
-class _Tried(Exception):
-    """The gradient is there."""
-
-
-class _MadeUpStep:
-    """A step of one micro-batch, with a right and a wrong response to one prompt, that ends behind
-    its only gradient: an optimizer step would count as a version."""
-
-    num_tokens = 4
-    num_sequences = 2
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        right, wrong = text_sequence([1, 1, 2]), text_sequence([1, 1, 2])
-        for sample, advantage in (right, 1.0), (wrong, -1.0):
-            sample.advantages = torch.tensor(advantage)
-            sample.rollout.reference_logprobs = sample.rollout.logprobs
-        yield fill_rows([[PrefixTree([right])], [PrefixTree([wrong])]], temperature=1.0)
-        raise _Tried
-
-    def finish(self) -> NoReturn:
-        """See `lrl.types.Step`."""
-        raise _Tried
-
-
-def try_step(train: Callable[[Step, int], object]) -> None:
-    """Calls `training_step` with a made-up step."""
-    with suppress(_Tried):
-        train(_MadeUpStep(), 0)

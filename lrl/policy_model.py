@@ -146,13 +146,15 @@ class PolicyModel(L.LightningModule):
         """The first version, and how it is opened."""
         device = self.device_of_use
         on_ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        mixed = self._trainer is not None and self.trainer.precision == "bf16-mixed"
+        halves = self.dtype_name == "bfloat16"
+        if on_ampere and self._trainer is not None:
+            halves |= self.trainer.precision == "bf16-mixed"
         return ModelSource(
             self.policy_folder,
             self.dtype_name,
             self.attention,
             self.gradient_checkpointing,
-            takes_flash=on_ampere and (mixed or self.dtype_name == "bfloat16"),
+            takes_flash=on_ampere and halves,
         )
 
     def _open(self) -> None:

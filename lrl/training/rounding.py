@@ -68,8 +68,12 @@ def rounded_weights(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
             if module._parameters[name] is half:
                 module._parameters[name] = weight
 
+    def put_all_back() -> None:
+        for module in list(held):
+            put_back(module)
+
     with ExitStack() as hooks:
-        hooks.callback(lambda: [put_back(module) for module in list(held)])
+        hooks.callback(put_all_back)
         for module in network.modules():
             if module is not head and next(module.parameters(recurse=False), None) is not None:
                 hooks.callback(module.register_forward_pre_hook(round_).remove)

@@ -44,7 +44,8 @@ from lrl.errors import BadTransfer, FetchFailed
 from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Location
-from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient, Content
+from lrl.vllm_plugin import block_client
+from lrl.vllm_plugin.block_client import FAILURES, BlockClient, Content
 from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport, restore
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
 
@@ -299,7 +300,7 @@ class Fetch:
             return None
         if content is not None:
             self._heard_at[owner] = time.monotonic()
-        elif time.monotonic() - self._heard_at[owner] > STALL_S:
+        elif time.monotonic() - self._heard_at[owner] > block_client.STALL_S:
             self._pass_over(owner, "it has nothing new")
         return content
 

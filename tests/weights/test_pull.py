@@ -275,19 +275,6 @@ def test_generators_of_one_machine_load_one_file(scene: PullScene) -> None:
     assert scene.transport.fetched_bytes == 2 * size, "without the other one it fetches by itself"
 
 
-@pytest.mark.parametrize("scene", [3], indirect=True)
-def test_a_machine_that_is_lost_costs_only_the_way_to_the_trainer(
-    scene: PullScene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)
-    scene.move()
-    lost, *others = scene.generators
-    lost.die()
-    sent = scene.transport.sent_bytes
-    assert list(scene.move()) == [lost] and scene.hold(*others)
-    assert scene.transport.sent_bytes > sent
-
-
 def test_neither_route_of_a_generator_answers_without_the_token(scene: PullScene) -> None:
     scene.move()
     url = scene.generators[0].server.url

@@ -21,10 +21,9 @@ import asyncio
 import http
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -104,28 +103,26 @@ class Delta:
         self.blocks = [Future[bytes]() for _ in range(blocks)]
         """The difference of each block, once it is made."""
 
-    def make(
-        self, pairs: Iterable[Callable[[], tuple[bytes, bytes]]], ended: Callable[[], bool]
-    ) -> None:
+    def make(self, read: Callable[[int], tuple[bytes, bytes]], ended: Callable[[], bool]) -> None:
         """Makes them, unless they are not worth it.
 
         Args:
-            pairs: Read a block of the older version and of the newer one; equally long.
+            read: Reads a block of the older version and of the newer one; equally long.
             ended: Whether nobody needs them any more; asked at each block.
         """
         threads = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
         first = min(BLOCKS_THAT_DECIDE, len(self.blocks))
         whole = small = 0
 
-        def difference(read: Callable[[], tuple[bytes, bytes]]) -> tuple[int, bytes]:
-            before, after = (np.frombuffer(one, np.uint8) for one in read())
+        def difference(index: int) -> tuple[int, bytes]:
+            before, after = (np.frombuffer(one, np.uint8) for one in read(index))
             return len(after), compressed(before, after)
 
         if not first:  # a rank without rows
             self.worth.set_result(True)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
         try:
-            made = pool.map(difference, pairs)
+            made = pool.map(difference, range(len(self.blocks)))
             for number, (block, (size, content)) in enumerate(zip(self.blocks, made, strict=True)):
                 block.set_result(content)
                 whole += size
@@ -230,8 +227,7 @@ class Part:
             return older.read(index), self.read(index)
 
         def make() -> None:
-            reads = [partial(both, index) for index in range(len(self.blocks))]
-            self.delta.make(reads, ended=lambda: self._file.closed)
+            self.delta.make(both, ended=lambda: self._file.closed)
             older.close()
 
         start_daemon_call(make, "lrl-delta")

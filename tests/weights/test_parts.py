@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,8 +76,14 @@ def test_one_small_step_in_bfloat16_is_a_few_hundredths_of_the_weights() -> None
     assert len(difference(versions[0], versions[1])) < 0.03 * len(versions[1])
 
 
-def reads(*pairs: tuple[bytes, bytes]) -> list[Callable[[], tuple[bytes, bytes]]]:
-    return [lambda pair=pair: pair for pair in pairs]  # type: ignore[misc]
+def reads(*pairs: Any) -> Callable[[int], tuple[bytes, bytes]]:
+    """Returns what reads them by number; a pair may be a function."""
+
+    def read(index: int) -> tuple[bytes, bytes]:
+        pair: Any = pairs[index]
+        return pair() if callable(pair) else pair
+
+    return read
 
 
 def test_differences_that_are_no_smaller_are_not_made() -> None:
@@ -91,7 +98,7 @@ def test_differences_that_are_no_smaller_are_not_made() -> None:
 
 def test_a_rank_without_rows_has_a_difference_without_blocks() -> None:
     delta = Delta(0)
-    delta.make([], ended=lambda: False)
+    delta.make(reads(), ended=lambda: False)
     assert delta.worth.result()
 
 
@@ -103,7 +110,7 @@ def test_a_difference_can_be_had_before_the_next_one_is_made() -> None:
         assert delta.worth.result(60) and delta.blocks[0].result(60)
         return old, old
 
-    delta.make([*reads(*[(old, old)] * 8), last], ended=lambda: False)
+    delta.make(reads(*[(old, old)] * 8, last), ended=lambda: False)
     assert delta.blocks[-1].result()
 
 
@@ -117,7 +124,7 @@ def test_making_them_ends_when_nobody_needs_them_or_one_cannot_be_read() -> None
         raise OSError("gone")
 
     delta = Delta(9)
-    delta.make([*reads(*[(old, old)] * 2), *[unread] * 7], ended=lambda: False)
+    delta.make(reads(*[(old, old)] * 2, *[unread] * 7), ended=lambda: False)
     assert str(delta.worth.exception()) == "gone" == str(delta.blocks[-1].exception())
 
 

@@ -83,7 +83,7 @@ class Pull(Transport):
             dtype = own.settings.dtype
             self._dtype = None if dtype == "auto" else getattr(torch, dtype)
             self._served = self.policy.serve_weights(self._endpoint, own.token)
-        calls.init({})
+        super().connect(calls)
 
     def stage(self) -> None:
         """Has every rank write its part as the generators compute with it."""

@@ -48,9 +48,6 @@ class SharedMemory(Transport):
         self._file: Path | None = None
         self._checksum = 0
 
-    def connect(self, calls: PoolCalls) -> None:
-        calls.init({})
-
     def stage(self) -> None:
         """Has the ranks write the weights next to the older file, then removes that one. Without
         room the temporary folder is taken."""

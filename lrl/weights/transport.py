@@ -125,8 +125,9 @@ class Transport:
         self.name = name
 
     def connect(self, calls: PoolCalls) -> None:
-        """Joins the engines of the participants, before the first sync of each."""
-        raise NotImplementedError
+        """Joins the engines of the participants, before the first sync of each; by default they
+        have nothing to agree on."""
+        calls.init({})
 
     def stage(self) -> None:
         """Prepares the transfer while the generators still write; raises OSError without room."""

@@ -119,9 +119,6 @@ class Direct(Transport):
         self.closed = 0
         self.value = 0
 
-    def connect(self, calls: PoolCalls) -> None:
-        calls.init({})
-
     def stage(self) -> None:
         self.staged += 1
         if self.full:

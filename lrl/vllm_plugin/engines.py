@@ -41,9 +41,10 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from lrl.system.memory import trim_heap
+from lrl.training.merging import UP
 from lrl.weights.broadcast import abort, join_communicator
 from lrl.weights.buckets import Bucket, Plan, buckets_of, damaged, exchange, raise_if_damaged
-from lrl.weights.version_file import are_adapters, check_file, merged
+from lrl.weights.version_file import check_file, merged
 
 Init = TypeVar("Init", bound=WeightTransferInitInfo)
 Update = TypeVar("Update", bound=WeightTransferUpdateInfo)
@@ -117,7 +118,7 @@ class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
         dtype = cast(torch.dtype, self.model_config.dtype)
         self.model.load_weights(
             merged(self._first_version(), tensors, dtype)
-            if are_adapters(tensors)
+            if any(name.endswith(UP) for name in tensors)
             else tensors.items()
         )
 

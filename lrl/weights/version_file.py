@@ -289,12 +289,6 @@ def check_file(path: Path | str, checksum: int) -> None:
         raise ValueError(f"{path} is damaged: block {block.index} of rank {block.part}'s part.")
 
 
-def are_adapters(tensors: Iterable[str]) -> bool:
-    """Returns whether an update of tensors with these names has adapters in the place of
-    weights."""
-    return any(name.endswith(UP) for name in tensors)
-
-
 def merged(
     base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:

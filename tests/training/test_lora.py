@@ -33,9 +33,10 @@ from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA, adapted_layers, base_alone, whole_adapters
+from lrl.training.merging import DOWN, UP
 from lrl.training.model import checkpoint_weights
 from lrl.training.trials import check_adapters
-from lrl.weights.version_file import are_adapters, merged
+from lrl.weights.version_file import merged
 from tests import policies
 from tests.policies import (
     GROUPS,
@@ -117,7 +118,8 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
         assert policy.prompt_logprobs(WORDS) == base.prompt_logprobs(WORDS)
 
     sent = sent_adapters(policy)
-    assert are_adapters(sent) and not are_adapters(dict(policy.whole_weights()))
+    assert all(UP in name or DOWN in name for name in sent)
+    assert not any(UP in name for name, _ in policy.whole_weights())
     files = load_file(Path(folder) / "model.safetensors")
     received, whole = dict(merged(files.items(), sent, torch.float32)), whole_weights(policy)
     assert whole.keys() == whole_weights(base).keys()

@@ -212,7 +212,11 @@ class RolloutDataModule(L.LightningDataModule):
             environment_memory_gib=environment_memory_gib,
         )
         self.environment = _environment_of_run(
-            environment, episodes, max_response_tokens, max_prompt_tokens, worker_start_timeout_s
+            environment,
+            episodes,
+            max_tokens=max_response_tokens,
+            max_prompt_tokens=max_prompt_tokens,
+            start_timeout_s=worker_start_timeout_s,
         )
         if environment_workers == 0 and worker_launcher is None:
             fault(
@@ -524,9 +528,7 @@ def _with_turn_rewards(
 def _environment_of_run(
     environment: Environment | None,
     settings: EpisodeSettings,
-    max_tokens: int,
-    max_prompt_tokens: int,
-    start_timeout_s: float,
+    **limits: Any,
 ) -> "EnvironmentOfRun | None":
     """Returns the environment of a run; None without one, whose settings must not be set then."""
     if environment is None:
@@ -539,4 +541,4 @@ def _environment_of_run(
     # Here: most runs have none.
     from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 
-    return EnvironmentOfRun(environment, settings, max_tokens, max_prompt_tokens, start_timeout_s)
+    return EnvironmentOfRun(environment, settings, **limits)

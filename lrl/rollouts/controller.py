@@ -116,11 +116,8 @@ class Controller:
             task.add_done_callback(self._tasks.discard)
 
     async def next_group(self, step: int) -> Group:
-        """Waits for the next group that `step` trains, and returns it.
-
-        Raises:
-            BaseException: The error of a generator or of the reward pool; the run cannot continue.
-        """
+        """Waits for the next group that `step` trains, and returns it; raises the error of a
+        generator or of the reward pool, after which the run cannot continue."""
         async with self._changed:
             # The failure goes first: its group will never come, and other groups would hide it.
             while self._failure is None:
@@ -189,14 +186,9 @@ class Controller:
         return self.ledger.state_dict(steps_done) | {"sampling": self._settings()}
 
     def load_state_dict(self, state: dict[str, Any], other_rewards: str = "") -> None:
-        """Restores `state`; call it before the first version.
-
-        Groups of other settings are generated anew; of `other_rewards` (what has changed in them),
-        or to changed rows, they are scored again.
-
-        Raises:
-            ValueError: `state` belongs to a run with other steps or other prompts.
-        """
+        """Restores `state`; call it before the first version. Groups of other settings are
+        generated anew; of `other_rewards` (what has changed in them), or to changed rows, they are
+        scored again. Raises ValueError as `Ledger.load_state_dict` does."""
         unscored = self.ledger.load_state_dict(state, self.prompts.__getitem__, not other_rewards)
         if why := changes(state["sampling"], self._settings()):
             groups = [*self.ledger.finished.values(), *self.ledger.running.values()]
@@ -212,7 +204,6 @@ class Controller:
         )
 
     def _settings(self) -> Settings:
-        """Returns the settings that all responses of one run must share."""
         return {
             "data.rollouts_per_group": self.sampling.n,
             "data.max_response_tokens": self.sampling.max_tokens,

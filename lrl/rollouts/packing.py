@@ -244,7 +244,7 @@ class Packer:
         return map(self._filled, self._bins.full())
 
     def flush(self) -> Iterator[Round]:
-        """Returns the rounds of all rollouts that still wait."""
+        """Returns the rounds of all that still wait."""
         return map(self._filled, self._bins.flush())
 
     def why_empty(self) -> str:

@@ -240,7 +240,6 @@ class Prompts:
             )
 
     def _prompt(self, tokenizer: PreTrainedTokenizerBase, row_id: int, row: Row) -> Prompt:
-        """Returns the prompt of a row; raises ConfigError if it cannot be used."""
         in_row = f"Row {row_id} of {self.name}"
         where = f"{in_row}, column {self.prompt_column!r}"
         for column in IMAGES:

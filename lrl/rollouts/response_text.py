@@ -110,9 +110,7 @@ def decoded(
     """Returns the text of tokens with the spaces that they have: some tokenizers would else make
     `x!= y` of `x != y`."""
     text = tokenizer.decode(
-        list(token_ids),
-        skip_special_tokens=skip_special_tokens,
-        clean_up_tokenization_spaces=False,
+        list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
     )
     return str(text)
 

@@ -185,7 +185,7 @@ class StepStream:
             )
 
     def finish(self) -> None:
-        """Reports the trained groups, see `Step`."""
+        """See `Step`."""
         self._policy.ranks.listening = True
         # Not earlier: a step that an error ends is trained again after a resume.
         self._learners.end_step(self.step, self.groups)

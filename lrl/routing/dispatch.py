@@ -71,8 +71,7 @@ class DecodeLatency:
         at_least(0, "decode_latency", response_ms=self.response_ms)
 
     def per_token(self, responses: int) -> float:
-        """Returns PTL(BS), the milliseconds of a step in which each of `responses` gets one
-        token."""
+        """Returns PTL(BS), the milliseconds of a step with a token for each of `responses`."""
         return self.step_ms + self.response_ms * responses
 
     def latency(self, responses: int, tokens: float, capacity: int) -> float:
@@ -307,7 +306,6 @@ class SkewnessAware(LeastTokens):
         return min(free, key=lambda position: generators[position].in_flight, default=None)
 
     def _first(self, is_long: bool) -> Request | None:
-        """Returns the first request of a part."""
         return next((one for one in self._waiting if (one in self._long) == is_long), None)
 
     def _divide(self, generators: Sequence[GeneratorLoad]) -> None:

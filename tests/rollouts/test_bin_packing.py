@@ -94,7 +94,5 @@ def test_ranks_get_equal_work_by_tokens_squared(ranks: int, seed: int) -> None:
 def test_micro_batches_of_one_sequence_a_row_have_similar_lengths() -> None:
     pieces = [Piece(number, tokens) for number, tokens in enumerate([90, 3, 88, 4, 5, 86])]
     (first, second) = pack(BinPacker(270, share_rows=False), pieces)
-    assert [[len(row[0]) for row in each[0]] for each in (first, second)] == [
-        [90, 88, 86],
-        [5, 4, 3],
-    ]
+    assert [len(row[0]) for row in first[0]] == [90, 88, 86]
+    assert [len(row[0]) for row in second[0]] == [5, 4, 3]

@@ -216,10 +216,8 @@ def test_a_used_up_budget_of_skips_is_logged_once(caplog: pytest.LogCaptureFixtu
         assert not caplog.records
         skipping_run(1, every=1000)
     (record,) = caplog.records
-    assert (
-        "data.max_skipped_per_step" in record.getMessage()
-        and "All 1 skips of version 0" in record.getMessage()
-    )
+    assert "data.max_skipped_per_step" in record.getMessage()
+    assert "All 1 skips of version 0" in record.getMessage()
 
 
 def interrupted_run(pacing: Pacing, seconds: float, fails: int | None = None) -> dict[str, Any]:
@@ -264,10 +262,7 @@ def test_a_resumed_run_continues_its_half_written_responses_and_requests_no_othe
 
 def test_finished_responses_without_a_reward_are_scored_and_not_written_again() -> None:
     state = interrupted_run(SHORT, 4.001)  # the responses of group 0 have just ended
-    assert [group["finish_reasons"] for group in state["running"]][0] == [
-        "stop",
-        "stop",
-    ] and not state["finished"]
+    assert state["running"][0]["finish_reasons"] == ["stop", "stop"] and not state["finished"]
     controller, fleet, trained = resumed_run(SHORT, state)
     assert 0 not in [index for index, _ in fleet.asked] and trained[0].index == 0
     assert all(rollout.reward is not None and rollout.text for rollout in trained[0].rollouts)

@@ -170,11 +170,8 @@ def test_every_group_is_trained_or_skipped_once_none_is_lost_and_none_is_too_old
     trained, skipped = [index for index, _ in run.trained], run.ledger.skipped
     assert len(trained) == pacing.groups_before(STEPS)
     assert sorted([*trained, *skipped]) == list(range(len(trained) + len(skipped)))
-    assert (
-        not run.ledger.running
-        and not run.ledger.finished
-        and run.ledger.given_up.keys() <= set(trained)
-    )
+    assert not run.ledger.running and not run.ledger.finished
+    assert run.ledger.given_up.keys() <= set(trained)
     assert all(prompt == make_group(index).prompt.id for index, prompt in skipped.items())
     if pacing.wait_for_stragglers:
         assert max(lag for _, lag in run.trained) <= pacing.max_lag
@@ -204,13 +201,9 @@ def test_the_ledger_does_not_grow_with_the_run(
     k = every_n_steps(pacing, seed)
     run = Run(pacing, k, seed, skipping=(max_skipped, 0.3)).go(steps)
     ledger, state = run.ledger, run.ledger.state_dict(steps)
-    assert (
-        len(ledger.running) + len(ledger.finished) <= (pacing.max_lag + 1) * pacing.groups_per_step
-    )
-    assert (
-        len(state["running"]) + len(state["finished"])
-        <= (pacing.max_lag + 1) * pacing.groups_per_step
-    )
+    most = (pacing.max_lag + 1) * pacing.groups_per_step
+    assert len(ledger.running) + len(ledger.finished) <= most
+    assert len(state["running"]) + len(state["finished"]) <= most
     assert len(ledger._handed) <= pacing.groups_per_step
     assert len(state["done_ahead"]) <= (pacing.max_lag + k) * (pacing.groups_per_step + max_skipped)
     assert len(ledger._steps) == len(state["done_ahead"])
@@ -260,14 +253,8 @@ def test_an_open_group_keeps_the_version_that_admitted_it_through_two_resumes() 
         ledger.take(step)
     admit(ledger, 1), admit(ledger, 2)
     other = resumed(resumed(ledger, 2), 2)
-    assert {index: group.admitted_by for index, group in other.running.items()} == {
-        4: 0,
-        5: 0,
-        6: 1,
-        7: 1,
-        8: 2,
-        9: 2,
-    }
+    admitted_by = {index: group.admitted_by for index, group in other.running.items()}
+    assert admitted_by == {4: 0, 5: 0, 6: 1, 7: 1, 8: 2, 9: 2}
     finish(other, 8, 6)
     assert other.take(2) is None  # 4 and 5 are due in step 2
 
@@ -279,9 +266,8 @@ def test_groups_that_a_lower_max_lag_would_train_too_late_start_anew_and_are_cou
     admit(ledger, 0)
     other = Ledger(make_pacing((8, 2, 1, True)))
     other.load_state_dict(through_a_file(ledger.state_dict(0)), prompt_at)
-    assert (
-        list(other.running) == [0, 1, 2, 3] and admit(other, 0) == [] and admit(other, 1) == [4, 5]
-    )
+    assert list(other.running) == [0, 1, 2, 3]
+    assert admit(other, 0) == [] and admit(other, 1) == [4, 5]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(
@@ -359,9 +345,8 @@ def test_a_group_is_due_in_the_step_that_trains_it_in_order_through_a_resume(
         finish(ledger, *sorted(ledger.running))
         for _ in range(ledger.pacing.groups_in(step)):
             group = ledger.take(step)
-            assert (
-                group is not None and group.due == step <= group.admitted_by + ledger.pacing.max_lag
-            )
+            assert group is not None
+            assert group.due == step <= group.admitted_by + ledger.pacing.max_lag
 
 
 pacings = st.builds(

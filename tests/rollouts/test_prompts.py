@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from lrl.errors import ConfigError
 from lrl.quickstart.warmup import make_tokenizer
 from lrl.rollouts.chat_template import render_chat
+from lrl.rollouts.columns import VARIABLES
 from lrl.rollouts.prompts import Prompts
-from lrl.types import Chat, Prompt
+from lrl.types import Chat
 from tests.tiny_policies import with_special_tokens
 
 CHAT = (
@@ -137,7 +138,11 @@ def test_a_column_without_a_value_is_no_word_of_a_prompt(field: str) -> None:
         loaded([full, empty], template="{prompt} " + field)
 
 
-SYSTEM = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2?"}]
+def said(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+SYSTEM = [said("system", "Add."), said("user", "2+2?")]
 
 
 def test_a_system_message_that_the_chat_template_leaves_out_is_refused() -> None:
@@ -167,7 +172,7 @@ def test_tools_are_rendered_by_the_chat_template() -> None:
 
 
 def test_variables_of_a_row_reach_the_chat_template() -> None:
-    row = {"prompt": "2+2?", "chat_template_kwargs": {"style": "brief", "other": None}}
+    row = {"prompt": "2+2?", VARIABLES: {"style": "brief", "other": None}}
     assert rendered([row], FULL) == "brief\n<user>2+2?\n<assistant>"
 
 
@@ -177,43 +182,28 @@ CALL = {
 }
 
 
+LEFT_OUT = "leaves out the tool_calls of the assistant message"
+NO_SCHEMAS = "column 'tools': .*hammer.* is no list of JSON schemas.*Rename"
+ONLY_CHAT = "only a chat template.*chat=false"
+
+
 @pytest.mark.parametrize(
     ("chat_template", "row", "words"),
     [
         (NO_SYSTEM, {"tools": [TOOL]}, "leaves out the column 'tools'"),
-        (None, {"tools": [TOOL]}, "column 'tools': only a chat template.*chat=false"),
-        (
-            FULL,
-            {"tools": ["hammer"]},
-            "column 'tools': .*hammer.* is no list of JSON schemas.*Rename",
-        ),
-        (FULL, {"tools": "hammer"}, "column 'tools': .*hammer.* is no list of JSON schemas"),
-        (
-            NO_SYSTEM,
-            {"prompt": [*SYSTEM[1:], CALL, *SYSTEM[1:]]},
-            "leaves out the tool_calls of the assistant message",
-        ),
-        (
-            FULL,
-            {"chat_template_kwargs": {"thinking": False}},
-            "'chat_template_kwargs': .*no variable 'thinking'",
-        ),
-        (
-            FULL,
-            {"chat_template_kwargs": {"tokenize": False}},
-            "'chat_template_kwargs': .*no variable 'tokenize'",
-        ),
-        (FULL, {"chat_template_kwargs": "brief"}, "'chat_template_kwargs': .*no variable 'b'"),
-        (
-            None,
-            {"chat_template_kwargs": {"style": "x"}},
-            "'chat_template_kwargs': only a chat template",
-        ),
+        (None, {"tools": [TOOL]}, f"column 'tools': {ONLY_CHAT}"),
+        (FULL, {"tools": ["hammer"]}, NO_SCHEMAS),
+        (FULL, {"tools": "hammer"}, NO_SCHEMAS),
+        (NO_SYSTEM, {"prompt": [*SYSTEM[1:], CALL, *SYSTEM[1:]]}, LEFT_OUT),
+        (FULL, {VARIABLES: {"thinking": False}}, f"'{VARIABLES}': .*no variable 'thinking'"),
+        (FULL, {VARIABLES: {"tokenize": False}}, f"'{VARIABLES}': .*no variable 'tokenize'"),
+        (FULL, {VARIABLES: "brief"}, f"'{VARIABLES}': .*no variable 'b'"),
+        (None, {VARIABLES: {"style": "x"}}, f"'{VARIABLES}': {ONLY_CHAT}"),
         (FULL, {"images": ["photo"]}, "column 'images': lrl trains on text alone"),
         (None, {"image": "photo"}, "column 'image': lrl trains on text alone"),
         (
             FULL,
-            {"prompt": [{"role": "system", "content": [{"type": "text"}]}, SYSTEM[1]]},
+            {"prompt": [said("system", [{}]), SYSTEM[1]]},
             "system message is empty or not text",
         ),
     ],
@@ -231,12 +221,10 @@ def test_without_a_chat_on_purpose_columns_of_a_chat_are_the_rewards() -> None:
 
 
 def test_chat_prompts_end_where_the_policy_begins() -> None:
-    prompts = loaded(
-        has_chat=True, system_prompt="Add.", template="What is {prompt}", shuffle=False
-    )
-    assert (
-        characters().decode(prompts[0].token_ids) == "<system>Add.\n<user>What is 0+1?\n<assistant>"
-    )
+    settings = {"system_prompt": "Add.", "template": "What is {prompt}"}
+    prompts = loaded(has_chat=True, shuffle=False, **settings)
+    text = characters().decode(prompts[0].token_ids)
+    assert text == "<system>Add.\n<user>What is 0+1?\n<assistant>"
     assert prompts[0].text == "What is 0+1?"
 
 
@@ -276,18 +264,13 @@ def test_messages_keep_their_turns_and_the_template_fills_the_last_question() ->
         {"role": "user", "content": "2+2?"},
     ]
     prompts = loaded([{"prompt": turns}], has_chat=True, template="{prompt} Think.")
-    assert (
-        characters().decode(prompts[0].token_ids)
-        == "<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
-    )
+    text = characters().decode(prompts[0].token_ids)
+    assert text == "<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
     assert prompts[0].text == "2+2? Think."
     assert turns[-1]["content"] == "2+2?", "the caller's rows are not changed"
 
 
-TURNS = [
-    {"role": "system", "content": 'Say "yes".'},
-    {"role": "user", "content": "Café?"},
-]
+TURNS = [{"role": "system", "content": 'Say "yes".'}, {"role": "user", "content": "Café?"}]
 
 
 @pytest.mark.parametrize(
@@ -297,10 +280,8 @@ TURNS = [
 def test_messages_stored_as_text_are_the_messages(stored: str) -> None:
     """They were one user message, with braces and quotes."""
     assert rendered([{"prompt": stored}], CHAT) == rendered([{"prompt": TURNS}], CHAT)
-    assert (
-        loaded([{"prompt": stored}], has_chat=True).typed(Prompt(id=0, token_ids=[], text=""))
-        == "Café?"
-    )
+    prompts = loaded([{"prompt": stored}], has_chat=True)
+    assert prompts.typed(prompts[0]) == "Café?"
     with pytest.raises(ValueError, match="only a chat template renders it"):
         loaded([{"prompt": stored}])
 
@@ -353,6 +334,9 @@ def test_a_template_reads_the_arguments_of_a_call_as_a_dict_or_as_text(
     assert call["function"]["arguments"] is stored
 
 
+HAS_CHAT = {"has_chat": True}
+
+
 @pytest.mark.parametrize(
     ("settings", "row", "words"),
     [
@@ -366,33 +350,17 @@ def test_a_template_reads_the_arguments_of_a_call_as_a_dict_or_as_text(
         ({"seed": -1}, {}, "seed"),
         ({"chat": True}, {}, "`chat=true` needs a chat template"),
         ({"system_prompt": "Add."}, {}, "`system_prompt` needs a chat template"),
-        (
-            {},
-            {"prompt": [{"role": "user", "content": "x"}]},
-            "Row 0 .*only a chat template renders it",
-        ),
+        ({}, {"prompt": [said("user", "x")]}, "Row 0 .*only a chat template renders it"),
         ({}, {"prompt": "  "}, "Row 0 .*is empty"),
         ({}, {"prompt": None}, "Row 0 .*not None"),
+        (HAS_CHAT, {"prompt": [said("system", "x")]}, "Row 0 .*has a user's message"),
         (
-            {"has_chat": True},
-            {"prompt": [{"role": "system", "content": "x"}]},
-            "Row 0 .*has a user's message",
+            HAS_CHAT,
+            {"prompt": [said("user", "x"), said("assistant", "y")]},
+            "not end with the assis",
         ),
-        (
-            {"has_chat": True},
-            {"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
-            "does not end with the assistant's",
-        ),
-        (
-            {"has_chat": True, "system_prompt": "Add."},
-            {"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]},
-            "system message of its own",
-        ),
-        (
-            {"prompt_column": "question"},
-            {},
-            "`prompt_column` names question, .* columns prompt, answer",
-        ),
+        (HAS_CHAT | {"system_prompt": "Add."}, {"prompt": SYSTEM}, "system message of its own"),
+        ({"prompt_column": "question"}, {}, "`prompt_column` names question, .* prompt, answer"),
     ],
 )
 def test_a_row_that_cannot_be_a_prompt_is_refused_by_name(
@@ -428,11 +396,8 @@ def test_short_names_know_their_columns_and_explicit_settings_win() -> None:
     assert (prompts.source, prompts.subset, prompts.split) == ("openai/gsm8k", "main", "train")
     assert (prompts.prompt_column, prompts.name) == ("question", "gsm8k")
     held_out = Prompts.coerce("gsm8k", split="test")
-    assert (held_out.source, held_out.split, held_out.prompt_column) == (
-        "openai/gsm8k",
-        "test",
-        "question",
-    )
+    assert (held_out.source, held_out.split) == ("openai/gsm8k", "test")
+    assert held_out.prompt_column == "question"
     other = Prompts("math500", prompt_column="solution", name="proofs")
     assert (other.split, other.prompt_column, other.name) == ("test", "solution", "proofs")
 

@@ -98,16 +98,12 @@ def test_no_question_is_trained_and_held_out_although_a_task_repeats_its_questio
     assert len(trained) + len(held_out) == 41 and not trained & held_out
 
 
-def test_the_items_do_not_depend_on_the_seed_and_more_rows_begin_with_fewer(
-    stand_in: None,
-) -> None:
+def test_the_items_do_not_depend_on_the_seed_and_more_rows_begin_with_fewer(stand_in: None) -> None:
     few, many = rows("after", size=20), rows("after", size=40, seed=7)
     assert few == many[:20]
 
 
-def test_a_mix_has_the_shares_of_its_weights_and_says_of_each_row_its_task(
-    stand_in: None,
-) -> None:
+def test_a_mix_has_the_shares_of_its_weights_and_says_of_each_row_its_task(stand_in: None) -> None:
     mixed = rows({"after": {"weight": 3, "least": 5}, "later": None}, size=40)
     names = [row["task"] for row in mixed]
     assert (names.count("after"), names.count("later"), len(names)) == (30, 10, 40)

@@ -290,11 +290,8 @@ class Schedule(RuleBasedStateMachine):
             index: prompts[index].id for index in trained if len(rewards[index]) < 2
         }
         for index, prompt in ledger.skipped.items():
-            assert (
-                prompt == prompts[index].id
-                and len(rewards[index]) > 1
-                and len(set(rewards[index])) == 1
-            )
+            assert prompt == prompts[index].id
+            assert len(rewards[index]) > 1 and len(set(rewards[index])) == 1
 
 
 def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:

@@ -98,14 +98,9 @@ def test_a_steps_time_is_divided_by_state_and_adds_up() -> None:
     seconds = scene.stopwatch.lap()
     trained = 100.0 * scene.events.count("train")
     assert seconds == {
-        "wait_first": 2,
-        "wait_next": 8,
-        "wait_last": 2,
-        "wait_reward": 0,
-        "reference": 3,
-        "pack": 0,
-        "ranks": 0,
-    } | {"train": trained}
+        **{"wait_first": 2, "wait_next": 8, "wait_last": 2, "wait_reward": 0},
+        **{"reference": 3, "pack": 0, "ranks": 0, "train": trained},
+    }
     assert sum(seconds.values()) == scene.now
     scene.now += 7.0  # the update
     assert scene.stopwatch.lap() == {"train": 7.0}

@@ -14,12 +14,7 @@ from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.base import trial_response
 from lrl.rollouts.controller import Write
 from lrl.rollouts.episodes import EpisodeSettings
-from lrl.rollouts.episodes.episode import (
-    NO_PARSER,
-    Episodes,
-    FindCalls,
-    check_prompt,
-)
+from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, check_prompt
 from lrl.rollouts.episodes.observations import (
     ObservationTokens,
     Transcript,

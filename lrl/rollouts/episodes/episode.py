@@ -208,7 +208,6 @@ class Episode:
 
     @property
     def _max_tokens(self) -> int:
-        """Most tokens of the rollout."""
         if self.terms.max_prompt_tokens is None:
             return self.sampling.max_tokens
         versions = self.rollout.versions

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.environments import Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
-from lrl.environments.chat_splice import (
-    STAND_IN,
-    Behind,
-    behind_stand_in,
-    stand_in,
-    unused_word,
-)
+from lrl.environments.chat_splice import STAND_IN, Behind, behind_stand_in, stand_in, unused_word
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rollouts.chat_template import encode_chat, named_errors, render_chat
@@ -85,19 +79,21 @@ class ObservationTokens:
         return self.text(text.rpartition(word)[2]) if word in text else []
 
 
+@dataclass
 class Transcript:
     """The observations of one episode, each with all that stands before it; the policy has
     `vocabulary` tokens."""
 
-    def __init__(self, tokens: ObservationTokens, prompt: Prompt, vocabulary: int) -> None:
-        self._tokens = tokens
-        self._prompt = prompt
-        self._vocabulary = vocabulary
-        self._chat = prompt.chat
+    tokens: ObservationTokens
+    prompt: Prompt
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        self.tools = self.tokens.tools
+        """JSON schemas of what the policy may call; known after the opening observation."""
+        self._chat = self.prompt.chat
         self._turns: list[tuple[Chat | None, Written]] = []
         """Each turn with the chat that it answers."""
-        self.tools = tokens.tools
-        """JSON schemas of what the policy may call; known after the opening observation."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
         """Returns the tokens of the observation in a reply to a turn, or at the beginning (None);
@@ -107,10 +103,10 @@ class Transcript:
         if reply.done:
             return []
         if reply.after == BEGINNING:
-            self._chat, turn = self._prompt.chat, None
+            self._chat, turn = self.prompt.chat, None
         elif reply.after is not None:
             self._chat, turn = self._turns[reply.after]
-            if self._tokens.writes_prompt and self._chat is not None:
+            if self.tokens.writes_prompt and self._chat is not None:
                 self.tools = self._chat.tools
         try:
             return self._ids(reply.observation, turn, reply.tools)
@@ -123,7 +119,7 @@ class Transcript:
         turn: Written | None,
         tools: Sequence[dict[str, Any]],
     ) -> list[int]:
-        if tools and not (turn is None and self._tokens.writes_prompt):
+        if tools and not (turn is None and self.tokens.writes_prompt):
             raise ConfigError(
                 "`Policy.turn` has tools, which go with the first observation of an environment "
                 "that `writes_prompt`; another one has the property `tools`"
@@ -131,37 +127,37 @@ class Transcript:
         if isinstance(observation, list) and observation and isinstance(observation[0], dict):
             messages: Any = observation
             return self._opening(messages, tools) if turn is None else self._after(turn, messages)
-        if turn is None and self._tokens.opens:
+        if turn is None and self.tokens.opens:
             raise ConfigError(
                 "`opens` is true, so the prompt ends before the header of the policy's message: "
                 "give the observation before the first turn as chat messages"
             )
         if isinstance(observation, str):
-            return self._tokens.text(observation)
+            return self.tokens.text(observation)
         token_ids: Any = observation
-        if unknown := [token for token in token_ids if not 0 <= token < self._vocabulary]:
+        if unknown := [token for token in token_ids if not 0 <= token < self.vocabulary]:
             raise ConfigError(
-                f"the observation has the token {unknown[0]}, and the policy has {self._vocabulary}"
+                f"the observation has the token {unknown[0]}, and the policy has {self.vocabulary}"
             )
         return list(token_ids)
 
     def _opening(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        begun = self._prompt.token_ids
-        if not self._tokens.opens:
-            if not self._prompt.chat:
+        begun = self.prompt.token_ids
+        if not self.tokens.opens:
+            if not self.prompt.chat:
                 raise ConfigError(NO_CHAT)
             raise ConfigError(
                 "the observation before the first turn is chat messages, and the prompt ends with "
                 "the header of the policy's message: set `opens = True` in the environment's class"
             )
-        if self._tokens.writes_prompt:
-            variables = {} if self._prompt.chat is None else self._prompt.chat.variables
+        if self.tokens.writes_prompt:
+            variables = {} if self.prompt.chat is None else self.prompt.chat.variables
             self._chat = Chat([], tools, variables)
             self.tools = tools
             self._check_tools(messages, tools)
 
         def after_prompt(chat: Chat, behind: list[Message]) -> list[int]:
-            rendered = self._tokens.chat(_grown(chat, behind))
+            rendered = self.tokens.chat(_grown(chat, behind))
             if rendered[: len(begun)] != begun:
                 raise ConfigError(
                     "the chat template renders the prompt otherwise with messages behind it: give "
@@ -173,7 +169,7 @@ class Transcript:
 
     def _check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
         """Raises ConfigError if the chat template leaves tools out of these messages."""
-        tokens, form = self._tokens, ("tools", *(message["role"] for message in messages))
+        tokens, form = self.tokens, ("tools", *(message["role"] for message in messages))
         if tools and form not in tokens.shown:
             if tokens.chat(Chat(messages, tools)) == tokens.chat(Chat(messages)):
                 raise ConfigError(
@@ -184,12 +180,12 @@ class Transcript:
 
     def _after(self, turn: Written, messages: list[Message]) -> list[int]:
         calls = list(turn.calls)
-        if self._tokens.one_call and len(calls) > 1:
+        if self.tokens.one_call and len(calls) > 1:
             calls, messages = calls[:1], _joined(messages)
         word = unused_word(messages)
 
         def after_turn(chat: Chat, behind: list[Message]) -> list[int]:
-            return self._tokens.behind(chat, behind, word).after(turn.token_ids)
+            return self.tokens.behind(chat, behind, word).after(turn.token_ids)
 
         return self._add([stand_in(word, calls)], messages, after_turn)
 
@@ -205,10 +201,10 @@ class Transcript:
             raise ConfigError(NO_CHAT)
         self._chat = _grown(self._chat, turn)
         form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
-        if form not in self._tokens.shown:
+        if form not in self.tokens.shown:
             # Digits: a small vocabulary may have no letters.
             words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
-            text = decoded(self._tokens.tokenizer, tokens_of(self._chat, words))
+            text = decoded(self.tokens.tokenizer, tokens_of(self._chat, words))
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:
@@ -216,7 +212,7 @@ class Transcript:
                     f"the chat template leaves out the content of the {lacking[0]} message, or puts "
                     "it before the end of the policy's. Take a model with another template"
                 )
-            self._tokens.shown.add(form)
+            self.tokens.shown.add(form)
         ids = tokens_of(self._chat, messages)
         self._chat = _grown(self._chat, messages)
         return ids

@@ -172,11 +172,7 @@ def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
         forks=[Fork(3, 1), Fork(5, 0)],
         turn_ends=[3, 5, 7],
     )
-    assert rollout.branches == [
-        Branch([0, 1, 2], 0),
-        Branch([0, 3, 4], 1),
-        Branch([5, 6], 0),
-    ]
+    assert rollout.branches == [Branch([0, 1, 2], 0), Branch([0, 3, 4], 1), Branch([5, 6], 0)]
     assert rollout.num_tokens == 4 and [turn.start for turn in rollout.turns] == [1, 4, 6]
     assert rollout.context == [5, 6]
     rollout.forks.append(Fork(7, 5))

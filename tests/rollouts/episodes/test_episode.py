@@ -183,7 +183,8 @@ def test_a_prompt_that_the_environment_writes_takes_nothing_of_the_episodes_toke
     play(Here(Adds("0123456789")), Script(script[1:]), [resumed], **limits)
     assert resumed == rollout
     too_long = one(Here(Adds("01234567890")), script, **limits)
-    assert "13 tokens, and data.max_prompt_tokens is 12" in str(too_long.failure)
+    assert "the first request has 13 tokens" in too_long.failure
+    assert "data.max_prompt_tokens is 12: raise it" in too_long.failure
 
 
 class Reads(Turns):
@@ -244,13 +245,8 @@ def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> N
     rollouts += [slow, unreadable]
     run(score(PROMPT, rollouts, lambda tokens, before: str(tokens), Judge()))
     kinds = [(one.reward_failure or "").partition(":")[0] for one in rollouts]
-    assert kinds == [
-        "tool_timeout",
-        "environment_error",
-        "",
-        "episode_timeout",
-        "environment_error",
-    ]
+    wrong = "environment_error"
+    assert kinds == ["tool_timeout", wrong, "", "episode_timeout", wrong]
     assert [one.reward for one in rollouts] == [None, None, 1.0, None, None]
     assert {one.finish_reason for one in rollouts if one.failure} == {"failed"}
     assert len(slow.turns) == 2 and "the token 1001" in unreadable.failure
@@ -376,9 +372,8 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     script = [[100, 101], [100, end], [102, end]]
     whole, rollout = Rollout(), Rollout()
     played(whole, script, 1e6)
-    assert whole.finish_reason == "stop" and [len(turn) for turn in script] == [
-        turn.stop - turn.start for turn in whole.turns
-    ]
+    assert whole.finish_reason == "stop"
+    assert list(map(len, script)) == [turn.stop - turn.start for turn in whole.turns]
     text = tokenizer.decode(whole.token_ids)
     assert '"id": "t0000c000"}[/TOOL_RESULTS][INST] on[/INST]' in text, "rendered by the template"
     assert whole.token_ids[2] == end, "a turn that ends otherwise gets its end"

@@ -21,15 +21,7 @@ from lrl.rollouts.episodes.observations import (
 )
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
-from tests.chat_templates import (
-    CHATML,
-    FAMILIES,
-    GLM,
-    HARMONY,
-    LLAMA,
-    Family,
-    merging_tokenizer,
-)
+from tests.chat_templates import CHATML, FAMILIES, GLM, HARMONY, LLAMA, Family, merging_tokenizer
 
 ADD = {
     "type": "function",
@@ -185,10 +177,7 @@ def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) 
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        (
-            "chatml",
-            '<tool_call>\n{"name": "add", "arguments": {"value": "standin"}}\n</tool_call>',
-        ),
+        ("chatml", '<tool_call>\n{"name": "add", "arguments": {"value": "standin"}}\n</tool_call>'),
         ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"value": "standin"}}]'),
         ("llama", '{"name": "add", "parameters":{"value": "standin"}}'),
     ],

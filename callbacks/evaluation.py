@@ -180,7 +180,7 @@ class Evaluation(OnRankZero):
         self._running = None
         run = run_of(trainer)
         what = f"evaluating {self.prompts.name}"
-        groups = run.fleet.loop.wait_for(future, self.timeout_s, what, run.poll)
+        groups = run.fleet.loop.wait(future, self.timeout_s, what, run.poll)
         waited()
         report = evaluate(
             self.prompts.name,

@@ -74,9 +74,8 @@ class Export(OnRankZero):
             fault(f"Export.folder is {self.folder!r}, the model's own folder.")
         if self.push_to_hub is None or stage != "fit":
             return
-        hub.reach()
         wanted = f"Export.push_to_hub is {self.push_to_hub!r}, and"
-        if hub.offline():
+        if not hub.reach():
             later = "Leave it out, and upload the folder later: hf upload NAME FOLDER."
             fault(f"{wanted} the hub cannot be reached. {later}")
         if get_token() is None:

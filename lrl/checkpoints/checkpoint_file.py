@@ -37,12 +37,7 @@ ADVICE = "Only numbers, texts, tensors, and lists and dicts of them can be read 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is being written."""
 READ_ERRORS = (
-    RuntimeError,
-    OSError,
-    EOFError,
-    KeyError,
-    TypeError,
-    AttributeError,
+    *(RuntimeError, OSError, EOFError, KeyError, TypeError, AttributeError),
     pickle.UnpicklingError,
 )
 """Errors of `torch.load`, and of a look into its result, for a file that is no checkpoint."""
@@ -160,8 +155,8 @@ def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comes_back(value: Any) -> bool:
-    """Tries it: users may have allowed classes of their own
-    (`torch.serialization.add_safe_globals`)."""
+    # Tried, for users may have allowed classes of their own
+    # (`torch.serialization.add_safe_globals`).
     file = io.BytesIO()
     try:
         torch.save(value, file)

@@ -23,14 +23,14 @@ def changes(saved: Settings | None, current: Settings) -> str:
     """Returns the changes since `saved` in words for the log; empty if there are none."""
     if saved is None:
         return "the checkpoint does not say what they were made with"
-    names = [name for name in saved | current if saved.get(name) != current.get(name)]
-    return ", ".join(_change(name, saved.get(name), current.get(name)) for name in names)
-
-
-def _change(name: str, before: float | str | None, after: float | str | None) -> str:
-    if isinstance(before, int | float) and isinstance(after, int | float):
-        return f"{name} was {before:g} and is {after:g}"
-    return f"{name} has changed"
+    found = []
+    for name in saved | current:
+        before, after = saved.get(name), current.get(name)
+        if isinstance(before, int | float) and isinstance(after, int | float) and before != after:
+            found.append(f"{name} was {before:g} and is {after:g}")
+        elif before != after:
+            found.append(f"{name} has changed")
+    return ", ".join(found)
 
 
 def fingerprint(value: Any) -> str:
@@ -48,10 +48,8 @@ def _text(value: Any, seen: set[int]) -> str:
     if isinstance(value, PRINTED_TYPES):
         return f"{kind.__name__} {value!r}"
     if isinstance(value, Mapping):
-        return (
-            f"{kind.__name__} "
-            f"{sorted((_text(key, seen), _text(each, seen)) for key, each in value.items())}"
-        )
+        pairs = sorted((_text(key, seen), _text(each, seen)) for key, each in value.items())
+        return f"{kind.__name__} {pairs}"
     if isinstance(value, Set):  # in every process in another order
         return f"{kind.__name__} {sorted(_text(each, seen) for each in value)}"
     if isinstance(value, list | tuple):

@@ -55,53 +55,51 @@ def newest_checkpoint(trainer: L.Trainer) -> str:
     the run is the one of the logger's `name` that has written a checkpoint last. Raises
     ConfigError if there is none.
     """
-    folders = _folders(trainer)
-    runs = [paths for folder in folders if (paths := list(folder.glob("*.ckpt")))]
+    folders = _runs(trainer)
+    found = [_checkpoints(run) for run in folders]
+    runs = [paths for paths in found if paths]
     if not runs:
         fault(
-            f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0])!r}. Name the run "
-            "by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path out."
+            f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0][0])!r}. Name the "
+            "run by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path out."
         )
-    if _configured(trainer):
-        return _newest([path for paths in runs for path in paths])
     return _newest(max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths)))
-
-
-def _newest(checkpoints: list[Path]) -> str:
-    return str(max(checkpoints, key=lambda path: (steps_done(path), path.stat().st_mtime)))
 
 
 def _of_requeued_job(trainer: L.Trainer) -> str | None:
     """Returns the newest checkpoint that earlier starts of this SLURM job have written, if any."""
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
-    written = [path for folder in _folders(trainer) for path in folder.glob("*.ckpt")]
+    written = [path for run in _runs(trainer) for path in _checkpoints(run)]
     own = [path for path in written if _read(path, SLURM_RUN) == run_of_job()]
     return _newest(own) if own else None
 
 
-def _configured(trainer: L.Trainer) -> list[Path]:
-    """Returns the folders that callbacks name."""
+def _newest(checkpoints: list[Path]) -> str:
+    return str(max(checkpoints, key=lambda path: (steps_done(path), path.stat().st_mtime)))
+
+
+def _checkpoints(folders: list[Path]) -> list[Path]:
+    return [path for folder in folders for path in folder.glob("*.ckpt")]
+
+
+def _runs(trainer: L.Trainer) -> list[list[Path]]:
+    """Returns the checkpoint folders of each run that may be meant: one, if a setting names it."""
     callbacks = trainer.checkpoint_callbacks
     named = [one.dirpath for one in callbacks if isinstance(one, ModelCheckpoint)]
-    return [Path(folder) for folder in named if folder]
-
-
-def _folders(trainer: L.Trainer) -> list[Path]:
-    """Returns the run's checkpoint folders; or, if no setting names the run, one folder per run."""
-    if configured := _configured(trainer):
-        return configured
+    if folders := [Path(folder) for folder in named if folder]:
+        return [folders]
     if not trainer.loggers:
-        return [Path(trainer.default_root_dir) / "checkpoints"]
+        return [[Path(trainer.default_root_dir) / "checkpoints"]]
     logger = trainer.loggers[0]
     # The folder of all runs of the logger's name, by the rule of `ModelCheckpoint`.
     runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
     # Reading `version` would begin a new one.
     version = getattr(logger, "_version", None)
     if version is None:
-        return sorted(runs.glob("*/checkpoints")) or [runs]
+        return [[folder] for folder in sorted(runs.glob("*/checkpoints"))] or [[runs]]
     name = version if isinstance(version, str) else f"version_{version}"
-    return [runs / name / "checkpoints"]
+    return [[runs / name / "checkpoints"]]
 
 
 def steps_done(path: Path) -> int:

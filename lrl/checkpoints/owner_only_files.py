@@ -1,7 +1,6 @@
 """Small JSON files between processes of one user: written atomically, and trusted only if this user
 owns file and folder, and their modes exclude all others. The check uses the open file, not its
-name.
-"""
+name."""
 
 import json
 import os

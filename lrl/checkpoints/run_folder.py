@@ -5,12 +5,11 @@ Two runs in one folder would overwrite each other's checkpoints and logs, and mi
 """
 
 import csv
-import errno
 import fcntl
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,10 @@ def run_folder(trainer: L.Trainer) -> Path:
     """
     # Not `trainer.log_dir`: rank 0 broadcasts it at every read, so all ranks would have to read it
     # together.
-    first = next(
-        (logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)), None
-    )
-    if first is None:
+    loggers = [logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)]
+    if not loggers:
         return Path(trainer.default_root_dir)
+    first = loggers[0]
     if log_dir := getattr(first, "log_dir", None):
         return Path(log_dir)
     getattr(first, "experiment", None)  # begins the run, which names the version
@@ -97,14 +95,21 @@ class RunFolderLock:
         """Makes and locks the folder of a run; one whose logger has no version gets the next free
         number, also if others take theirs at this moment. See `acquire`."""
         # Reading `version` takes the next free number.
-        numbered = [one for one in trainer.loggers if getattr(one, "_version", "") is None]
+        numbered: list[Any] = [
+            one for one in trainer.loggers if getattr(one, "_version", "") is None
+        ]
         if not numbered or numbered[0] is not trainer.loggers[0]:
             self.acquire(run_folder(trainer))
             return
         self.release()
         tried = None
         while not self._made:  # another run has made the last one since
-            folder = _next_folder(trainer, numbered)
+            for logger in numbered:
+                logger._version = None
+            # All of them before there is a folder: loggers in one place get the same number.
+            for logger in numbered:
+                _ = logger.version
+            folder = run_folder(trainer)
             if folder == tried:  # its name has no number: that of an earlier run
                 break
             self._made = _make(folder)
@@ -131,8 +136,8 @@ class RunFolderLock:
             ) from None
         except OSError as error:
             os.close(opened)
-            why = error.strerror
-            log.warning("%s cannot be locked (%s): let no other run write there.", folder, why)
+            text = "%s cannot be locked (%s): let no other run write there."
+            log.warning(text, folder, error.strerror)
 
     def keep(self) -> None:
         """Has the folder stay, also if nothing more is written: the run has begun."""
@@ -141,15 +146,14 @@ class RunFolderLock:
     def discard(self) -> None:
         """Removes the folder, if this run has made it, has not begun, and has written nothing but
         `BEGINNINGS`; and its parents, if this run has made them and nothing else is there."""
-        if not self._made:
-            return
-        folder, *parents = self._made
-        written = list(folder.iterdir())
+        written = list(self._made[0].iterdir()) if self._made else []
         if all(any(map(path.match, BEGINNINGS)) for path in written):
             for path in written:
                 path.unlink()
+            with suppress(OSError):  # of the first parent that is not empty
+                for folder in self._made:
+                    folder.rmdir()
             self._made = []
-            _remove_empty([folder, *parents])
 
     def release(self) -> None:
         """Unlocks the folder; idempotent."""
@@ -157,16 +161,6 @@ class RunFolderLock:
             os.close(self._folder)
             self._folder = None
         self._made = []
-
-
-def _next_folder(trainer: L.Trainer, numbered: list[Any]) -> Path:
-    """Gives these loggers the next free number, and returns the folder of the run."""
-    for logger in numbered:
-        logger._version = None
-    # All of them before there is a folder: loggers in one place get the same number.
-    for logger in numbered:
-        _ = logger.version
-    return run_folder(trainer)
 
 
 def _make(folder: Path) -> list[Path]:
@@ -179,17 +173,6 @@ def _make(folder: Path) -> list[Path]:
             raise
         return []
     return [folder, *absent]
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Removes folders, innermost first, up to the first that is not empty."""
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-            return
 
 
 def _holder(folder: Path) -> str:

@@ -67,8 +67,9 @@ def memory_here() -> int:
 def check_memory(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
     """Checks a machine without GPUs: a process that is out of memory is killed."""
     trainer = of_a_rank * (len(strategy.parallel_devices or ()) or 1)
-    generators = strategy.generators_here * copy
-    kv_cache = int(strategy.generators_here * strategy.server_settings.kv_cache_gib * GIB)
+    number = len(strategy.placements())
+    generators = number * copy
+    kv_cache = int(number * strategy.server_settings.kv_cache_gib * GIB)
     needed, here = trainer + generators + kv_cache, memory_here()
     if needed > here:
         sizes = (needed, here, trainer, generators, kv_cache)

@@ -14,7 +14,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lrl.checkpoints.checkpoint_folder import CheckpointFolder
@@ -74,11 +74,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         self.tensor_parallel_size = tensor_parallel_size
         self.reduce_gradients = reduce_gradients
         self.cpu_offload = cpu_offload
-
-    @property
-    def saves_parts(self) -> bool:  # type: ignore[override]
-        """Whether each rank writes its part of a checkpoint."""
-        return bool(self._save_distributed_checkpoint)
+        self.saves_parts = save_distributed_checkpoint
 
     @property
     def shards(self) -> int:
@@ -98,9 +94,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
                 "divisor of the ranks, with two or more ranks in each copy, and two or more "
                 "tensor-parallel groups. lrl.AsyncDDP trains whole copies."
             )
-        if self._save_distributed_checkpoint and not isinstance(
-            self.checkpoint_io, CheckpointFolder
-        ):
+        if self.saves_parts and not isinstance(self.checkpoint_io, CheckpointFolder):
             fault(
                 f"trainer.plugins has {type(self.checkpoint_io).__name__}, which writes a "
                 "checkpoint on one rank, and strategy.save_distributed_checkpoint writes one on "
@@ -123,24 +117,16 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         """Lets a signal wait until the pass is done: the other ranks are within its collectives."""
         ModelParallelStrategy.pre_backward(self, closure_loss)
 
-    @property
-    def checkpoint_io(self) -> CheckpointIO:
-        """`CheckpointFolder`, or `CheckpointFile` for whole checkpoints, unless the user has set
-        another one."""
-        if self._checkpoint_io is None and self._save_distributed_checkpoint:
-            self._checkpoint_io = CheckpointFolder()
-        return super().checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
+    def usual_checkpoint_io(self) -> CheckpointIO:
+        """Returns what writes a checkpoint, in parts or whole."""
+        return CheckpointFolder() if self.saves_parts else super().usual_checkpoint_io()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         """Saves a checkpoint; a collective of all ranks."""
         path = self.broadcast(filepath)
-        if self._save_distributed_checkpoint:
+        if self.saves_parts:
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
         else:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -151,19 +137,15 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         bfloat16 = torch.bfloat16 if isinstance(self.precision_plugin, MixedPrecision) else None
         if bfloat16:
             self._precision_plugin = CastByShards()
-        self.sharding = Sharding(self._mesh(), bfloat16, self.cpu_offload, self.reduce_gradients)
-
-    def _mesh(self) -> DeviceMesh:
-        sizes = {"replicas": self.replicas, "shards": self.shards // self.tensor_parallel_size}
-        sizes["tensor"] = self.tensor_parallel_size
+        tensor = self.tensor_parallel_size
+        sizes = {"replicas": self.replicas, "shards": self.shards // tensor, "tensor": tensor}
         used = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
-        mesh = init_device_mesh(
-            self.root_device.type, tuple(used.values()), mesh_dim_names=tuple(used)
-        )
+        kind = self.root_device.type
+        mesh = init_device_mesh(kind, tuple(used.values()), mesh_dim_names=tuple(used))
         for group in mesh.get_all_groups():  # torch gives new ones its own timeout, of minutes
             if self._timeout is not None:
                 _set_pg_timeout(self._timeout, group)
-        return mesh
+        self.sharding = Sharding(mesh, bfloat16, self.cpu_offload, self.reduce_gradients)
 
 
 class CastByShards(Precision):

@@ -2,7 +2,7 @@
 
 `trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to
 agree. On a CPU a device is a process: `devices: 2, generator_devices: 1` is one trainer and one
-generator. With `generator_devices: 0` one generator shares the trainer's device.
+generator.
 
 `placement: shared` is the synchronous design that lrl is measured against: both sides take turns,
 each with the whole machine. A step waits for all of its groups, then trains, and nothing is written
@@ -81,6 +81,8 @@ class GeneratorDevices(GracefulShutdown):
     """Whether a run can go on from a checkpoint in parts (`lrl.checkpoints.checkpoint_folder`)."""
     tensor_parallel_size = 1
     """Ranks that compute one micro-batch together."""
+    trains_on_one_device = False
+    """Whether all devices but one generate, unless the user says otherwise."""
 
     def __init__(
         self,
@@ -144,21 +146,23 @@ class GeneratorDevices(GracefulShutdown):
             self._parallel_devices = devices
             return
         if self.num_generator_devices is None:
-            self.num_generator_devices = self.usual_generator_devices(len(devices))
+            self.num_generator_devices = len(devices) - 1 if self.trains_on_one_device else 1
         kept = self.num_generator_devices
-        if kept >= len(devices):
+        split = len(devices) - kept
+        if split <= 0:
             raise ConfigError(
                 f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no "
                 "device is left to train. trainer.devices counts the whole job: set it to at least "
                 f"{kept + 1}, or generator_devices to 0 to share."
             )
-        split = len(devices) - kept
+        if split > 1 and self.trains_on_one_device:
+            raise ConfigError(
+                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices)} "
+                f"minus strategy.generator_devices {kept} leaves {split}. Raise generator_devices, "
+                "lower devices, or train on all of them with lrl.AsyncDDP."
+            )
         self._parallel_devices = devices[:split]
         self.generator_devices = devices[split:]
-
-    def usual_generator_devices(self, devices: int) -> int:
-        """Returns how many of a node's devices generate if the user does not say."""
-        return 1
 
     def check(self) -> None:
         """Notes faults of settings that only this strategy has; part of the checks before a run."""
@@ -175,17 +179,11 @@ class GeneratorDevices(GracefulShutdown):
             check_optimizers(trainer)
             if self.run is not None:
                 self.run.policy.try_loss()
-        if self.root_device.type != "cuda" and self.placement == "split" and self.generators_here:
+        here = self.generator_launcher is None
+        if self.root_device.type != "cuda" and self.placement == "split" and here:
             share_cores(ranks=len(self.parallel_devices or ()) or 1)
         if trainer.is_global_zero and self.run is not None:
             self.run.start()
-
-    @property
-    def generators_here(self) -> int:
-        """Generators that the run starts on this machine itself."""
-        if self.generator_launcher is not None:
-            return 0
-        return max(1, len(self.generator_devices) // self.server_settings.tensor_parallel_size)
 
     @property
     def generators_of_other_nodes(self) -> int:
@@ -313,23 +311,9 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
     """One trainer process on one device, and the rest of the job's devices for generators; see
     `GeneratorDevices`."""
 
+    trains_on_one_device = True
+
     @property
     def root_device(self) -> torch.device:
         """The trainer's device."""
         return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
-
-    def usual_generator_devices(self, devices: int) -> int:
-        """Returns all but the trainer's: a single device is shared."""
-        return devices - 1
-
-    @GeneratorDevices.parallel_devices.setter  # type: ignore[attr-defined]
-    def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        """Refuses a second trainer device: this strategy would leave it idle."""
-        GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
-        if self._parallel_devices and len(self._parallel_devices) > 1:
-            raise ConfigError(
-                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} "
-                f"minus strategy.generator_devices {self.num_generator_devices} leaves "
-                f"{len(self._parallel_devices)}. Raise generator_devices, lower devices, or train "
-                "on all of them with lrl.AsyncDDP."
-            )

@@ -35,14 +35,19 @@ class GracefulShutdown(Strategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """`CheckpointFile`, unless the user has set another one."""
+        """`usual_checkpoint_io`, unless the user has set another one."""
+        # Made late: Lightning refuses a plugin of the user beside one that a strategy already has.
         if self._checkpoint_io is None:
-            self._checkpoint_io = CheckpointFile()
+            self._checkpoint_io = self.usual_checkpoint_io()
         return super().checkpoint_io
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
+
+    def usual_checkpoint_io(self) -> CheckpointIO:
+        """Returns what writes a checkpoint."""
+        return CheckpointFile()
 
     def setup_environment(self) -> None:
         """Installs the signal handlers and checks the run, before ranks meet; this is the first

@@ -16,27 +16,27 @@ def fault(text: str) -> NoReturn:
     raise ConfigError(text)
 
 
+# The checks of settings below take the settings of `where` by name, and raise ConfigError for the
+# first wrong one.
+
+
 def at_least(least: float, where: str, **values: float | None) -> None:
-    """Raises ConfigError for the first of these settings of `where` that is below `least` or NaN;
-    None passes."""
+    """Refuses a setting below `least` or NaN; None passes."""
     for name, value in values.items():
         if value is not None and not value >= least:
             fault(f"{where}.{name} is {value!r}; it must be at least {least}.")
 
 
 def above(least: float, where: str, **values: float | None) -> None:
-    """Raises ConfigError for the first of these settings of `where` that is not above `least`; None
-    passes."""
+    """Refuses a setting that is not above `least`; None passes."""
     for name, value in values.items():
         if value is not None and not value > least:
             fault(f"{where}.{name} is {value!r}; it must be above {least}.")
 
 
 def one_of(where: str, **words_and_values: tuple[Sequence[object], object]) -> None:
-    """Raises ConfigError for the first of these settings of `where` that is none of its words.
-
-    The command line knows the words by their types; a script may give any text.
-    """
+    """Refuses a setting that is none of its words: the command line knows them by their types, a
+    script may give any text."""
     for name, (words, value) in words_and_values.items():
         if value not in words:
             known = ", ".join(map(str, words))
@@ -44,20 +44,13 @@ def one_of(where: str, **words_and_values: tuple[Sequence[object], object]) -> N
 
 
 def instances(where: str, **kinds_and_values: tuple[type, object]) -> None:
-    """Raises ConfigError for the first of these settings of `where` that is not of its class; None passes.
-
-    A script may give a class, or its name, in the place of an object: the command line makes one of
-    either.
-    """
+    """Refuses a setting that is not of its class, such as the class itself or its name, of which
+    the command line makes an object and a script does not; None passes."""
     for name, (kind, value) in kinds_and_values.items():
-        if value is None or isinstance(value, kind):
-            continue
-        example = (
-            f"{value.__name__}()"
-            if isinstance(value, type)
-            else f"an object of the class {kind.__name__}"
-        )
-        fault(f"{where}.{name} is {value!r}; give {example}.")
+        if isinstance(value, type):
+            fault(f"{where}.{name} is {value!r}; give {value.__name__}().")
+        if value is not None and not isinstance(value, kind):
+            fault(f"{where}.{name} is {value!r}; give an object of the class {kind.__name__}.")
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

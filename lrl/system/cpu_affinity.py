@@ -11,23 +11,20 @@ log = logging.getLogger(__name__)
 
 
 def usable_cores() -> int:
-    """Returns the number of cores for the work of this process: a SLURM step may have fewer than it
-    could use."""
+    """Returns the cores for the work of this process: a SLURM step may have fewer than it could use."""
     return int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) or len(_cores())
 
 
 def half_of_the_cores() -> int:
-    """Returns half the number of cores that this process may use; at least one."""
+    """Returns half the cores that this process may use; at least one."""
     return max(1, len(_cores()) // 2)
 
 
 def trainer_has_all_cores() -> bool:
     """Whether the trainer may have a thread per core: only if waiting threads sleep
     (`OMP_WAIT_POLICY=passive`)."""
-    return (
-        "OMP_NUM_THREADS" not in os.environ
-        and os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
-    )
+    sleep = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    return sleep and "OMP_NUM_THREADS" not in os.environ
 
 
 def cores_of_generators(threads: Sequence[int | None]) -> list[int]:
@@ -47,13 +44,12 @@ def cores_of_generators(threads: Sequence[int | None]) -> list[int]:
 
 
 def share_cores(ranks: int = 1) -> None:
-    """Sets torch's threads: all cores if waiting threads sleep (`OMP_WAIT_POLICY=passive`, as in
-    `lrl fit`), else half.
+    """Sets torch's threads, which the `ranks` on this machine divide: all cores if waiting threads
+    sleep, as in `lrl fit`, else half. `OMP_NUM_THREADS` overrides this.
 
     The generators have half of them (`lrl.generators.cpu_backend`), and are idle now and then. But
     spinning threads take the cores from the threads that they wait for: with all cores on both
-    sides a step of the quickstart took 5.8 s instead of 1.9 s on two. `OMP_NUM_THREADS` overrides
-    this. The `ranks` on this machine divide those cores.
+    sides a step of the quickstart took 5.8 s instead of 1.9 s on two.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
@@ -103,11 +99,8 @@ class CpuPinning:
                 with suppress(ProcessLookupError):  # it has just ended
                     os.sched_setaffinity(thread, cores)
         except OSError as error:
-            log.warning(
-                "Generators cannot be pinned to the cores %s and use all cores: %s",
-                sorted(self.cores),
-                error,
-            )
+            text = "Generators cannot be pinned to the cores %s and use all cores: %s"
+            log.warning(text, sorted(self.cores), error)
             self.cores = set()
 
     def _threads(self) -> Iterator[int]:
@@ -115,6 +108,5 @@ class CpuPinning:
         # of its parent.
         for process in (one for processes in self._processes.values() for one in processes):
             with suppress(FileNotFoundError, ProcessLookupError):
-                yield from map(
-                    int, os.listdir(f"/proc/{process.pid}/task") if process.is_running() else ()
-                )
+                if process.is_running():
+                    yield from map(int, os.listdir(f"/proc/{process.pid}/task"))

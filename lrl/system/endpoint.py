@@ -1,4 +1,4 @@
-"""Network endpoint of a generator: address, port and TLS, for the server and for its clients.
+"""Address, port and TLS of a server, for itself and for its clients.
 
 The default is plain HTTP on loopback. On an address that other machines reach, plain HTTP would
 show the token to the whole network; such an address needs TLS or the setting `insecure`. A
@@ -35,17 +35,14 @@ class Location:
 
     def context(self) -> ssl.SSLContext | None:
         """Returns the TLS context of its clients; None without TLS."""
-        if self.trust == "none":
-            return None
-        return (
-            ssl.create_default_context() if self.trust == "system" else trust_only(self.certificate)
-        )
+        if self.trust == "certificate":
+            return trust_only(self.certificate)
+        return ssl.create_default_context() if self.trust == "system" else None
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a generator without its port; see `lrl.generators.settings.ServerSettings` for
-    the fields."""
+    """The address without its port; see `lrl.generators.settings.ServerSettings` for the fields."""
 
     host: str = LOOPBACK
     tls_cert: str | None = None
@@ -59,11 +56,17 @@ class Endpoint:
         if bool(self.tls_cert) != bool(self.tls_key):
             lacking = "tls_cert" if self.tls_key else "tls_key"
             raise ConfigError(
-                f"strategy.server.{lacking} is not set: a certificate and its key are given "
-                "together."
+                f"strategy.server.{lacking} is not set: a certificate and its key are given together."
             )
         if self.tls_cert and self.tls_key:
-            self._check_certificate()
+            try:
+                self._shake_hands()
+            except OSError as error:  # SSLError is one
+                raise ConfigError(
+                    f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
+                    f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid "
+                    f"for {self._host_from_here!r} with its own key, not encrypted, both PEM."
+                ) from error
             if Path(self.tls_key).stat().st_mode & 0o077:
                 warnings.warn(
                     f"strategy.server.tls_key={self.tls_key!r} can be read by other users of this "
@@ -81,9 +84,7 @@ class Endpoint:
         """Returns a socket that reserves a port of `host`, by default a free one; raises
         ConfigError if `host` is not this machine's, or the port is taken, which is the value of
         `setting`."""
-        reservation = socket.socket(
-            socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM
-        )
+        reservation = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         # Bound and never listening: vLLM, which sets SO_REUSEADDR too, can bind and listen next to
         # it, while the kernel gives the port to no process that requests a free one. A port that
         # was found and released is sometimes lost.
@@ -102,8 +103,8 @@ class Endpoint:
     def url(self, port: int, address: str = "") -> str:
         """Returns the URL of a server on `port`, for clients on this machine, or for clients that
         reach it at `address`."""
-        host = address or self._host_from_here
-        return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        host, scheme = address or self._host_from_here, "https" if self.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def location(self, port: int, address: str = "") -> Location:
         """Returns where clients reach a server on `port`; see `url`."""
@@ -143,24 +144,12 @@ class Endpoint:
 
     @property
     def _host_from_here(self) -> str:
-        """`host`, or loopback of the same family for a host that stands for every address."""
         if self.is_everywhere:
             return "::1" if ":" in self.host else LOOPBACK
         return self.host
 
-    def _check_certificate(self) -> None:
-        try:
-            self._shake_hands()
-        except OSError as error:  # SSLError is one
-            raise ConfigError(
-                f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
-                f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid "
-                f"for {self._host_from_here!r} with its own key, not encrypted, both PEM."
-            ) from error
-
     def _shake_hands(self) -> None:
-        """Does a handshake in memory between the trainer's end and vLLM's; raises OSError if it
-        fails."""
+        """Does a handshake in memory between the trainer's end and vLLM's."""
         trust, context = self.trust(), self.identity()
         assert trust is not None and context is not None, "only with a certificate"
         requests, responses = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -187,14 +176,10 @@ def stays_here(host: str) -> bool:
 
 def own_address_towards(url: str) -> str:
     """Returns this machine's address as a server at `url` sees it: loopback, if that is on this
-    machine.
-
-    Not run between two machines yet.
-    """
+    machine."""
     address = urlsplit(url)
-    family, kind, _, _, target = socket.getaddrinfo(
-        address.hostname, address.port, type=socket.SOCK_DGRAM
-    )[0]
+    found = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)
+    family, kind, _, _, target = found[0]
     with socket.socket(family, kind) as probe:
         # Sends nothing; the kernel only chooses the address it would send from.
         probe.connect(target)
@@ -203,8 +188,7 @@ def own_address_towards(url: str) -> str:
 
 
 def first_certificate(path: str) -> str:
-    """Returns the text of the first certificate in a PEM file, without a private key in the same
-    file."""
+    """Returns the first certificate in a PEM file, without a private key in the same file."""
     text = Path(path).read_text("ascii", errors="ignore").partition(ssl.PEM_HEADER)[2]
     return ssl.PEM_HEADER + text.partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER
 
@@ -223,8 +207,7 @@ def connect(url: str, trust: ssl.SSLContext | None, timeout_s: float) -> http.cl
     # Not urllib, which would send loopback through a cluster's HTTP proxy.
     address = urlsplit(url)
     assert address.hostname is not None, "every server has an address"
+    host, port = address.hostname, address.port
     if trust is None:
-        return http.client.HTTPConnection(address.hostname, address.port, timeout=timeout_s)
-    return http.client.HTTPSConnection(
-        address.hostname, address.port, timeout=timeout_s, context=trust
-    )
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=trust)

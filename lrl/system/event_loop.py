@@ -31,10 +31,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def thread(self) -> int:
         assert self._thread.native_id is not None, "it was started"
-        return self._thread.native_id
+        self.thread = self._thread.native_id
 
     @property
     def closed(self) -> bool:
@@ -46,15 +44,15 @@ class LoopThread:
 
     def wait(
         self,
-        work: Coroutine[Any, Any, T],
+        work: Coroutine[Any, Any, T] | Future[T],
         deadline_s: float,
         purpose: str,
         interrupted: Interrupted = None,
     ) -> T:
-        """Runs `work` on the loop and waits for it, from another thread.
+        """Waits, on another thread, for work on the loop.
 
         Args:
-            work: The coroutine.
+            work: A coroutine, or the future of a `submit`.
             deadline_s: Seconds until it is cancelled.
             purpose: Name of the work in the error.
             interrupted: See `Interrupted`; by default the attribute of that name.
@@ -62,19 +60,12 @@ class LoopThread:
         Raises:
             TimeoutError: `work` took longer than `deadline_s`.
         """
-        return self.wait_for(self.submit(work), deadline_s, purpose, interrupted)
-
-    def wait_for(
-        self, future: Future[T], deadline_s: float, purpose: str, interrupted: Interrupted = None
-    ) -> T:
-        """Waits for the future of a `submit`; see `wait`."""
+        future = work if isinstance(work, Future) else self.submit(work)
         end = time.monotonic() + deadline_s
         try:
             soon = wait_futures([future], min(MOMENT_S, deadline_s)).done
             with nullcontext() if soon else self.long_wait():
-                while not wait_futures(
-                    [future], min(POLL_S, max(0.0, end - time.monotonic()))
-                ).done:
+                while not wait_futures([future], min(POLL_S, max(0, end - time.monotonic()))).done:
                     if time.monotonic() >= end:
                         raise TimeoutError(f"{purpose} did not end within {deadline_s:g} s.")
                     if interrupted := interrupted or self.interrupted:

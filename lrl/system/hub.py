@@ -19,17 +19,16 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
 """Seconds for a connection. A hub that answers later is left to the clients, which try again."""
-SWITCH = "HF_HUB_OFFLINE"
 
 
 @cache
-def reach() -> None:
-    """Asks once whether the hub can be reached.
+def reach() -> bool:
+    """Returns whether the hub can be reached, which is tried once.
 
     If not, this process and its children take the models and data sets that are on this machine.
     """
     if constants.is_offline_mode():
-        return
+        return False
     server = urlsplit(constants.ENDPOINT)
     proxy = getproxies().get(server.scheme)
     if proxy and not proxy_bypass(server.hostname or ""):
@@ -38,22 +37,18 @@ def reach() -> None:
     try:
         socket.create_connection((server.hostname, port), CONNECT_S).close()
     except TimeoutError:
-        return
+        return True
     except OSError as error:
         constants.HF_HUB_OFFLINE = True
-        os.environ[SWITCH] = "1"
+        os.environ["HF_HUB_OFFLINE"] = "1"
         text = "%s cannot be reached (%s): only models and data sets on this machine are used."
         log.warning(text, server.hostname, error.strerror)
-
-
-def offline() -> bool:
-    """Tells whether only models and data sets on this machine are used."""
-    return constants.is_offline_mode()
+        return False
+    return True
 
 
 def on_this_machine(model: str) -> Path | None:
-    """Returns the local folder of a model: the folder itself, or a hub name's in the hub's
-    cache."""
+    """Returns the local folder of a model: the folder itself, or a hub name's in the hub's cache."""
     if (folder := Path(model)).is_dir():
         return folder
     try:

@@ -34,10 +34,8 @@ def is_name(text: str) -> bool:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """Returns a function, or a class.
-
-    Args:
-        name: `module:function`, `package.module.function`, or `path/to/file.py:function`.
+    """Returns the function, or the class, of a name: `module:function`, `package.module.function`,
+    or `path/to/file.py:function`.
 
     Raises:
         ValueError: A part of the name does not exist, its import failed, or it cannot be called.
@@ -53,9 +51,8 @@ def function(name: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             # Classes alone for the name of a class.
             known = [one for one in public_names(found) if one[0].isupper() or part[0].islower()]
-            place = (
-                getattr(found, "__file__", None) or module
-            )  # the module may not be the one meant
+            # The module may not be the one meant.
+            place = getattr(found, "__file__", None) or module
             raise ValueError(f"{place} has no {part!r}.{did_you_mean(part, known)}")
         found = getattr(found, part)
     if not callable(found):
@@ -70,11 +67,8 @@ def with_current_folder() -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the most similar of the `known` words; None if all are too unlike, for a wrong one
-    would mislead.
-
-    Case does not matter.
-    """
+    """Returns the most similar of the `known` words, in any case; None if all are too unlike, for a
+    wrong one would mislead."""
     lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), lower, n=1, cutoff=MIN_SIMILARITY)
     return lower[near[0]] if near else None
@@ -90,11 +84,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def public_names(thing: Any) -> list[str]:
     """Returns the public names in a module or a class, and the modules of a package."""
     inner = [module.name for module in pkgutil.iter_modules(getattr(thing, "__path__", ()))]
-    return [
-        name
-        for name in (*inner, *getattr(thing, "__all__", dir(thing)))
-        if not name.startswith("_")
-    ]
+    names = (*inner, *getattr(thing, "__all__", dir(thing)))
+    return [name for name in names if not name.startswith("_")]
 
 
 def _module_of_file(file: Path) -> ModuleType:

@@ -5,6 +5,7 @@ another trainer node.
 """
 
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -93,12 +94,11 @@ class JobSupervisor:
     def stop(self) -> None:
         """Ends all jobs, all at once, and waits for their end. Idempotent."""
         self._over.set()
-        for thread, watch in zip(self._threads, self.watches, strict=True):
-            if thread.ident is None:
-                watch.slot.end()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+        started = [thread for thread in self._threads if thread.ident is not None]
+        for watch in () if started else self.watches:
+            watch.slot.end()
+        for thread in started:
+            thread.join()
 
     def _run(self, watch: "_Watch") -> None:
         try:
@@ -121,38 +121,32 @@ class _Watch:
     why: str = ""
     failed_at: float = 0.0
     _next_start: float = 0.0
-    _serving_since: float | None = None
-    _left: bool = False
+    _serving_since: float = math.inf
 
     def poll(self) -> None:
         """Starts the job if it is time, or looks at it."""
-        if not self.running:
-            if not self._left and time.monotonic() >= self._next_start:
-                self._start()
-            return
-        state, why = self.slot.condition()
-        if state is JobState.SERVING and self._serving_since is None:
-            self._serving_since = time.monotonic()
-        if state in (JobState.FAILED, JobState.LEFT):
-            self.slot.end()
-            self.running = False
-            self._left = state is JobState.LEFT
-            if not self._left:
-                self._failed(why)
-
-    def _start(self) -> None:
-        self._serving_since = None
-        try:
-            self.slot.start()
-        except OSError as error:
-            self._failed(f"it cannot be started: {error}")
-        else:
-            self.running = True
+        if self.running:
+            state, why = self.slot.condition()
+            if state is JobState.SERVING:
+                self._serving_since = min(self._serving_since, time.monotonic())
+            elif state is not JobState.STARTING:
+                self.slot.end()
+                self.running = False
+                self._next_start = math.inf
+                if state is JobState.FAILED:
+                    self._failed(why)
+        elif time.monotonic() >= self._next_start:
+            self._serving_since = math.inf
+            try:
+                self.slot.start()
+                self.running = True
+            except OSError as error:
+                self._failed(f"it cannot be started: {error}")
 
     def _failed(self, why: str) -> None:
         """Decides when the next attempt is due."""
         now = time.monotonic()
-        if self._serving_since is not None and now - self._serving_since > STABLE_S:
+        if now - self._serving_since > STABLE_S:
             self.failures = 0
         pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
         log.warning("%s is replaced in %g s: %s", self.slot.name.capitalize(), pause_s, why)

@@ -39,10 +39,8 @@ def die_with(owner: int, by: int = signal.SIGKILL) -> None:
     _bound.set()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, by) != 0:
-        raise OSError(
-            ctypes.get_errno(),
-            "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run",
-        )
+        text = "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run"
+        raise OSError(ctypes.get_errno(), text)
     if os.getppid() != owner:  # it died before the line above
         os._exit(1)
 
@@ -73,8 +71,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> int | None:
-    """Returns the start time of a process in the kernel's ticks since boot; None if it has
-    ended."""
+    """Returns the start time of a process in the kernel's ticks since boot; None if it has ended."""
     fields = _stat(pid)
     return None if not fields or fields[0] == "Z" else int(fields[19])
 
@@ -132,9 +129,8 @@ def start_bound(command: Sequence[str], by: int, **settings: Any) -> subprocess.
 def shell_status(returncode: int | None) -> int:
     """Returns the exit status of a shell for a Popen's returncode: 128 + signal for a signal, which
     a process that outlasts SIGKILL is still to get."""
-    if returncode is None:
-        returncode = -signal.SIGKILL
-    return returncode if returncode >= 0 else 128 - returncode
+    code = -signal.SIGKILL if returncode is None else returncode
+    return code if code >= 0 else 128 - code
 
 
 def run(command: list[str]) -> int:

@@ -32,12 +32,11 @@ class Stopwatch:
 
     def enter(self, state: str) -> float:
         """Begins `state`; returns the seconds since the last call of `enter` or `lap`."""
-        now = self._clock()
-        seconds = now - self._since if self.state else 0.0
+        before, self._since = self._since, self._clock()
+        seconds = self._since - before if self.state else 0.0
         if self.state:
             self._seconds[self.state] += seconds
         self.state = state
-        self._since = now
         return seconds
 
     @contextmanager

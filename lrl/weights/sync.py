@@ -350,7 +350,7 @@ class Sync:
 
     def _wait_for(self, future: futures.Future[T], what: str, phases: int = 1) -> T:
         deadline_s = phases * (self._calls.deadline_s + MARGIN_S)
-        return self._loop.wait_for(future, deadline_s, what, self.interrupted)
+        return self._loop.wait(future, deadline_s, what, self.interrupted)
 
     def _call(self, work: Coroutine[Any, Any, None], what: str) -> None:
         self._loop.wait(work, CONTROL_DEADLINE_S, what, lambda: None)

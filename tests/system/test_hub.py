@@ -26,7 +26,7 @@ def closed_port() -> int:
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
-    monkeypatch.setenv(hub.SWITCH, "0")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -48,7 +48,8 @@ def test_a_mistyped_model_without_a_network_is_refused_without_another_try(
         "no client has tried again"
     )
     assert "127.0.0.1 cannot be reached (Connection refused)" in caplog.text
-    assert hub.offline() and os.environ[hub.SWITCH] == "1", "generators do not try either"
+    assert not hub.reach()
+    assert os.environ["HF_HUB_OFFLINE"] == "1", "generators do not try either"
 
 
 @pytest.mark.parametrize("behind_a_proxy", [False, True])
@@ -61,5 +62,5 @@ def test_a_hub_that_answers_or_its_proxy_stays_in_use(
             monkeypatch.setenv("http_proxy", url)
         else:
             monkeypatch.setattr(constants, "ENDPOINT", url)
-        hub.reach()
-    assert not hub.offline() and os.environ[hub.SWITCH] == "0"
+        assert hub.reach()
+    assert not constants.is_offline_mode() and os.environ["HF_HUB_OFFLINE"] == "0"

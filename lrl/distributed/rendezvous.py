@@ -1,8 +1,9 @@
-"""The rendezvous of a job's ranks on several machines, before they have a process group.
+"""Ranks on several machines: their rendezvous before they have a process group, connections that
+notice a lost machine, and files that all must see.
 
 A process group waits for its ranks without a word. So the ranks first meet at torch's store on rank
 0 (MASTER_ADDR, MASTER_PORT), and who is missing is named. When rank 0 ends, so does its store, and
-with it the wait of the others. Once connected, they check that all see the folder of checkpoints.
+with it the wait of the others.
 """
 
 import logging
@@ -61,10 +62,7 @@ class Rendezvous:
 
     def meet(self) -> None:
         """Waits until all ranks have come; has gloo and NCCL take the interface that leads to them.
-
-        Raises:
-            RendezvousError: Names the ranks that have not come within `timeout_s`.
-        """
+        RendezvousError names the ranks that have not come within `timeout_s`."""
         try:
             store = dist.TCPStore(
                 *(self.host, self.port, None, self.hosts, timedelta(seconds=self.timeout_s)),
@@ -92,11 +90,8 @@ class Rendezvous:
         take_interface(address)
 
     def wait_all(self, stage: str, timeout_s: float) -> None:
-        """Waits until all ranks have come to a stage.
-
-        Raises:
-            RendezvousError: Not all have come in time, or rank 0 is gone.
-        """
+        """Waits until all ranks have come to a stage; RendezvousError if not all have in time, or
+        rank 0 is gone."""
         # Rank 0 looks for all and tells them: a thousand ranks would ask a million times.
         leads = self.rank == 0
         keys = [f"{stage}/{rank}" for rank in range(self.ranks)] if leads else [stage]
@@ -191,9 +186,9 @@ def check_seen(ranks: Ranks, paths: Sequence[Path], remedy: str) -> None:
     does not."""
     wanted = ranks.share([(path, _size(path)) for path in paths])
     end = time.monotonic() + SEEN_S
-    while (
-        unseen := [path for path, size in wanted if _size(path) != size]
-    ) and time.monotonic() < end:
+    while unseen := [path for path, size in wanted if _size(path) != size]:
+        if time.monotonic() > end:
+            break
         time.sleep(POLL_S)
     faults = [
         f"rank {rank} on {host} does not see {str(path)!r}, or another one there"

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lrl.checkpoints.checkpoint_folder import CheckpointFolder
+from lrl.distributed.ranks import explain_broken_collective
 from lrl.strategies.several_ranks import SeveralRanks
 from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.sharding import ReduceGradients, Sharding
@@ -125,11 +126,12 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         """Saves a checkpoint; a collective of all ranks."""
-        path = self.broadcast(filepath)
-        if self.saves_parts:
-            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
-        else:
-            super().save_checkpoint(checkpoint, path, storage_options)
+        with explain_broken_collective():
+            path = self.broadcast(filepath)
+            if self.saves_parts:
+                self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
+            else:
+                super().save_checkpoint(checkpoint, path, storage_options)
 
     def _setup_distributed(self) -> None:
         with self.meeting():

@@ -179,8 +179,8 @@ class GeneratorDevices(GracefulShutdown):
             check_optimizers(trainer)
             if self.run is not None:
                 self.run.policy.try_loss()
-        here = self.generator_launcher is None
-        if self.root_device.type != "cuda" and self.placement == "split" and here:
+        on_cpu = self.root_device.type != "cuda"
+        if on_cpu and self.placement == "split" and self.generator_launcher is None:
             share_cores(ranks=len(self.parallel_devices or ()) or 1)
         if trainer.is_global_zero and self.run is not None:
             self.run.start()
@@ -204,8 +204,8 @@ class GeneratorDevices(GracefulShutdown):
         return not self.generator_devices and self.generator_launcher is None
 
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
-        """Returns the transport and the CUDA indices of each generator; raises ConfigError if the
-        devices do not allow it."""
+        """Returns `choose_transport` and `placements`; raises ConfigError if the devices do not
+        allow it."""
         transport, placements = self.choose_transport(), self.placements()
         if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
             raise ConfigError(
@@ -255,11 +255,7 @@ class GeneratorDevices(GracefulShutdown):
 
     def placements(self) -> list[list[int]]:
         """Returns the CUDA indices of each generator of this node; an empty list is a generator on
-        the CPU.
-
-        Raises:
-            ConfigError: `server.tensor_parallel_size` does not divide them.
-        """
+        the CPU. Raises ConfigError if `server.tensor_parallel_size` does not divide them."""
         if self.generator_launcher is not None:
             return []
         if self.root_device.type != "cuda":

@@ -24,19 +24,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 from torch.nn.parallel import DistributedDataParallel
 
 from lrl.checkpoints.run_folder import run_folder
-from lrl.distributed.ranks import Ranks, explain_broken_collective, explain_rank_loss
+from lrl.distributed.ranks import Ranks, explain_broken_collective
 from lrl.distributed.rendezvous import (
     Rendezvous,
     check_seen,
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
 
     from lrl.members.registry import RegistryServer
 
-T = TypeVar("T")
-
 MEETING = timedelta(minutes=30)
 """Longest wait for the process group, rank 0's checks included; on one machine another rank's
 failure is not seen until then."""
@@ -76,10 +73,8 @@ STARTED_BY = "LRL_STARTED_BY"
 
 
 class SeveralRanks(GeneratorDevices, ParallelStrategy):
-    """Mixin for a Lightning strategy of several processes, one a device; the rest of the job's
-    devices generate.
-
-    `trainer.devices` minus `generator_devices` processes train.
+    """Mixin for a Lightning strategy of several processes: `trainer.devices` minus
+    `generator_devices` train, one a device.
 
     Args:
         timeout: Longest wait of one rank for another, once all have met.
@@ -110,16 +105,11 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"
         processes = len(self.parallel_devices or ())
-        self._launcher = RankLauncher(
-            self.cluster_environment, processes, self.num_nodes, meet=self.meet
-        )
+        self._launcher = RankLauncher(self.cluster_environment, processes, self.num_nodes)
 
     def meet(self) -> None:
-        """Has the ranks of several machines meet.
-
-        Raises:
-            RendezvousError: Not all came within `meeting_timeout_s`.
-        """
+        """Has the ranks of several machines meet; RendezvousError if not all come within
+        `meeting_timeout_s`."""
         if self.num_nodes == 1 or dist.is_initialized():  # by an earlier run of this process
             return
         cluster: Any = self.cluster_environment
@@ -151,9 +141,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         unbind_from_parent()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
         if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
-            check_writes(
-                self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else []
-            )
+            leads = self.is_global_zero
+            check_writes(self.ranks, checkpoint_folders(policy.trainer) if leads else [])
 
     def setup(self, trainer: L.Trainer) -> None:
         """Sets up training; then each node starts its generators."""
@@ -189,9 +178,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             fault(
                 f"strategy.server.host is {host}, which the generators of the other nodes do not "
                 f"reach (trainer.num_nodes is {self.num_nodes}, strategy.generator_devices "
-                f"{self.num_generator_devices}): give rank 0's address in the network of the "
-                "nodes, with server.tls_cert and tls_key, or server.insecure if nobody else is on "
-                "it."
+                f"{self.num_generator_devices}): give rank 0's address in the network of the nodes, "
+                "with server.tls_cert and tls_key, or server.insecure if nobody else is on it."
             )
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -207,20 +195,17 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Bounds the block, in which the ranks connect, by `MEETING`.
-
-        Raises:
-            RuntimeError: They were not all there in time, or could not connect.
-        """
+        """Bounds the block, in which the ranks connect; RuntimeError if they have not all come in
+        time, or could not connect."""
         timeout = self._timeout
         self._timeout = MEETING if self._rendezvous is None else CONNECTING
         try:
             if self._rendezvous is not None:
-                checks_s = (
-                    self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
-                )
                 # Rank 0 comes last, from its checks.
-                self._rendezvous.wait_all("process group", checks_s)
+                leads, longest_s = self.is_global_zero, MEETING.total_seconds()
+                self._rendezvous.wait_all(
+                    "process group", self.meeting_timeout_s if leads else longest_s
+                )
             with self.signals.at_once():
                 yield
             self._rendezvous = None  # the process group notices errors itself
@@ -228,28 +213,12 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             raise RuntimeError(
                 f"Rank {self.global_rank} has not met all {self.world_size} ranks within "
                 f"{self._timeout} ({error}). Look for another rank's error, and give ranks on "
-                "several machines the address and a free port of rank 0's machine, MASTER_ADDR and "
-                "MASTER_PORT."
+                "several machines MASTER_ADDR and MASTER_PORT: rank 0's machine, and a free port."
             ) from error
         finally:
             self._timeout = timeout
         if timeout is not None:
             _set_pg_timeout(timeout)
-
-    def broadcast(self, obj: T, src: int = 0) -> T:
-        """Sends an object of rank `src` to all ranks."""
-        with explain_rank_loss("Another rank"):
-            return super().broadcast(obj, src)  # type: ignore[safe-super]
-
-    def reduce(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Returns the sum or mean of a tensor over all ranks."""
-        with explain_rank_loss("Another rank"):
-            return super().reduce(*args, **kwargs)  # type: ignore[safe-super]
-
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Waits until all ranks come here."""
-        with explain_rank_loss("Another rank"):
-            super().barrier(*args, **kwargs)  # type: ignore[safe-super]
 
     def teardown(self) -> None:
         """Ends the generators, and after an error the ranks that rank 0 has started."""
@@ -265,10 +234,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
 
 def checkpoint_folders(trainer: Any) -> list[Path]:
     """Returns where the run's callbacks will save."""
-    given = [
-        Path(one.dirpath) for one in trainer.checkpoint_callbacks if getattr(one, "dirpath", None)
-    ]
-    return given or [run_folder(trainer)]
+    given = [getattr(one, "dirpath", None) for one in trainer.checkpoint_callbacks]
+    return [Path(folder) for folder in given if folder] or [run_folder(trainer)]
 
 
 class RankLauncher(_SubprocessScriptLauncher):
@@ -278,18 +245,10 @@ class RankLauncher(_SubprocessScriptLauncher):
     Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
     """
 
-    def __init__(self, *args: Any, meet: Callable[[], None]) -> None:
-        super().__init__(*args)
-        self._meet = meet
-
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
     ) -> Any:
-        """Starts the ranks, unless torchrun or SLURM does, and calls `function`.
-
-        Raises:
-            ConfigError: They cannot run this program, because it is in no file.
-        """
+        """Starts the ranks, unless torchrun or SLURM does, and calls `function`."""
         self.cluster_environment.validate_settings(
             num_devices=self.num_processes, num_nodes=self.num_nodes
         )
@@ -300,7 +259,7 @@ class RankLauncher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
-        self._meet()
+        trainer.strategy.meet()
         with explain_broken_collective():  # wherever Lightning or torch calls one
             return function(*args, **kwargs)
 
@@ -337,14 +296,9 @@ def forget_place(launcher: _SubprocessScriptLauncher) -> None:
 
 
 WRAPPER_SETTINGS = {
-    **dict.fromkeys(
-        ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
-    ),
-    **{
-        name: each.default
-        for name, each in inspect.signature(DistributedDataParallel).parameters.items()
-    },
-}
+    name: each.default
+    for name, each in inspect.signature(DistributedDataParallel).parameters.items()
+} | dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period"))
 """Settings that Lightning passes on to torch's wrapper, with their defaults, which the command line
 always gives."""
 

@@ -62,14 +62,19 @@ class Ranks:
             while self._on_their_way:
                 self._on_their_way.pop()[0].wait()
 
-    def receive(self) -> Any:
-        """Waits, on any other rank, for its part from rank 0."""
-        return self._receive(0)
+    def receive(self, rank: int = 0) -> Any:
+        """Waits for the part that a rank has sent to this one."""
+        size = torch.zeros(1, dtype=torch.int64)
+        with explain_rank_loss(self._other):
+            dist.recv(size, rank, self._group)
+            content = torch.empty(int(size), dtype=torch.uint8)
+            dist.recv(content, rank, self._group)
+        return pickle.loads(content.numpy().tobytes())
 
     def share(self, what: T) -> T:
         """Returns rank 0's object on all ranks. All ranks call this; only rank 0's argument counts."""
         if self.rank:
-            found: T = self._receive(0)
+            found: T = self.receive()
             return found
         self.scatter([what] * self.size)
         self.wait_sent()
@@ -82,7 +87,7 @@ class Ranks:
             self._send(part, 0)
             self.wait_sent()
             return []
-        return [part, *(self._receive(rank) for rank in range(1, self.size))]
+        return [part, *(self.receive(rank) for rank in range(1, self.size))]
 
     def _send(self, part: Any, rank: int) -> None:
         content = torch.frombuffer(bytearray(pickle.dumps(part)), dtype=torch.uint8)
@@ -91,14 +96,6 @@ class Ranks:
                 work = dist.isend(tensor, rank, self._group)
                 assert work is not None, "this process is in the group"
                 self._on_their_way.append((work, tensor))  # a tensor must live until it is sent
-
-    def _receive(self, rank: int) -> Any:
-        size = torch.zeros(1, dtype=torch.int64)
-        with explain_rank_loss(self._other):
-            dist.recv(size, rank, self._group)
-            content = torch.empty(int(size), dtype=torch.uint8)
-            dist.recv(content, rank, self._group)
-        return pickle.loads(content.numpy().tobytes())
 
     @property
     def _other(self) -> str:

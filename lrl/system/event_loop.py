@@ -5,7 +5,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -86,8 +86,7 @@ class LoopThread:
 def run_apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs a coroutine to its end on a thread of its own: this thread may have a loop, as in a
     notebook."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(work())).result()
+    return start_daemon_call(lambda: asyncio.run(work()), "lrl-apart").result()
 
 
 def start_daemon_call(work: Callable[[], T], name: str) -> Future[T]:

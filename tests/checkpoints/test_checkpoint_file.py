@@ -1,24 +1,34 @@
-"""Atomic checkpoint files: a full disk costs neither the run nor its last checkpoint."""
+"""Atomic checkpoint files: a full disk costs neither the run nor its last checkpoint. What one can
+hold, against `torch.load` itself; and runs whose own parts have other state."""
 
 from __future__ import annotations
 
 import ctypes
+import datetime
+import logging
 import multiprocessing
 import resource
 import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import psutil
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile
+from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile, readable_part, unreadable
+from lrl.errors import ConfigError
+from lrl.policy import PolicyModule
+from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import wait_for
-from tests.run_without_generators import fit, trainer
+from tests.run_without_generators import StepsByVersion, fit, trainer
 from tests.tiny_policies import tiny_llama
 
 KILLS = 8
@@ -48,7 +58,7 @@ class FullDisk(L.Callback):
         limit_files(100_000 if trainer.global_step in self.steps else None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
 
@@ -139,3 +149,146 @@ def test_a_checkpoint_returns_freed_memory_between_blocks_in_use_to_the_system(
     CheckpointFile().save_checkpoint({"global_step": 1}, tmp_path / "some.ckpt")
     assert psutil.Process().memory_info().rss < before - 50 * 2**20
     assert all(block.sum() == 16_000 for block in in_use)
+
+
+@dataclass
+class Own:
+    """A user's class."""
+
+    number: int = 1
+
+
+PLAIN: dict[str, Any] = {
+    "numbers": [0, 1.5, True, None, 1 + 2j, 10**30],
+    "text": ["", "\u00e9", b"bytes"],
+    "tensors": [torch.zeros(2), torch.nn.Parameter(torch.ones(1))],
+    "of tensors": [torch.Size([1]), torch.float32, torch.device("cpu")],
+    "nested": OrderedDict(a={(1, 2): [{"b": {1, 2}}]}),
+    "counted": Counter("aab"),
+}
+ODD = {
+    "a time": datetime.datetime(2026, 1, 2),
+    "a number of numpy": np.float64(1.5),
+    "an array": np.zeros(2),
+    "a path": Path("a"),
+    "a decimal": Decimal("1.5"),
+    "an object": Own(),
+    "a function that cannot be pickled": lambda: None,
+    "a default": defaultdict(list, a=[1]),
+    "a queue": deque([1]),
+}
+
+
+def test_what_is_called_readable_is_what_torch_reads() -> None:
+    assert list(unreadable(PLAIN)) == []
+    assert through_a_file(PLAIN).keys() == PLAIN.keys()
+    for name, value in ODD.items():
+        try:
+            through_a_file({"value": value})
+            reads = True
+        except Exception:  # noqa: BLE001
+            reads = False
+        assert (list(unreadable(value)) == []) == reads, name
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if name not in ("a default", "a queue")])
+def test_what_cannot_be_read_is_left_out_whole_and_named_by_key_and_type(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    callbacks = {"Own": {"deep": [1, {"at": ODD[name]}], "count": 3}, "Other": {"count": 4}}
+    kept = {"state_dict": {"w": torch.zeros(1)}, "global_step": 7}
+    whole = readable_part(kept | {"callbacks": callbacks, "mine": [ODD[name]]})
+    kind = f"({type(ODD[name]).__module__}.{type(ODD[name]).__qualname__})"
+    assert f"without callbacks.Own.deep.1.at {kind}, mine.0 {kind}. Only" in caplog.text
+    assert whole == kept | {"callbacks": {"Other": {"count": 4}}}
+    assert "Own" in callbacks, "the state of the run itself is as before"
+    through_a_file(whole)
+
+
+def test_a_class_that_the_user_has_allowed_is_readable() -> None:
+    with torch.serialization.safe_globals([Own]):
+        assert list(unreadable({"own": Own()})) == []
+
+
+class Keeps(L.Callback):
+    """A user's callback with this state from a step on."""
+
+    def __init__(self, value: Any, step: int) -> None:
+        self.value = value
+        self.step = step
+        self.now = 0
+        self.restored: Any = None
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.now = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value if self.now >= self.step else 0, "now": self.now}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.restored = state
+
+
+def every_step(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+
+
+def test_state_that_no_checkpoint_can_hold_ends_a_run_before_its_first_step(
+    policy: str, tmp_path: Path
+) -> None:
+    class SavesItsArguments(PolicyModule):
+        def __init__(self, model: str, own: Own) -> None:
+            super().__init__(model)
+            self.save_hyperparameters()
+
+        def get_extra_state(self) -> Own:
+            return Own()
+
+    keeps = Keeps(np.float64(1), step=0)
+    running = trainer(tmp_path, keeps, every_step(tmp_path))
+    with pytest.raises(ConfigError) as error:
+        running.fit(SavesItsArguments(policy, Own()), datamodule=StepsByVersion())
+    own = f"({Own.__module__}.Own)"
+    for named in (
+        "A checkpoint cannot hold callbacks.Keeps.value (numpy.float64), ",
+        f"state_dict._extra_state {own}, hyper_parameters.own {own}.",
+        "ignore=",
+    ):
+        assert named in str(error.value)
+    assert running.global_step == 0 and not list(tmp_path.glob("*.ckpt"))
+    fit(policy, trainer(tmp_path, keeps, max_steps=1, enable_checkpointing=False))
+
+
+def test_state_that_is_there_only_after_a_step_does_not_end_a_run(
+    policy: str, tmp_path: Path
+) -> None:
+    class Late(Keeps):
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": 1 / self.now}
+
+    fit(policy, trainer(tmp_path, Late(0, 0), every_step(tmp_path), max_steps=1))
+    state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)
+    assert [value for key, value in state["callbacks"].items() if "Late" in key] == [{"steps": 1.0}]
+
+
+def test_state_that_turns_unreadable_in_a_run_costs_its_callback_alone(
+    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopping = EarlyStopping("policy/loss", patience=100)
+    keeps = Keeps(datetime.date(2026, 1, 2), 2)
+    with caplog.at_level(logging.ERROR):
+        fit(policy, trainer(tmp_path, keeps, stopping, every_step(tmp_path), max_steps=3))
+    said = [record.getMessage() for record in caplog.records]
+    lines = [line for line in said if "is saved without" in line]
+    named = "is saved without callbacks.Keeps.value (datetime.date)"
+    for step, line in zip((2, 3), lines, strict=True):
+        assert line.startswith(f"The checkpoint of step {step} {named}. Only numbers, texts, ten")
+    for step, there in ((1, True), (3, False)):
+        state = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
+        assert ("Keeps" in state["callbacks"]) == there and any(
+            "EarlyStopping" in key for key in state["callbacks"]
+        )
+    resumed = Keeps(0, 100)
+    running = trainer(tmp_path, resumed, every_step(tmp_path), max_steps=4)
+    fit(policy, running, ckpt_path=tmp_path / "step=3.ckpt")
+    assert resumed.now == 4 and resumed.restored is None

@@ -131,13 +131,8 @@ def free_port() -> int:
 
 
 def torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": ranks,
-        "GROUP_RANK": 0,
-    }
+    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
+    place |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
     return {name: str(value) for name, value in (place | meeting).items()}
 
@@ -172,10 +167,7 @@ def be_program(
 
 def meet(folder: Path) -> Ranks:
     """Returns all ranks, when they have met through a file."""
-    wait, rank, ranks = (
-        timedelta(seconds=60),
-        int(os.environ["RANK"]),
-        int(os.environ["WORLD_SIZE"]),
-    )
+    wait, rank = timedelta(seconds=60), int(os.environ["RANK"])
+    ranks = int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
     return Ranks(dist.new_group(backend="gloo", timeout=wait))

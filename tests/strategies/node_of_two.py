@@ -27,7 +27,7 @@ from lrl.distributed.rendezvous import GLOO, NCCL, Rendezvous
 from lrl.errors import ConfigError
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
-from tests.strategies.forked_ranks import CONTEXT, be_program
+from tests.strategies.forked_ranks import CONTEXT, be_program, torchruns_variables
 from tests.strategies.run_of_ranks import whole
 from tests.strategies.sharded_fit import NoSync, StageWeights, StepsOfRank, make_policy
 
@@ -40,15 +40,8 @@ DEADLINE_S = 300.0
 def as_torchrun(number: int) -> dict[str, str]:
     """The variables of torchrun's worker on a node; the agent's store is left out, so that rank 0
     opens it."""
-    place = {
-        "RANK": number,
-        "GROUP_RANK": number,
-        "WORLD_SIZE": 2,
-        "LOCAL_RANK": 0,
-        "LOCAL_WORLD_SIZE": 1,
-    }
-    meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "none"}
-    return {name: str(value) for name, value in (place | meeting).items()}
+    place = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(number)}
+    return torchruns_variables(number, 2, PORT) | place | {"MASTER_ADDR": "10.213.0.1"}
 
 
 def as_slurm(number: int) -> dict[str, str]:
@@ -145,13 +138,9 @@ def hide(folders: tuple[Path, ...]) -> None:
 
 
 def as_c(word: str | int | None) -> Any:
-    return (
-        word.encode()
-        if isinstance(word, str)
-        else ctypes.c_ulong(word)
-        if isinstance(word, int)
-        else None
-    )
+    if isinstance(word, int):
+        return ctypes.c_ulong(word)
+    return word and word.encode()
 
 
 class Telling(L.Callback):

@@ -10,7 +10,6 @@ import functools
 import importlib
 import itertools
 import os
-import resource
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +26,7 @@ from lrl.training.collate import blank
 from lrl.training.model import whole_tensors
 from lrl.training.sharding import on_cpu
 from lrl.weights.staging import StageOrder
+from tests.checkpoints.test_checkpoint_file import limit_files
 from tests.policies import FakeStep
 from tests.run_without_generators import micro_batches
 
@@ -82,9 +82,8 @@ class StepsOfRank:
 
     def __iter__(self) -> Iterator[StepOfRank]:
         while True:
-            yield StepOfRank(
-                self.trainer.global_step, self.trainer.global_rank, self.trainer.world_size
-            )
+            running = self.trainer
+            yield StepOfRank(running.global_step, running.global_rank, running.world_size)
 
 
 class NoSync(WeightSync):
@@ -140,17 +139,11 @@ class FullDisk(L.Callback):
         self.step = step
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        limit_files(
-            1000 if trainer.global_rank == 1 and trainer.global_step + 1 == self.step else None
-        )
+        full = trainer.global_rank == 1 and trainer.global_step + 1 == self.step
+        limit_files(1000 if full else None)
 
     def on_train_end(self, *args: Any) -> None:
         limit_files(None)
-
-
-def limit_files(size: int | None) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
 def main(

@@ -83,15 +83,12 @@ def test_a_rank_that_never_comes_ends_the_run_and_is_named(
 
 
 @pytest.mark.parametrize("name, value", [("model_averaging_period", 2), ("static_graph", True)])
-def test_a_setting_of_torchs_wrapper_is_refused(name: str, value: Any) -> None:
+def test_a_setting_of_torchs_wrapper_is_refused_and_the_command_lines_default_is_not(
+    name: str, value: Any
+) -> None:
     with pytest.raises(ValueError, match=rf"strategy.{name} is {value}.*Leave it out"):
         lrl.AsyncDDP(**{name: value})
-
-
-def test_the_command_lines_defaults_for_torchs_wrapper_are_not_refused() -> None:
-    assert lrl.AsyncDDP(
-        model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None
-    )
+    lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)
 
 
 def test_a_size_of_the_mesh_that_follows_from_the_others_is_refused() -> None:

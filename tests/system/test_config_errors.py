@@ -5,30 +5,21 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, Literal
 
 import pytest
 
 import lrl
-import lrl.advantages
-import lrl.callbacks
-import lrl.environments
-import lrl.objectives
-import lrl.rewards
-import lrl.routing.dispatch
-import lrl.strategies
 from lrl.errors import ConfigError
 
-PLACES = (
-    lrl,
-    lrl.advantages,
-    lrl.callbacks,
-    lrl.environments,
-    lrl.objectives,
-    lrl.rewards,
-    lrl.routing.dispatch,
-    lrl.strategies,
-)
+PLACES = [lrl] + [
+    import_module(f"lrl.{name}")
+    for name in (
+        *("advantages", "callbacks", "environments", "objectives", "rewards", "routing.dispatch"),
+        "strategies",
+    )
+]
 NEEDED: dict[str, Any] = {
     "model": "lrl.quickstart.warmup:policy",
     "prompts": [{"prompt": "1+1="}],

@@ -72,12 +72,7 @@ def make_members(run: Run, fleet: Fleet) -> RunMembers:
 
 
 def join_spec(run: Run, generators: int) -> JoinSpec:
-    """Returns the properties that a joining generator must share with the run's own.
-
-    Args:
-        run: The run.
-        generators: How many of its own it starts.
-    """
+    """Returns what a joining generator must share with the `generators` that the run starts."""
     model, transport = run.policy.policy_folder, run.strategy.choose_transport()
     return JoinSpec(
         model=os.path.abspath(model) if os.path.exists(model) else model,

@@ -143,14 +143,7 @@ def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:
 
 def given_secret(variable: str, holder_can: str) -> str:
     """Returns the secret in a variable, which is removed from the environment, or a random one.
-
-    Args:
-        variable: Its name.
-        holder_can: What whoever has the secret can do.
-
-    Raises:
-        ConfigError: It is easily guessed.
-    """
+    ConfigError if it is easily guessed; `holder_can` says what whoever has it can do."""
     secret = os.environ.pop(variable, "")
     if secret and len(secret) < SHORTEST_SECRET:
         fault(

@@ -21,7 +21,7 @@ POLL_S = 0.2
 
 
 class LoopThread:
-    """An asyncio loop that runs on its own thread, of that name, until `close`."""
+    """An asyncio loop on a thread of that name, until `close`."""
 
     def __init__(self, name: str = "lrl-loop") -> None:
         self.loop = asyncio.new_event_loop()
@@ -49,16 +49,10 @@ class LoopThread:
         purpose: str,
         interrupted: Interrupted = None,
     ) -> T:
-        """Waits, on another thread, for work on the loop.
+        """Waits, on another thread, for work on the loop: a coroutine, or the future of a `submit`.
+        After `deadline_s` seconds it is cancelled, and TimeoutError names the purpose.
 
-        Args:
-            work: A coroutine, or the future of a `submit`.
-            deadline_s: Seconds until it is cancelled.
-            purpose: Name of the work in the error.
-            interrupted: See `Interrupted`; by default the attribute of that name.
-
-        Raises:
-            TimeoutError: `work` took longer than `deadline_s`.
+        `interrupted` is by default the attribute of that name.
         """
         future = work if isinstance(work, Future) else self.submit(work)
         end = time.monotonic() + deadline_s

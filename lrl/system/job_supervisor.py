@@ -60,17 +60,14 @@ class Slot(ABC):
 
 
 class JobSupervisor:
-    """Keeps a job running in each slot, from `start` to `stop`, on a thread for each.
+    """Keeps a job running in each slot, from `start` to `stop`; `running` if one runs there already.
 
-    Args:
-        slots: Where jobs run.
-        running: Whether a job runs in each slot already.
+    Each slot has its own thread: a job that is slow to start or to end delays no other.
     """
 
     def __init__(self, slots: Sequence[Slot], running: bool = False) -> None:
         self.watches = [_Watch(slot, running) for slot in slots]
         self._over = threading.Event()
-        # Each slot has its own thread: a job that is slow to start or to end delays no other.
         self._threads = [
             threading.Thread(target=self._run, args=(watch,), name=f"lrl-jobs-{index}", daemon=True)
             for index, watch in enumerate(self.watches)

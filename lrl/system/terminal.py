@@ -40,13 +40,10 @@ def silence() -> None:
 
 
 def progress_bar(work: str, unit: str = "", total: int | None = None) -> "tqdm[Any]":
-    """Returns an open bar, which leaves no trace in a terminal when it is closed; without a terminal
-    it is a line every 15 seconds. `update(0)` shows the time.
+    """Returns an open bar for work such as "evaluating held_out", which leaves no trace in a
+    terminal when it is closed; without a terminal it is a line every 15 seconds.
 
-    Args:
-        work: The work, as in "evaluating held_out".
-        unit: What is counted; empty if only time passes.
-        total: Their number, if it is known.
+    Without a `unit`, nothing is counted: `update(0)` shows the time.
     """
     look: dict[str, Any] = {"desc": work, "unit": f" {unit}", "total": total, "leave": False}
     if sys.stderr.isatty():

@@ -12,9 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from lrl.distributed.rendezvous import GLOO, NCCL, Rendezvous
 from lrl.errors import ConfigError
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
-from tests.strategies.forked_ranks import CONTEXT, be_program, torchruns_variables
+from tests.strategies.forked_ranks import CONTEXT, Fork, be_program, torchruns_variables
 from tests.strategies.run_of_ranks import whole
 from tests.strategies.sharded_fit import NoSync, StageWeights, StepsOfRank, make_policy
 
@@ -57,28 +55,23 @@ def as_slurm(number: int) -> dict[str, str]:
     return {name: str(value) for name, value in (place | job | meeting).items()}
 
 
-@dataclass
-class Node:
+class Node(Fork):
     """A node that has been started."""
-
-    process: BaseProcess
-    folder: Path
 
     @property
     def said(self) -> str:
-        """All that it has printed."""
-        return (self.folder / "output").read_text()
+        return self.printed()
 
     def wait_for(self, words: str) -> None:
         """Waits until it has printed them."""
         wait_for(lambda: words in self.said or not self.process.is_alive(), DEADLINE_S, words)
         assert words in self.said, self.said
 
-    def status(self) -> int | None:
+    def status(self) -> int:
         """Waits for its end and returns its exit status."""
-        self.process.join(DEADLINE_S)
-        assert not self.process.is_alive(), self.said
-        return self.process.exitcode
+        status = self.wait(DEADLINE_S)
+        assert status is not None, self.said
+        return status
 
 
 @contextmanager
@@ -100,7 +93,7 @@ def nodes(folder: Path) -> Iterator[Callable[..., Node]]:
         (place / "output").write_text("")
         own = {"TMPDIR": str(place)} | started_by(number) | variables
         arguments = (machine, place, hidden, own, program, words)
-        started.append(Node(CONTEXT.Process(target=_be_node, args=arguments), place))
+        started.append(Node(CONTEXT.Process(target=_be_node, args=arguments), place / "output"))
         started[-1].process.start()
         return started[-1]
 

@@ -60,6 +60,7 @@ def micro_batches(step: int) -> list[MicroBatch]:
 
 def trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:
     defaults: dict[str, Any] = {
+        "strategy": WithoutGenerators(accelerator="cpu", device="cpu"),
         "max_steps": 7,
         "max_epochs": -1,
         "logger": False,
@@ -67,10 +68,7 @@ def trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    strategy = WithoutGenerators(accelerator="cpu", device="cpu")
-    return L.Trainer(
-        strategy=strategy, callbacks=list(callbacks), default_root_dir=folder, **defaults | settings
-    )
+    return L.Trainer(callbacks=list(callbacks), default_root_dir=folder, **defaults | settings)
 
 
 def fit(policy: str, running: L.Trainer, ckpt_path: Path | str | None = None) -> PolicyModule:

@@ -25,6 +25,7 @@ from lrl.distributed.rendezvous import GLOO, NCCL, Rendezvous
 from lrl.errors import ConfigError
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
+from tests.run_without_generators import trainer
 from tests.strategies.forked_ranks import CONTEXT, Fork, be_program, torchruns_variables
 from tests.strategies.run_of_ranks import whole
 from tests.strategies.sharded_fit import NoSync, StageWeights, StepsOfRank, make_policy
@@ -204,22 +205,15 @@ def fit(
     **settings: Any,
 ) -> None:
     """Fits a policy; it saves every second step."""
-    trainer = L.Trainer(
+    running = trainer(
+        Path(),
+        *(NoSync(), StageWeights(), Telling(waits)),
+        ModelCheckpoint("saved", every_n_train_steps=2, save_top_k=-1),
         accelerator="cpu",
         devices=1,
         num_nodes=2,
         strategy=getattr(lrl, strategy)(generator_devices=0, **settings),
-        callbacks=[
-            NoSync(),
-            StageWeights(),
-            Telling(waits),
-            ModelCheckpoint("saved", every_n_train_steps=2, save_top_k=-1),
-        ],
         max_steps=steps,
-        max_epochs=-1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
-    trainer.fit(make_policy(model, False), StepsOfRank(trainer), ckpt_path=ckpt_path)
+    running.fit(make_policy(model, False), StepsOfRank(running), ckpt_path=ckpt_path)
     print("done", flush=True)

@@ -29,6 +29,7 @@ from lrl.system.auth import bearer
 from lrl.system.endpoint import Location
 from tests.http_call import call
 from tests.lent_server import end_half_sync
+from tests.run_without_generators import trainer
 
 RANKS = 2
 
@@ -141,39 +142,22 @@ def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, w
     folder = Path(run_folder)
     strategy = BorrowingFSDP() if kind == "AsyncFSDP" else BorrowingDDP()
     strategy.where = json.loads(where)
-    trainer = L.Trainer(
+    # A figure that only rank 0 has: both save at the same steps all the same.
+    best: dict[str, Any] = {"monitor": "reward/mean", "mode": "max", "save_top_k": -1}
+    running = trainer(
+        folder,
+        *(WeightSync(), RolloutLog(), RolloutFile(), Throughput(), Export(str(folder / "policy"))),
+        *(Summary(), Telling(folder), StopsAt()),
+        ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, **best),
         accelerator="cpu",
         devices=RANKS + 1,
         strategy=strategy,
-        callbacks=[
-            WeightSync(),
-            RolloutLog(),
-            RolloutFile(),
-            Throughput(),
-            Export(str(folder / "policy")),
-            Summary(),
-            Telling(folder),
-            StopsAt(),
-            # A figure that only rank 0 has: both save at the same steps all the same.
-            ModelCheckpoint(
-                folder / "checkpoints",
-                monitor="reward/mean",
-                mode="max",
-                every_n_train_steps=2,
-                save_top_k=-1,
-            ),
-        ],
         max_steps=int(steps),
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
     )
     data = lrl.RolloutDataModule(
         [{"prompt": f"{n}+1="} for n in range(10, 50)],
-        [
-            "tests.odd_lengths:variety"
-        ],  # with brevity, a step of full-length responses has no gradient
+        # With brevity, a step of full-length responses has no gradient.
+        ["tests.odd_lengths:variety"],
         groups_per_step=4,
         rollouts_per_group=4,
         max_lag=1,
@@ -181,4 +165,4 @@ def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, w
         max_response_tokens=32,
         micro_batch_tokens=128,
     )
-    trainer.fit(Counting(policy, lr=1e-3), data, ckpt_path=checkpoint or None)
+    running.fit(Counting(policy, lr=1e-3), data, ckpt_path=checkpoint or None)

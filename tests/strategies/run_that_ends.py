@@ -11,6 +11,7 @@ import lightning as L
 
 import lrl
 from lrl.callbacks import WeightSync
+from tests.run_without_generators import trainer
 
 
 class Report(L.Callback):
@@ -28,16 +29,13 @@ class Report(L.Callback):
 
 def main(policy: str, folder: str, fail_at: str) -> None:
     settings = lrl.ServerSettings(max_num_seqs=8, kv_cache_gib=0.1)
-    trainer = L.Trainer(
+    running = trainer(
+        Path(folder),
+        *(WeightSync(), Report(int(fail_at))),
         accelerator="cpu",
         devices=2,
         strategy=lrl.AsyncSingleDevice(server=settings),
-        callbacks=[WeightSync(), Report(int(fail_at))],
         max_steps=1_000_000,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=Path(folder),
-        enable_progress_bar=False,
     )
     data = lrl.RolloutDataModule(
         [{"prompt": f"{n}+1="} for n in range(10, 99)],
@@ -47,4 +45,4 @@ def main(policy: str, folder: str, fail_at: str) -> None:
         max_prompt_tokens=64,
         max_response_tokens=32,
     )
-    trainer.fit(lrl.PolicyModule(policy), data)
+    running.fit(lrl.PolicyModule(policy), data)

@@ -28,7 +28,7 @@ from lrl.training.sharding import on_cpu
 from lrl.weights.staging import StageOrder
 from tests.checkpoints.test_checkpoint_file import limit_files
 from tests.policies import FakeStep
-from tests.run_without_generators import micro_batches
+from tests.run_without_generators import micro_batches, trainer
 
 STEPS_PER_EPOCH = 3
 PLACES: dict[str, tuple[str, str]] = {
@@ -159,25 +159,18 @@ def main(
     **settings: Any,
 ) -> None:
     """Fits up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
-    trainer = L.Trainer(
+    running = trainer(
+        Path(results),
+        *(NoSync(), StageWeights(), FullDisk(full_disk_at)),
+        ModelCheckpoint(results, filename="{step}", every_n_train_steps=1, save_top_k=-1),
         accelerator="cpu",
         devices=ranks,
         strategy=lrl.AsyncFSDP(generator_devices=0, **settings),
-        callbacks=[
-            NoSync(),
-            StageWeights(),
-            FullDisk(full_disk_at),
-            ModelCheckpoint(results, filename="{step}", every_n_train_steps=1, save_top_k=-1),
-        ],
         max_steps=steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=results,
-        enable_progress_bar=False,
     )
-    if dies_at is not None and trainer.global_rank == 1:
+    if dies_at is not None and running.global_rank == 1:
         die_at(dies_at, call=2)
-    found = fit(folder, trainer, ckpt_path, adapters, dtype)
-    torch.save(found.pop("own"), Path(results) / f"own{trainer.global_rank}.pt")
-    if trainer.is_global_zero:
+    found = fit(folder, running, ckpt_path, adapters, dtype)
+    torch.save(found.pop("own"), Path(results) / f"own{running.global_rank}.pt")
+    if running.is_global_zero:
         torch.save(found, Path(results) / "weights.pt")

@@ -40,12 +40,8 @@ from tests.strategies.sharded_step import (
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-EXPERTS = {
-    "num_experts": 4,
-    "moe_intermediate_size": 16,
-    "decoder_sparse_step": 1,
-    "num_experts_per_tok": 2,
-}
+EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+EXPERTS |= {"num_experts_per_tok": 2}
 
 
 def configs() -> dict[str, PreTrainedConfig]:

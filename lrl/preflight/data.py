@@ -63,11 +63,6 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
     except EXPECTED as error:
         raise ConfigError(f"{setting}: {error}") from error
     for reward in rewards:
-        if column := reward.missing_column(prompts.columns):
-            raise ConfigError(
-                f"{setting}: {prompts.name} has no column {column}, which the reward "
-                f"{reward.name!r} reads. Its other columns: {', '.join(prompts.columns) or 'none'}."
-            )
         for number, row in enumerate(prompts.rows):
             columns = {name: value for name, value in row.items() if name != prompts.prompt_column}
             try:

@@ -5,7 +5,7 @@ A reward gets text and columns, not token ids or tensors: a worker needs no torc
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Self
@@ -61,11 +61,6 @@ class Reward(ABC):
         self.weight = weight
         self.name = name or type(self).name or type(self).__name__
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        """Names the columns that this reward needs and the data set lacks; empty if there are none.
-        Checked before a run."""
-        return ""
-
     def check_row(self, columns: Mapping[str, Any]) -> None:
         """Raises ValueError if no response to this row could be judged. Called for every row before
         a run."""
@@ -89,6 +84,12 @@ class Reward(ABC):
         """
 
 
+def unwrapped(value: Any) -> Any:
+    """Returns a number that numpy or torch has wrapped; all else as it is."""
+    is_one = getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_one else value
+
+
 def reference_of(columns: Mapping[str, Any], name: str) -> str:
     """Returns the right answer in a column of a row as text, a number without an exponent: JSON's
     0.00005 is `5e-05` in Python.
@@ -98,9 +99,7 @@ def reference_of(columns: Mapping[str, Any], name: str) -> str:
     """
     if name not in columns:
         raise ValueError(f"the row has no column `{name}`, only {sorted(columns)}")
-    value = columns[name]
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of numpy or torch
-        value = value.item()
+    value = unwrapped(columns[name])
     is_fraction = isinstance(value, float | Decimal)
     is_missing = value is None or (is_fraction and not math.isfinite(value))
     if is_missing or isinstance(value, bytes | list | tuple | set | dict):

@@ -7,7 +7,7 @@ process, no memory, no processor) is an error, and never a reward.
 import logging
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from lrl.rewards.base import GaveUp, Reward
@@ -19,21 +19,19 @@ log = logging.getLogger(__name__)
 
 _TRIED_ROWS = 16
 """Rows whose tests are tried before a run; those of the others when they are first used."""
-# Without a step back (`+` behind each): a policy writes lines of any length, and the time would grow
-# with its square.
+# Without a step back (`+` behind each), by which the time would grow with the square of a line.
 _FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^`]*+")
 _PYTHON = ("python", "py", "python3")
 
 
 class Verdict(NamedTuple):
-    """The outcome of a response's tests."""
+    """How many tests a response passes of how many; why the first one failed that did, and the
+    limit that the program has broken, if that is why."""
 
     passed: int
     tests: int
     reason: str = ""
-    """Why the first test has failed that did."""
     limit: str = ""
-    """The limit that the program has broken, if that is why."""
 
 
 class Code(Reward):
@@ -86,18 +84,11 @@ class Code(Reward):
         self.binary = not partial
         self.fenced = fenced
         self.give_up_s = timeout_s
-        self.sandbox = Sandbox(
-            timeout_s=timeout_s,
-            memory_mib=memory_mib,
-            cpu_s=cpu_s,
-            max_processes=max_processes,
-            max_output_bytes=max_output_bytes,
-            isolation=isolation,
-            python=python,
-        )
         self._tried: set[int] = set()  # hashes of tests that an empty program fails
         above(0, "Code", timeout_s=timeout_s, memory_mib=memory_mib, cpu_s=cpu_s)
         above(0, "Code", max_processes=max_processes, max_output_bytes=max_output_bytes)
+        limits = (timeout_s, memory_mib, cpu_s, max_processes, max_output_bytes)
+        self.sandbox = Sandbox(*limits, isolation, python)
         one_of("Code", isolation=(get_args(Isolation), isolation))
         if found := self.sandbox.fault():
             fault(
@@ -113,9 +104,6 @@ class Code(Reward):
         else:
             log.info("Programs run in a sandbox, by %s.", self.sandbox.interpreter_path)
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        return "" if self.tests in columns else repr(self.tests)
-
     def check_row(self, columns: Mapping[str, Any]) -> None:
         tests = tests_in(columns, self.tests)
         if len(self._tried) < _TRIED_ROWS and not self.sandbox.fault():
@@ -123,15 +111,7 @@ class Code(Reward):
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns the reward; `GaveUp` if the program has broken a limit and passed no test that
-        counts.
-
-        Raises:
-            ValueError: The row has no tests, or some that an empty program passes, or
-                that lack a module.
-            RuntimeError: The sandbox does not work on this machine, or was ended from outside.
-            TimeoutError: The machine is too busy for the program.
-            OSError: No process can be started.
-        """
+        counts. Raises an error if the tests or the machine are to blame."""
         verdict = self.verdict(response, **columns)
         share = verdict.passed / verdict.tests
         reward = share if self.partial else float(share == 1)
@@ -152,7 +132,7 @@ class Code(Reward):
 
     def _try(self, tests: Tests) -> None:
         """Raises ValueError for tests that an empty program passes."""
-        if (key := hash(tests)) in self._tried:
+        if hash(tests) in self._tried:
             return
         found = self._verdict("", tests)
         if found.passed == found.tests:
@@ -160,41 +140,39 @@ class Code(Reward):
                 f"the column `{self.tests}` has no tests, as an empty program passes them: "
                 f"{[*tests.pairs, *(step.source for step in tests.steps)]!r:.200}"
             )
-        self._tried.add(key)
+        self._tried.add(hash(tests))
 
     def _verdict(self, program: str, tests: Tests) -> Verdict:
+        by = self._by_pairs if tests.pairs else self._by_steps
         with Session(self.sandbox, program) as session:
-            if tests.pairs:
-                return self._by_pairs(session, tests.pairs)
-            return self._by_steps(session, tests)
+            return by(session, tests)
 
     def _by_steps(self, session: Session, tests: Tests) -> Verdict:
         run = session.run(steps=tests.steps, names=tests.names, ends_at_failure=not self.partial)
         if run.unfit:
             raise ValueError(
-                f"the tests in the column `{self.tests}` cannot run: {run.unfit}. Set Code.python to "
-                "a Python that has it, or import `solution` for the program"
+                f"the tests in the column `{self.tests}` cannot run: {run.unfit}. Set Code.python "
+                "to a Python that has it, or import `solution` for the program"
             )
         failed = [number for number in tests.counted if number not in run.passed]
         passed = len(tests.counted) - len(failed)
         if not failed:
             return Verdict(passed, passed)
-        why = run.limit or run.error or f"the program ended with status {run.status}"
-        reason = f"{tests.steps[failed[0]].source!r:.200}: {why}"
+        reason = f"{tests.steps[failed[0]].source!r:.200}: {_end(run)}"
         return Verdict(passed, len(tests.counted), reason, run.limit)
 
-    def _by_pairs(self, session: Session, pairs: Sequence[Pair]) -> Verdict:
+    def _by_pairs(self, session: Session, tests: Tests) -> Verdict:
         passed = 0
-        first = Verdict(0, len(pairs))
-        for pair in pairs:
+        reason = limit = ""  # of the first failure
+        for pair in tests.pairs:
             run = session.run(pair.stdin.encode())
-            reason = _difference(run, pair)
-            passed += not reason
-            if reason and not first.reason:
-                first = Verdict(0, len(pairs), reason, run.limit)
-            if reason and (not self.partial or run.is_last):
+            why = _difference(run, pair)
+            passed += not why
+            if why and not reason:
+                reason, limit = why, run.limit
+            if why and (not self.partial or run.is_last):
                 break
-        return first._replace(passed=passed)
+        return Verdict(passed, len(tests.pairs), reason, limit)
 
 
 def program_in(response: str) -> str | None:
@@ -221,14 +199,16 @@ def program_in(response: str) -> str | None:
 
 def _difference(run: Run, pair: Pair) -> str:
     """Returns why a run has not passed; empty if it has."""
-    if run.limit:
-        return run.limit
-    if run.status != 0:
-        return run.error or f"the program ended with status {run.status}"
+    if run.limit or run.status != 0:
+        return _end(run)
     written = run.output.decode(errors="replace")
     if _lines(written) == _lines(pair.stdout):
         return ""
     return f"the output is {written!r:.200}, not {pair.stdout!r:.200}"
+
+
+def _end(run: Run) -> str:
+    return run.limit or run.error or f"the program ended with status {run.status}"
 
 
 def _lines(text: str) -> list[str]:

@@ -84,8 +84,7 @@ class FailureStats:
         self._last.append("")
 
     def gave_up(self, prompt_id: int, response: str, reason: str) -> None:
-        """Counts a response that a verifier gave up on, besides `reward`; `reason` is `name of the
-        verifier: why`."""
+        """Counts a response that a verifier gave up on, besides `reward`."""
         self.counts["gave_up"] += 1
         if self.counts["gave_up"] == 1:
             log.info(

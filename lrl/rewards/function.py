@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from lrl.errors import ConfigError
@@ -37,32 +37,23 @@ class Function(Reward):
         _check_parameters(self.function, own_name)
         self.binary = inspect.signature(self.function).return_annotation in (bool, "bool")
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        """Names the arguments without a default, behind prompt and response, that no column
-        fills."""
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises ValueError if no column fills an argument behind prompt and response that has no
+        default."""
         known = {*columns, "finish_reason", "num_tokens", "turn_rewards"}
         parameters = inspect.signature(self.function).parameters.values()
         by_place = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         by_name = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
-        needed = [one.name for one in (*by_place[2:], *by_name) if one.default is one.empty]
-        return ", ".join(repr(name) for name in needed if name not in known)
-
-    def check_row(self, columns: Mapping[str, Any]) -> None:
-        """Raises ValueError if the row lacks a column that the function needs; other rows may have
-        it."""
-        if missing := self.missing_column(columns):
-            raise ValueError(f"the row has no column {missing}, only {sorted(columns)}")
+        for one in (*by_place[2:], *by_name):
+            if one.default is one.empty and one.name not in known:
+                raise ValueError(f"the row has no column {one.name!r}, only {sorted(columns)}")
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
         return self.function(prompt, response, **columns)
 
 
 def as_reward(reward: OneReward) -> Reward:
-    """Returns a `Reward` as it is; wraps a callable or an import path in a `Function` of weight 1.
-
-    Raises:
-        TypeError: It is none of them.
-    """
+    """Returns a `Reward` as it is, and a callable or an import path as a `Function`."""
     if isinstance(reward, Reward):
         return reward
     if isinstance(reward, type) and issubclass(reward, Reward):
@@ -86,29 +77,24 @@ def as_list(rewards: OneReward | Sequence[OneReward] | None) -> list[OneReward]:
 
 def _check_parameters(function: Callable[..., Any], name: str) -> None:
     parameters = inspect.signature(function).parameters
-    kinds = [parameter.kind for parameter in parameters.values()]
+    kinds = {one.kind for one in parameters.values()}
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [name for name, one in parameters.items() if one.kind in by_place]
     if "completions" in parameters:
         own = {"completions": "response", "prompts": "prompt"}
         named = [one.name for one in parameters.values() if one.kind is not one.VAR_KEYWORD]
         lists = ", ".join(f"{each}=[{own.get(each, f'columns[{each!r}]')}]" for each in named)
         raise ConfigError(
-            f"The reward {name} takes `completions`, as a reward function of TRL: a list. A reward of "
-            "lrl judges one response, a text: write a function that calls it, such as `def "
+            f"The reward {name} takes `completions`, as a reward function of TRL: a list. A reward "
+            "of lrl judges one response, a text: write a function that calls it, such as `def "
             f"{name}_of_one(prompt, response, **columns): return {name}({lists})[0]`."
         )
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
+    is_swapped = "response" in first[:1] or "prompt" in first[1:]
+    takes_both = inspect.Parameter.VAR_POSITIONAL in kinds or (len(first) > 1 and not is_swapped)
+    if not takes_both or inspect.Parameter.VAR_KEYWORD not in kinds:
         raise ConfigError(
-            f"The reward {name} does not take **columns, which carries the row's other columns. "
-            f"Define it as `def {name}(prompt, response, **columns)`."
-        )
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [each for each, parameter in parameters.items() if parameter.kind in by_place]
-    is_swapped = "response" in positional[:1] or "prompt" in positional[1:]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds and (len(positional) < 2 or is_swapped):
-        raise ConfigError(
-            f"The reward {name} gets the prompt as its first argument and the response as its "
-            f"second, and takes ({', '.join(positional)}). Define it as `def {name}(prompt, response, "
-            "**columns)`."
+            f"The reward {name} takes {inspect.signature(function)}. Define it as `def "
+            f"{name}(prompt, response, **columns)`; `columns` are those of the row."
         )
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
@@ -85,9 +85,6 @@ class Judge(Reward):
             the last one the run ends. Null for no limit.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
-
-    Raises:
-        ConfigError: A setting cannot work.
     """
 
     def __init__(
@@ -113,11 +110,6 @@ class Judge(Reward):
     ) -> None:
         super().__init__(weight, name)
         one_of("Judge", form=(get_args(Form), form))
-        if not lowest < highest:
-            raise ConfigError(
-                f"Judge.lowest is {lowest} and Judge.highest is {highest}: give the two ends of the "
-                "judge's scale, the lower one first."
-            )
         if max_calls is not None and cache is None:
             raise ConfigError(
                 f"Judge.max_calls is {max_calls}, and Judge.cache is not set: give the folder in "
@@ -159,25 +151,14 @@ class Judge(Reward):
         asked = (self._endpoint.url, self._fields, self._templates)
         return f"Judge{(*asked, self._lowest, self._highest, self.weight, self.name)}"
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        lacking = self._names - {*columns, *OF_THE_RESPONSE}
-        return ", ".join(map(repr, sorted(lacking)))
-
     def check_row(self, columns: Mapping[str, Any]) -> None:
         for name in sorted(self._names - {*OF_THE_RESPONSE}):
             _text_of(columns, name)
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns a number from 0 to 1.
-
-        Raises:
-            JudgeError: There is no answer, or no score in it.
-            ValueError: The row has no such column as the template names, or no text in it.
-        """
-        body = {
-            **self._fields,
-            "messages": self._messages({**columns, "prompt": prompt, "response": response}),
-        }
+        """Returns a number from 0 to 1; raises JudgeError if there is none."""
+        values = {**columns, "prompt": prompt, "response": response}
+        body = {**self._fields, "messages": self._messages(values)}
         if self._cache is None:
             return self._score(await self._endpoint.ask(body, _answer_in))
         request = {"url": self._endpoint.url, "body": body}
@@ -248,8 +229,8 @@ def _score_in(text: str, form: Form) -> float | None:
 
 
 def _text_of(values: Mapping[str, Any], name: str) -> str:
-    """Returns a value as the judge reads it: a list or a dict as JSON, a number without an exponent;
-    raises ValueError if there is none."""
+    """Returns a value as the judge reads it: a list or a dict as JSON, a number without an
+    exponent; raises ValueError if there is none."""
     if isinstance(value := values.get(name), list | tuple | dict):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     return reference_of(values, name)
@@ -263,8 +244,8 @@ def _names_in(template: str) -> set[str]:
             continue
         if form or conversion or not name.isidentifier():
             raise ConfigError(
-                f"Judge.template or Judge.system is {template!r:.80}: write {{prompt}}, {{response}} "
-                "or a column in braces, and {{ and }} for braces that are no name."
+                f"Judge.template or Judge.system is {template!r:.80}: write {{prompt}}, "
+                "{response} or a column in braces, and {{ and }} for braces that are no name."
             )
         names.add(name)
     return names
@@ -273,12 +254,7 @@ def _names_in(template: str) -> set[str]:
 @dataclass
 class JudgeCache:
     """A folder of answers, each under a hash of all that decides it, and the count of the requests
-    that they have cost.
-
-    Args:
-        folder: The folder; it is made if it is not there.
-        max_calls: Requests that may be sent, over processes and runs; None for no limit.
-    """
+    that they have cost, of which there may be `max_calls`."""
 
     folder: Path
     max_calls: int | None
@@ -313,13 +289,7 @@ class JudgeCache:
             draft.rename(file)
 
     async def count(self, number: int) -> None:
-        """Counts one more request.
-
-        Raises:
-            JudgeError: Of kind `judge_budget`: all requests are used, or the folder is not that of
-                the process that has made the reward. Of kind `judge_failed`: another process holds
-                the count.
-        """
+        """Counts one more request; raises JudgeError if it must not be sent."""
         try:
             # Not made here: on a machine with another folder it would begin at 0.
             file = os.open(self.folder / _CALLS, os.O_WRONLY | os.O_APPEND)

@@ -48,9 +48,6 @@ class ModelEndpoint:
         timeout_s: Seconds for one request.
         retries: Further requests for an answer.
         deadline_s: Seconds for an answer, all requests and the waits between them.
-
-    Raises:
-        ConfigError: `url` is no address, there is no key, or a number is out of range.
     """
 
     owner: str
@@ -85,8 +82,8 @@ class ModelEndpoint:
             is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env)
             shown = self.api_key_env if is_name else "(it may be the key itself)"
             raise ConfigError(
-                f"{self.owner}.api_key_env names an environment variable {shown}, which is not set: "
-                f"set it to the key, and give its name, such as {self.kind.upper()}_API_KEY."
+                f"{self.owner}.api_key_env names an environment variable {shown}, which is not "
+                f"set: set it to the key, and give its name, such as {self.kind.upper()}_API_KEY."
             )
         if address.scheme == "http" and not stays_here(address.hostname):
             log.warning(
@@ -106,7 +103,8 @@ class ModelEndpoint:
         """Returns another route of the server, asked once."""
         found = self.once()
         server = self.url.removesuffix(self.route.removeprefix("/v1")).removesuffix("/v1")
-        found.route, found.url = route, server + route
+        found.route = route
+        found.url = server + route
         return found
 
     async def ask(
@@ -115,17 +113,14 @@ class ModelEndpoint:
         read: Callable[[Any], T],
         before_request: Callable[[int], Awaitable[None]] | None = None,
     ) -> T:
-        """Returns the answer to a request.
+        """Returns the answer to a request; raises an `error` of kind `<kind>_refused`, or of kind
+        `<kind>_failed` after all requests.
 
         Args:
             body: The request's JSON.
             read: Returns the answer in the JSON of a response; any error of reading is a refusal.
             before_request: Called before each request with its number, from 1; an `error` that it
                 raises ends the request.
-
-        Raises:
-            LrlError: An `error` of kind `<kind>_refused`, or of kind `<kind>_failed` after all
-                requests.
         """
         text = await self._posted(body, before_request)
         try:
@@ -160,7 +155,7 @@ class ModelEndpoint:
                 f"the environment variable {self.api_key_env} ({self.owner}.api_key_env) is not "
                 "set on this machine"
             )
-        # The client takes what is not given from OPENAI_... variables, which are not for this server.
+        # The client takes what is not given from OPENAI_... variables, not meant for this server.
         left_out = ["OpenAI-Organization", "OpenAI-Project"]
         left_out += ["Authorization"] if key is None else []
         options: Any = {"headers": dict.fromkeys(left_out, openai.Omit())}
@@ -205,7 +200,7 @@ class ModelEndpoint:
         return (text.replace(key, "***") if key else text)[:_SHOWN]
 
     def _key(self) -> str | None:
-        """Returns the key that is set on this machine, "" if it is not, and None if none is sent."""
+        """Returns the key that is set here, "" if it is not, and None if none is sent."""
         return self.api_key_env and os.environ.get(self.api_key_env, "").strip()
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LONGEST_SHOWN = 80
 _LOST_MEMBERS = 3
 """Workers that a job may lose before this machine scores it, whose workers are always there."""
 _ATTEMPTS = _LOST_MEMBERS + 5
@@ -74,11 +73,8 @@ class RewardPool:
         self.given_timeout_s = timeout_s
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
-        above(0, "data", reward_timeout_s=timeout_s, worker_start_timeout_s=start_timeout_s)
-        if memory_gib is not None and not memory_gib > 0:
-            fault(
-                f"data.reward_memory_gib is {memory_gib}; it must be above 0, or null for no limit."
-            )
+        above(0, "data", reward_timeout_s=timeout_s, reward_memory_gib=memory_gib)
+        above(0, "data", worker_start_timeout_s=start_timeout_s)
         if not 0 < max_failures <= 1:
             fault(
                 f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 "
@@ -167,7 +163,7 @@ class RewardPool:
                 return
             failure = outcome
         raise ConfigError(
-            f"The rewards were tried on the response {text[:_LONGEST_SHOWN]!r} to prompt "
+            f"The rewards were tried on the response {text[:80]!r} to prompt "
             f"{prompt.id}, before any response is sampled, and failed: {failure}. The row's "
             f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[failure.partition(':')[0]]}"
         )
@@ -187,14 +183,11 @@ class RewardPool:
             branch = [each.token_ids[place] for place in each.path_to(len(each.token_ids))]
             facts = (each.finish_reason, each.num_tokens, each.turn_rewards, branch)
             responses.append((text, self._columns(prompt, *facts)))
-        outcomes: list[Outcome] = [None] * len(responses)
+        first: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
-            outcomes = await self._outcomes(prompt.text, responses)
-        again = [item for item, found in enumerate(outcomes) if not isinstance(found, Scored)]
-        last = (self._last_outcome(prompt.text, responses[item], outcomes[item]) for item in again)
-        for item, outcome in zip(again, await asyncio.gather(*last), strict=True):
-            outcomes[item] = outcome
-        for rollout, outcome in zip(played, outcomes, strict=True):
+            first = await self._outcomes(prompt.text, responses)
+        last = map(partial(self._last_outcome, prompt.text), responses, first)
+        for rollout, outcome in zip(played, await asyncio.gather(*last), strict=True):
             if isinstance(outcome, Scored):
                 rollout.reward = outcome.reward
                 rollout.reward_parts = outcome.parts
@@ -235,7 +228,7 @@ class RewardPool:
         }
 
     async def _last_outcome(self, prompt: str, response: Response, outcome: Outcome) -> Outcome:
-        """Returns the reward of a response, or the failure of its second attempt."""
+        """Returns an outcome if it is a reward, else that of another attempt, alone."""
         if outcome is None:
             (outcome,) = await self._outcomes(prompt, [response])
         if isinstance(outcome, str):
@@ -310,23 +303,20 @@ def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
     if 0 < timeout_s < 2 * give_up_s or 0 < timeout_s <= deadline_s:
         slow = [repr(reward.name) for reward in rewards if reward.give_up_s or reward.deadline_s]
         fault(
-            f"data.reward_timeout_s is {timeout_s:g}, and rewards ({', '.join(slow)}) end a response "
-            f"by themselves only after {max(give_up_s, deadline_s):g} s: leave it out, or set it to "
-            f"at least {needed:g}."
+            f"data.reward_timeout_s is {timeout_s:g}, and rewards ({', '.join(slow)}) end a "
+            f"response by themselves only after {max(give_up_s, deadline_s):g} s: leave it out, or "
+            f"set it to at least {needed:g}."
         )
     return timeout_s
 
 
 def _check_rewards(rewards: list[Reward]) -> None:
     """Refuses rewards that no worker could load, or whose names do not tell them apart."""
-    names = Counter(reward.name for reward in rewards)
-    if not names:
-        raise ConfigError(
-            "rewards is empty; give at least one. Without any only an environment has rewards."
-        )
-    if twice := [name for name, times in names.items() if times > 1]:
-        raise ConfigError(
-            f"rewards has more than one named {twice[0]!r}; give one of them another `name`."
-        )
+    if not rewards:
+        fault("rewards is empty; give at least one. Without any only an environment has rewards.")
+    names: set[str] = set()
     for reward in rewards:
+        if reward.name in names:
+            fault(f"rewards has more than one named {reward.name!r}; give one another `name`.")
+        names.add(reward.name)
         pickled(reward, f"rewards has {reward.name!r}")

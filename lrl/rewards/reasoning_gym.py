@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 from typing import Any
 
 from lrl.errors import ConfigError
@@ -22,22 +22,20 @@ class ReasoningGym(Reward):
 
     name = "reasoning_gym"
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        lacking = next((name for name in COLUMNS if name not in columns), "")
-        return f"{lacking!r} (of lrl.ReasoningGym)" if lacking else ""
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        for name in COLUMNS:
+            if name not in columns:
+                raise ValueError(f"the row has no column {name!r} (of lrl.ReasoningGym)")
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns the score; `GaveUp` for an answer at which the scorer raises an exception.
 
         `item`, and not the prompt, has the question: a template may have changed it.
-
-        Raises:
-            Exception: The scorer fails at its own right answer too.
         """
         task, item = columns["task"], columns["item"]
         marked = marked_answers(response)
         answer = (marked[0] if marked else response).strip()
-        score = _scorer(task, json.dumps(columns["settings"], sort_keys=True))
+        score = _scorer(task, json.dumps(columns["settings"], sort_keys=True)).score_answer
         try:
             return float(score(answer, item))
         except Exception as error:
@@ -48,11 +46,7 @@ class ReasoningGym(Reward):
 
 
 def registered(task: str) -> tuple[Any, Any]:
-    """Returns the classes of a task: its data set, and the dataclass of its settings.
-
-    Raises:
-        ConfigError: There is no such task, or the package is not installed.
-    """
+    """Returns the classes of a task: its data set, and the dataclass of its settings."""
     try:
         # Not at the top: it imports all of its tasks, and every reward worker this file.
         from reasoning_gym.factory import DATASETS
@@ -65,8 +59,6 @@ def registered(task: str) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _scorer(task: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
+def _scorer(task: str, settings: str) -> Any:
     dataset_class, config_class = registered(task)
-    score: Callable[[str, dict[str, Any]], float]
-    score = dataset_class(config_class(**json.loads(settings))).score_answer
-    return score
+    return dataset_class(config_class(**json.loads(settings)))

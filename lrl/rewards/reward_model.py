@@ -1,7 +1,6 @@
 """A reward model: a sequence classifier reads the response, and its number is the reward."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from lrl.errors import RewardModelError
@@ -37,9 +36,6 @@ class RewardModel(Reward):
         deadline_s: Seconds for a response, all requests and the waits between them.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
-
-    Raises:
-        ConfigError: A setting cannot work.
     """
 
     reads_tokens = True
@@ -83,34 +79,23 @@ class RewardModel(Reward):
         return f"RewardModel{(*how, self.weight, self.name)}"
 
     async def tokens_of(self, text: str) -> list[int]:
-        """Returns the tokens that the server makes of a text, without special ones.
-
-        Raises:
-            RewardModelError: It does not say.
-        """
+        """Returns the tokens that the server makes of a text, without special ones."""
         body = {"prompt": text, "add_special_tokens": False}
         return await self._endpoint.sibling("/tokenize").ask(
             body, lambda found: [int(token) for token in found["tokens"]]
         )
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns the score.
-
-        Raises:
-            RewardModelError: There is no score, or not the one of `label`.
-        """
-        body = self._input(prompt, response, columns) | {"use_activation": self.activation}
-        return self._chosen(await self._endpoint.ask(body, _scores_in))
-
-    def _input(self, prompt: str, response: str, columns: dict[str, Any]) -> dict[str, Any]:
+        """Returns the score; raises RewardModelError if there is none, or none of `label`."""
+        body: dict[str, Any] = {"use_activation": self.activation}
         if self.reads == "tokens":
-            return {"input": [*columns["prompt_token_ids"], *columns["response_token_ids"]]}
-        if self.reads == "text":
-            return {"input": prompt + response}
-        before = columns["prompt_messages"] or [{"role": "user", "content": prompt}]
-        return {"messages": [*before, {"role": "assistant", "content": response}]}
-
-    def _chosen(self, scores: Sequence[float]) -> float:
+            body["input"] = [*columns["prompt_token_ids"], *columns["response_token_ids"]]
+        elif self.reads == "text":
+            body["input"] = prompt + response
+        else:
+            before = columns["prompt_messages"] or [{"role": "user", "content": prompt}]
+            body["messages"] = [*before, {"role": "assistant", "content": response}]
+        scores = await self._endpoint.ask(body, _scores_in)
         if self.label is None and len(scores) == 1:
             return scores[0]
         if self.label is not None and self.label < len(scores):

@@ -22,7 +22,7 @@ from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from lrl.errors import BadAnswer, CountedError
-from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward
+from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward, unwrapped
 from lrl.rewards.failure_stats import KINDS
 from lrl.system.best_effort import writable
 from lrl.workers.user_code import LONGEST_MESSAGE, OUT_OF_MEMORY, message_of, where_raised
@@ -100,8 +100,8 @@ class Scoring(UserCode):
             alone = len(responses) == 1
             left_s = max(0.0, self.timeout_s - clock.seconds) if alone else self.timeout_s
             found_later = self._runner.run(self._await_all(awaited, left_s))
+            late = f"timeout: no reward after {self.timeout_s:g} s"
             for item in awaited:
-                late = f"timeout: no reward after {self.timeout_s:g} s"
                 outcomes[item] = found_later.get(item, late)
         return outcomes
 
@@ -113,8 +113,7 @@ class Scoring(UserCode):
             self._running.item = item
             self._running.part = number
             try:
-                # Its own copy: a reward may change it, and the next one and the other responses must
-                # not see that.
+                # Its own copy: a reward may change it, and no other call must see that.
                 value = reward(*texts, **copy.deepcopy(columns))
                 values.append(value if inspect.isawaitable(value) else _scored(reward, value))
             except BaseException as error:  # CancelledError and KeyboardInterrupt are one reward's
@@ -203,9 +202,7 @@ def parts_of(name: str, value: Any) -> dict[str, float]:
 
 
 def _number(part: str, value: Any) -> float:
-    # One number, wrapped by numpy or torch.
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
+    value = unwrapped(value)
     shown = f"{part} is {shortened(value)} ({type(value).__name__})"
     if not isinstance(value, Real):  # True and False are, as 1 and 0
         is_several = hasattr(value, "__len__") and not isinstance(value, str | bytes)

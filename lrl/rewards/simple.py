@@ -1,7 +1,7 @@
 """Rewards of a few lines: by the text of a response, by its length, or the environment's own."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lrl.rewards.base import Reward, reference_of
@@ -28,9 +28,6 @@ class ExactMatch(Reward):
         super().__init__(weight, name)
         self.column = column
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        return "" if self.column in columns else repr(self.column)
-
     def check_row(self, columns: Mapping[str, Any]) -> None:
         reference_of(columns, self.column)
 
@@ -50,9 +47,6 @@ class Format(Reward):
             `<think>.*</think>.*\\boxed\{.*`.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
-
-    Raises:
-        re.error: `pattern` is no regular expression.
     """
 
     binary = True

@@ -136,7 +136,7 @@ SETTINGS = [
 
 DATA = [
     ("--data.prompts {in}/data/broken.jsonl", "broken.jsonl", "line 2"),
-    ("--data.prompts {in}/data/no-answers.jsonl", "'answer'", "exact_match"),
+    ("--data.prompts {in}/data/no-answers.jsonl", "column `answer`", "exact_match"),
     ("--data.prompts {in}/data/times.jsonl --data.rewards GSM8K", "row 8 of times", "'12:30'"),
     ("--data.max_prompt_tokens 3", "data.max_prompt_tokens=3", "too_long=skip"),
     ("--data.prompts {in}/data/mostly-long.jsonl --data.prompts.too_long skip", "3 prompts"),

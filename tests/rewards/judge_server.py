@@ -91,8 +91,7 @@ class ScoreServer(JudgeServer):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 256
-    """Connections that come at once; more would be tried again a second later."""
+    request_queue_size = 256  # connections at once; more would be tried again a second later
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from lrl.rewards import GaveUp
@@ -21,8 +22,33 @@ class Unsayable(Exception):
         raise ValueError("no words")
 
 
+GIVEN = {
+    "giveup": GaveUp("too much"),
+    "bool": True,
+    "text": "1.0",
+    "nothing": None,
+    "list": [1.0, 0.0],
+    "tuple": (1.0,),
+    "huge": 10**400,
+    "numbered": {1: 0.25},
+    "empty": {},
+    "parts": {"form": 0.25, "sense": 0.5},
+    "badpart": {"form": 0.25, "sense": float("nan")},
+}
+RAISED = {
+    "sysexit": SystemExit(1),
+    "unsayable": Unsayable(),
+    "cancel": asyncio.CancelledError(),
+    "interrupt": KeyboardInterrupt(),
+}
+
+
 def obey(prompt, response, **columns):
     order, _, value = response.partition(" ")
+    if order in GIVEN:
+        return GIVEN[order]
+    if order in RAISED:
+        raise RAISED[order]
     match order:
         case "give":
             return float(value)
@@ -46,51 +72,15 @@ def obey(prompt, response, **columns):
         case "take":
             return float(len(bytes(int(float(value) * 2**30))) > 0)
         case "reserve":
-            return float(
-                len(
-                    mmap.mmap(
-                        -1, int(float(value) * 2**30), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
-                    )
-                )
-                > 0
-            )
+            size = int(float(value) * 2**30)
+            return float(len(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)) > 0)
         case "once":
             marker, _, rest = value.partition(" ")
             return 1.0 if tried_before(marker) else obey(prompt, rest)
         case "segfault":
             ctypes.string_at(0)
-        case "sysexit":
-            sys.exit(1)
         case "raise":
             raise LookupError(value)
-        case "unsayable":
-            raise Unsayable
-        case "cancel":
-            raise asyncio.CancelledError
-        case "interrupt":
-            raise KeyboardInterrupt
-        case "giveup":
-            return GaveUp("too much")
-        case "bool":
-            return True
-        case "text":
-            return "1.0"
-        case "nothing":
-            return None
-        case "list":
-            return [1.0, 0.0]
-        case "tuple":
-            return (1.0,)
-        case "huge":
-            return 10**400
-        case "numbered":
-            return {1: 0.25}
-        case "empty":
-            return {}
-        case "parts":
-            return {"form": 0.25, "sense": 0.5}
-        case "badpart":
-            return {"form": 0.25, "sense": float("nan")}
         case "pid":
             return os.getpid()
 
@@ -133,18 +123,14 @@ async def one_later(prompt="", response="", **columns):
 
 
 def run_a_loop(prompt, response, **columns):
-    match response:
-        case "asyncio.run":
-            return asyncio.run(one_later())
-        case "Runner":
-            with asyncio.Runner() as runner:
-                return runner.run(one_later())
-        case "new loop":
-            loop = asyncio.new_event_loop()
-            try:
-                return loop.run_until_complete(one_later())
-            finally:
-                loop.close()
+    if response == "asyncio.run":
+        return asyncio.run(one_later())
+    if response == "Runner":
+        with asyncio.Runner() as runner:
+            return runner.run(one_later())
+    if response == "new loop":
+        with closing(asyncio.new_event_loop()) as loop:
+            return loop.run_until_complete(one_later())
     return 0.0
 
 
@@ -170,10 +156,6 @@ def missing(prompt, response, **columns):
 
 def level(prompt, response, *, level, **columns):
     return level
-
-
-def needs_level(prompt, response, *, level, **columns):
-    return float(level)
 
 
 def needs_level_by_place(prompt, response, level, **columns):

@@ -3,41 +3,35 @@
 import asyncio
 import time
 from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 from lrl.rewards import RewardPool
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.types import Prompt, Rollout
 
+PROMPT = Prompt(id=0, token_ids=[1], text="Do as you are told.")
+
 
 def rollouts_of(*responses, finish_reason="stop"):
+    tokens = {"token_ids": [1, 2], "logprobs": [0.0, 0.0], "versions": [0, 0]}
     return [
-        Rollout(
-            token_ids=[1, 2],
-            logprobs=[0.0, 0.0],
-            versions=[0, 0],
-            finish_reason=finish_reason,
-            text=text,
-        )
-        for text in responses
+        Rollout(**deepcopy(tokens), finish_reason=finish_reason, text=text) for text in responses
     ]
 
 
 def scored(pool, *responses, columns=None, **fields):
     rollouts = rollouts_of(*responses, **fields)
-    asyncio.run(
-        pool.score(
-            Prompt(id=0, token_ids=[1], text="Do as you are told.", columns=columns or {}), rollouts
-        )
-    )
+    asyncio.run(pool.score(replace(PROMPT, columns=columns or {}), rollouts))
     return rollouts
 
 
 @contextmanager
-def started(*rewards, **limits):
+def started(*rewards, first=None, **limits):
     """A pool with its workers."""
     pool = RewardPool(*rewards, **limits)
-    pool.start()
+    pool.start(first)
     try:
         yield pool
     finally:
@@ -54,11 +48,8 @@ def start_afresh(pool, max_failures=1.0):
 def counted(pool):
     """Returns the counts of responses that are not 0; the number of lost workers is not always
     certain."""
-    return {
-        name: pool.counts[name]
-        for name in ("scored", "zero", "retried", *KINDS)
-        if pool.counts[name]
-    }
+    names = ("scored", "zero", "retried", *KINDS)
+    return {name: pool.counts[name] for name in names if pool.counts[name]}
 
 
 def alive(pid):

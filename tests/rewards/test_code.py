@@ -13,14 +13,7 @@ from tests.rewards.bubblewrap_here import needs_bubblewrap
 from tests.rewards.scenes import counted, scored, started
 
 isolations = pytest.mark.parametrize(
-    "isolation",
-    [
-        "none",
-        pytest.param(
-            "bubblewrap",
-            marks=needs_bubblewrap,
-        ),
-    ],
+    "isolation", ["none", pytest.param("bubblewrap", marks=needs_bubblewrap)]
 )
 DOUBLE = "def double(x):\n    return 2 * x\n"
 ASSERTS = "assert double(1) == 2\nassert double(2) == 4\nassert double('a') == 'aa'"
@@ -32,37 +25,30 @@ def code(isolation="none", **settings):
     return Code(isolation=isolation, **settings)
 
 
-@isolations
-@pytest.mark.parametrize(
-    ("program", "tests", "whole", "share"),
-    [
-        (DOUBLE, ASSERTS, 1.0, 1.0),
-        (DOUBLE, ASSERTS.splitlines(), 1.0, 1.0),
-        ("def double(x): return x + x", "two = 2\nassert double(1) == two", 1.0, 1.0),
-        ("def double(x): return 2 + x", ASSERTS, 0.0, 1 / 3),
-        ("def double(x): return 2 + x", [*ASSERTS.splitlines(), "pass"], 0.0, 2 / 4),
-        ("def double(x): return 1", "def check(f):\n  assert f(1)\ncheck(double)", 1.0, 1.0),
-        (DOUBLE, "assert double(1) == 2\n1 / 0\nassert double(2) == 4", 0.0, 1 / 2),
-        ("def double(x: return", ASSERTS, 0.0, 0.0),
-        ("print(int(input()) + int(input()))", PAIRS, 1.0, 1.0),
-        ("print(input(), 'x')\nprint(int(input()) + 1)", PAIRS, 0.0, 0.0),
-        ("print(int(input()) + 2, '')\nprint()", PAIRS, 0.0, 1 / 2),
-        ("print(int(input()) + int(input()))\n1 / 0", PAIRS, 0.0, 0.0),
-        (
-            "import sys\nprint(sum(map(int, sys.stdin)))\nif __name__ == '__main__': sys.exit(0)",
-            PAIRS,
-            1.0,
-            1.0,
-        ),
-        (
-            "import threading\na, b = int(input()), int(input())\n"
-            "threading.Thread(target=lambda: print(a + b)).start()",
-            PAIRS,
-            1.0,
-            1.0,
-        ),
-    ],
+THREAD = (
+    "import threading\na, b = int(input()), int(input())\n"
+    "threading.Thread(target=lambda: print(a + b)).start()"
 )
+EXIT = "import sys\nprint(sum(map(int, sys.stdin)))\nif __name__ == '__main__': sys.exit(0)"
+PROGRAMS = [
+    (DOUBLE, ASSERTS, 1.0, 1.0), (DOUBLE, ASSERTS.splitlines(), 1.0, 1.0),
+    ("def double(x): return x + x", "two = 2\nassert double(1) == two", 1.0, 1.0),
+    ("def double(x): return 2 + x", ASSERTS, 0.0, 1 / 3),
+    ("def double(x): return 2 + x", [*ASSERTS.splitlines(), "pass"], 0.0, 2 / 4),
+    ("def double(x): return 1", "def check(f):\n  assert f(1)\ncheck(double)", 1.0, 1.0),
+    (DOUBLE, "assert double(1) == 2\n1 / 0\nassert double(2) == 4", 0.0, 1 / 2),
+    ("def double(x: return", ASSERTS, 0.0, 0.0),
+    ("print(int(input()) + int(input()))", PAIRS, 1.0, 1.0),
+    ("print(input(), 'x')\nprint(int(input()) + 1)", PAIRS, 0.0, 0.0),
+    ("print(int(input()) + 2, '')\nprint()", PAIRS, 0.0, 1 / 2),
+    ("print(int(input()) + int(input()))\n1 / 0", PAIRS, 0.0, 0.0),
+    (EXIT, PAIRS, 1.0, 1.0),
+    (THREAD, PAIRS, 1.0, 1.0),
+]  # fmt: skip
+
+
+@isolations
+@pytest.mark.parametrize(("program", "tests", "whole", "share"), PROGRAMS)
 def test_a_program_is_worth_the_tests_that_it_passes(isolation, program, tests, whole, share):
     assert code(isolation)("", program, tests=tests) == whole
     assert code(isolation, partial=True)("", program, tests=tests) == pytest.approx(share)
@@ -147,16 +133,11 @@ def test_a_row_without_tests_is_an_error_and_not_a_zero(value):
             call({"tests": value})
     with pytest.raises(ValueError, match="no column `tests`"):
         read_tests({"test": "assert True"}, "tests")
-    assert judge.missing_column(["prompt"]) == "'tests'" and not judge.missing_column(["tests"])
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [
-        ("timeout_s", float("nan")),
-        ("memory_mib", 0),
-        ("python", "/no/such/python"),
-    ],
+    [("timeout_s", float("nan")), ("memory_mib", 0), ("python", "/no/such/python")],
 )
 def test_a_wrong_setting_is_refused_by_name(setting, value):
     with pytest.raises(ConfigError, match=rf"Code\.{setting} is|no/such/python"):

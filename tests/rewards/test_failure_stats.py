@@ -11,31 +11,20 @@ from hypothesis import strategies as st
 
 from lrl.rewards import Function, RewardFailuresError, RewardPool
 from lrl.rewards.failure_stats import KINDS, MIN_RESPONSES, WINDOW, FailureStats
-from lrl.types import Prompt
 from tests.rewards import odd_rewards
-from tests.rewards.scenes import counted, rollouts_of, scored, start_afresh, started
+from tests.rewards.scenes import PROMPT, counted, rollouts_of, scored, start_afresh, started
 
 TIMEOUT_S = 3.0
 """Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds
 for nothing."""
 MEMORY_GIB = 0.25
 REPORTED = {
-    "raise it": "exception",
-    "unsayable": "exception",
-    "cancel": "exception",
-    "interrupt": "exception",
-    "sysexit": "crash",
-    "give nan": "nan",
-    "give -inf": "nan",
-    "huge": "nan",
-    "badpart": "nan",
-    "text": "wrong_type",
-    "nothing": "wrong_type",
-    "numbered": "wrong_type",
-    "list": "wrong_shape",
-    "tuple": "wrong_shape",
-    "empty": "wrong_shape",
+    **dict.fromkeys(["raise it", "unsayable", "cancel", "interrupt"], "exception"),
+    **dict.fromkeys(["give nan", "give -inf", "huge", "badpart"], "nan"),
+    **dict.fromkeys(["text", "nothing", "numbered"], "wrong_type"),
+    **dict.fromkeys(["list", "tuple", "empty"], "wrong_shape"),
     "parts": "wrong_shape",  # beside responses that get a number
+    "sysexit": "crash",
 }
 DEADLY = {"segfault": "crash", "exit": "crash", "exit 0": "crash", "hog": "memory"}
 
@@ -75,7 +64,6 @@ def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0
     pool, tmp_path, kinds, data
 ):
     """With faults at random places, some only at the first try, every count and reward is exact."""
-    folder = tmp_path
     start_afresh(pool)._parts = {"obey"}
     numbers = st.floats(-10, 10).map(lambda number: f"give {number!r}")
     faults = st.tuples(st.sampled_from(sorted(kinds)), st.booleans())
@@ -83,36 +71,34 @@ def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0
         st.lists(st.lists(numbers | faults, min_size=1, max_size=4), min_size=1, max_size=3)
     )
     expected = dict.fromkeys(("scored", "zero", "retried", *KINDS), 0)
-    texts, rewards = [], []
+    batches, rewards = [], []
     for group in groups:
+        texts = []
         for response in group:
+            text, reward = response, None
             if isinstance(response, str):
-                text, reward = response, float(response.split()[1])
+                reward = float(response.split()[1])
             else:
-                order, once = response
-                text, reward = (
-                    (f"once {folder}/{next(MARKERS)} {order}", 1.0) if once else (order, None)
-                )
+                text, once = response
                 expected["retried"] += 1
-                expected[kinds[order]] += not once
+                expected[kinds[text]] += not once
+                if once:
+                    text, reward = f"once {tmp_path}/{next(MARKERS)} {text}", 1.0
             texts.append(text)
             rewards.append(reward)
             expected["scored"] += reward is not None
             expected["zero"] += reward == 0
-    responses = iter(texts)
-    batches = [rollouts_of(*itertools.islice(responses, len(group))) for group in groups]
+        batches.append(rollouts_of(*texts))
 
     async def score_all():
-        await asyncio.gather(
-            *(pool.score(Prompt(id=0, token_ids=[1], text=""), batch) for batch in batches)
-        )
+        await asyncio.gather(*(pool.score(PROMPT, batch) for batch in batches))
 
     asyncio.run(score_all())
     rollouts = [rollout for batch in batches for rollout in batch]
     assert [rollout.reward for rollout in rollouts] == rewards
-    assert all(
-        (rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts
-    )
+    assert [rollout.reward_failure is not None for rollout in rollouts] == [
+        reward is None for reward in rewards
+    ]
     found = counted(pool)
     if kinds.keys() & DEADLY.keys():  # what failed before a death is tried again, and not counted
         found.pop("retried", None)
@@ -132,10 +118,8 @@ def test_memory_that_is_only_reserved_does_not_count(pool):
 
 
 def test_without_a_limit_a_response_may_take_more_memory(pool):
-    unlimited = RewardPool([odd_rewards.obey], workers=1, memory_gib=None)
-    unlimited.start()
-    (free,) = scored(unlimited, f"take {2 * MEMORY_GIB}")
-    unlimited.close()
+    with started([odd_rewards.obey], workers=1, memory_gib=None) as unlimited:
+        (free,) = scored(unlimited, f"take {2 * MEMORY_GIB}")
     (held,) = scored(pool, f"take {2 * MEMORY_GIB}")
     assert free.reward == 1.0 and held.reward_failure.startswith("memory: obey: ")
 
@@ -169,14 +153,10 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     with pytest.raises(RewardFailuresError) as caught:
         scored(pool, "raise it")
     message = str(caught.value)
-    for part in (
-        f"{enough + 1} of the last {enough + 1} responses",
-        f"(exception {enough}, wrong_type 1)",
-        "Prompt 0, response 'raise it': exception: obey: LookupError: it",
-        "Fix the reward: ",
-        "data.max_reward_failures is 0.1",
-    ):
-        assert part in message
+    assert f"{enough + 1} of the last {enough + 1} responses" in message
+    assert f"(exception {enough}, wrong_type 1)" in message
+    assert "Prompt 0, response 'raise it': exception: obey: LookupError: it" in message
+    assert "Fix the reward: " in message and "data.max_reward_failures is 0.1" in message
 
 
 @given(
@@ -187,14 +167,13 @@ def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
     """Each stretch is a number of scored responses, or failures (False: one, True: thirty)."""
     stats, seen = FailureStats(share), []
     for stretch in stretches:
-        failed, length = (
-            (True, 30 if stretch else 1) if isinstance(stretch, bool) else (False, stretch)
-        )
-        for _ in range(length):
-            seen.append(failed)
-            if failed:
+        if isinstance(stretch, bool):
+            seen += [True] * (30 if stretch else 1)
+            for _ in range(30 if stretch else 1):
                 stats.failure(0, "", "exception: f: E: ")
-            else:
+        else:
+            seen += [False] * stretch
+            for _ in range(stretch):
                 stats.reward(1.0)
         last = seen[-WINDOW:]
         if sum(last) > share * max(MIN_RESPONSES, len(last)):
@@ -207,9 +186,5 @@ def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
 def test_another_pool_has_the_same_limits():
     pool = RewardPool([odd_rewards.obey], timeout_s=3.0, memory_gib=None, max_failures=0.25)
     other = pool.like([odd_rewards.length], workers=1)
-    limits = other.workers.spec
-    assert (limits.timeout_s, limits.memory_gib, other._failure_stats.max_failures) == (
-        3.0,
-        None,
-        0.25,
-    )
+    assert (other.workers.spec.timeout_s, other.workers.spec.memory_gib) == (3.0, None)
+    assert other._failure_stats.max_failures == 0.25

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lrl.rewards import GaveUp, Math, RewardPool
-from lrl.rewards.verifiers.limits import TooLargeError, check_magnitude
+from lrl.rewards.verifiers.limits import check_magnitude
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import counted, scored, start_afresh, started
 from tests.rewards.verifiers.test_limits import HUGE
@@ -141,10 +141,8 @@ def test_a_huge_number_before_the_final_expression_is_not_computed(response):
 
 
 def test_a_verifier_must_give_up_before_its_worker_is_killed():
-    with pytest.raises(
-        ValueError,
-        match=r"data.reward_timeout_s is 3, .*'math'.* after 2 s: leave it out, or set it to at least 4",
-    ):
+    why = r"data.reward_timeout_s is 3, .*'math'.* after 2 s: leave it out, or set it to at least 4"
+    with pytest.raises(ValueError, match=why):
         RewardPool([Math()], timeout_s=3)
     with pytest.raises(ValueError, match="Math.give_up_s is 0"):
         Math(give_up_s=0)
@@ -160,6 +158,4 @@ def test_a_users_own_reward_may_give_up():
 def test_a_text_that_is_seen_to_be_too_large_never_reaches_math_verify(monkeypatch):
     monkeypatch.setattr("lrl.rewards.verifiers.math.verify", None)
     for formula in HUGE:
-        with pytest.raises(TooLargeError):
-            check_magnitude(formula)
         assert isinstance(Math()("", rf"\boxed{{{formula}}}", answer="4"), GaveUp)

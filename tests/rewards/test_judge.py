@@ -67,18 +67,16 @@ def verdict(score):
     return says(json.dumps({"reason": "It has 3 faults.", "score": score}))
 
 
-@pytest.mark.parametrize(
-    ("form", "text", "expected"),
-    [
-        ("json", '{"reason": "It has 3 faults, 8/10.", "score": 7}', 0.7),
-        ("json", '{"score": 2.5, "reason": ""}\n', 0.25),
-        ("json", '{"reason": "", "score": 2.5e0}', 0.25),
-        ("json", '{"reason": "", "score": 10}', 1.0),
-        ("line", "Score: 9, at first.\nScore: 8", 0.8),
-        ("line", "Score: 0", 0.0),
-        ("line", "5/10?\n\nScore: 4.5\n", 0.45),
-    ],
-)
+SCORES = [
+    ("json", '{"reason": "It has 3 faults, 8/10.", "score": 7}', 0.7),
+    ("json", '{"score": 2.5, "reason": ""}\n', 0.25),
+    ("json", '{"reason": "", "score": 2.5e0}', 0.25), ("json", '{"reason": "", "score": 10}', 1.0),
+    ("line", "Score: 9, at first.\nScore: 8", 0.8), ("line", "Score: 0", 0.0),
+    ("line", "5/10?\n\nScore: 4.5\n", 0.45),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), SCORES)
 def test_a_response_is_worth_the_score_that_has_the_form(server, form, text, expected):
     server.replies["r"] = [says(text)]
     assert score(judge_at(server.url, form=form)) == expected
@@ -130,34 +128,19 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
     )
     server.replies["{x} é"] = [says("Score: 7")]
     score(judge, response="{x} é", prompt="{level}?", answer="72", level=0.00005, notes=["é", 1])
-    assert server.bodies == [
-        {
-            "model": "judge",
-            "temperature": 0.0,
-            "seed": 3,
-            "messages": [
-                {"role": "system", "content": "You know 72."},
-                {
-                    "role": "user",
-                    "content": '{"of": 0.00005, "notes": ["é", 1]}\n{level}? 72\n{x} é\n\n'
-                    "End your answer with a line that has nothing but Score: X, where X is a "
-                    "number from 0 to 10.",
-                },
-            ],
-        }
-    ]
+    asked = (
+        '{"of": 0.00005, "notes": ["é", 1]}\n{level}? 72\n{x} é\n\nEnd your answer with a line that '
+        "has nothing but Score: X, where X is a number from 0 to 10."
+    )
+    messages = [{"role": "system", "content": "You know 72."}, {"role": "user", "content": asked}]
+    expected = {"model": "judge", "temperature": 0.0, "seed": 3, "messages": messages}
+    assert server.bodies == [expected]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
 def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
-    server.replies["r"] = [
-        fails(429, Retry_After="0"),
-        fails(500),
-        fails(503, Retry_After="soon"),
-        CLOSE,
-        HANG,
-        verdict(7),
-    ]
+    failures = [fails(429, Retry_After="0"), fails(500), fails(503, Retry_After="soon")]
+    server.replies["r"] = [*failures, CLOSE, HANG, verdict(7)]
     assert score(judge_at(server.url, retries=5, timeout_s=3.0)) == 0.7
     assert server.asked["r"] == 6
 
@@ -266,15 +249,9 @@ def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, t
     assert asks() == 1
     assert [asks(), asks(retries=0), asks(weight=2.0)] == [0, 0, 0]
     others = [
-        {"response": "other"},
-        {"model": "other"},
-        {"template": "Other. " + TEMPLATE},
-        {"system": "Be strict."},
-        {"temperature": 0.5},
-        {"max_tokens": 100},
-        {"parameters": {"seed": 1}},
-        {"highest": 20},
-    ]
+        {"response": "other"}, {"model": "other"}, {"template": "Other. " + TEMPLATE}, {"highest": 20},
+        {"system": "Be strict."}, {"temperature": 0.5}, {"max_tokens": 100}, {"parameters": {"seed": 1}},
+    ]  # fmt: skip
     assert [asks(**other) for other in others] == [1] * 8
     assert [asks(**other) for other in others] == [0] * 8
     assert calls_in(tmp_path) == 9
@@ -400,8 +377,6 @@ def test_a_pool_that_would_end_a_judge_before_its_deadline_is_refused():
 
 def test_names_of_the_template_are_columns_or_facts_of_the_response():
     judge = judge_at(URL, template="{prompt}{response}{num_tokens}{answer}", system="{rubric}")
-    assert judge.missing_column(["answer", "rubric"]) == ""
-    assert judge.missing_column([]) == "'answer', 'rubric'"
     judge.check_row({"answer": 5, "rubric": ["short"]})
     with pytest.raises(ValueError, match="column `answer`: None"):
         judge.check_row({"answer": None, "rubric": "short"})
@@ -415,7 +390,6 @@ BROKEN = [
     ({"template": "{prompt}"}, "Write {response}"),
     ({"template": '{"a": 1} {response}'}, "write {prompt}, {response}"),
     ({"system": "{level:.2f}"}, "{level:.2f}"),
-    ({"lowest": 1, "highest": 1}, "Judge.lowest is 1"),
     ({"api_key_env": KEY}, "may be the key itself"),
     ({"api_key_env": "abcdef0123456789"}, "may be the key itself"),
     ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),

@@ -7,9 +7,9 @@ import pytest
 
 from lrl.advantages import rewards_by_action
 from lrl.rewards import ExactMatch, Function, RewardPool, TurnRewards
-from lrl.types import ENVIRONMENT, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Rollout
 from tests.rewards import odd_rewards
-from tests.rewards.scenes import counted, rollouts_of, scored, start_afresh, started
+from tests.rewards.scenes import PROMPT, counted, rollouts_of, scored, start_afresh, started
 
 TIMEOUT_S = 3.0
 
@@ -25,15 +25,15 @@ def pool(shared_pool):
     return start_afresh(shared_pool)
 
 
+TURN, OBEY = TurnRewards(weight=0.5), Function(odd_rewards.obey, weight=3.0)
+
+
 @pytest.mark.parametrize(
     ("rewards", "of_turns"),
     [
-        ([TurnRewards(weight=0.5)], [0.5, 0.0]),
-        ([TurnRewards(weight=0.0)], [0.0, 0.0]),
-        ([TurnRewards(weight=-1.0)], [-1.0, 0.0]),
-        ([TurnRewards(weight=0.5), TurnRewards(weight=0.25, name="again")], [0.75, 0.0]),
-        ([Function(odd_rewards.obey, weight=3.0)], [0.0, 3.0]),
-        ([Function(odd_rewards.obey, weight=3.0), TurnRewards(weight=0.5)], [0.5, 3.0]),
+        *(([TurnRewards(weight=weight)], [weight, 0.0]) for weight in (0.5, 0.0, -1.0)),
+        ([TURN, TurnRewards(weight=0.25, name="again")], [0.75, 0.0]),
+        *(([OBEY], [0.0, 3.0]), ([OBEY, TURN], [0.5, 3.0])),
     ],
 )
 def test_a_turn_is_paid_what_its_reward_adds_to_the_whole(rewards, of_turns):
@@ -48,7 +48,7 @@ def test_a_turn_is_paid_what_its_reward_adds_to_the_whole(rewards, of_turns):
     )
     with started(rewards, workers=1, timeout_s=60) as pool:
         for _ in range(2):  # a resumed run scores a group again
-            asyncio.run(pool.score(Prompt(id=0, token_ids=[1], text="?"), [episode]))
+            asyncio.run(pool.score(PROMPT, [episode]))
             assert rewards_by_action(episode, episode.turns) == of_turns
     assert episode.reward == sum(of_turns) and episode.turn_rewards == [1.0, 0.0]
 
@@ -62,14 +62,8 @@ def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
     assert late.reward_failure.startswith("timeout: obey: ") and deaf.reward is None
     assert crashed.reward_failure.startswith("crash: ")
     assert fine.reward == 1.0
-    assert counted(pool) == {
-        "scored": 2,
-        "zero": 1,
-        "retried": 4,
-        "exception": 1,
-        "timeout": 2,
-        "crash": 1,
-    }
+    failed = {"exception": 1, "timeout": 2, "crash": 1}
+    assert counted(pool) == {"scored": 2, "zero": 1, "retried": 4} | failed
 
 
 def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
@@ -80,7 +74,7 @@ def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
 def test_a_cancelled_score_leaves_the_pool_usable(pool):
     async def give_up():
         async with asyncio.timeout(0.1):
-            await pool.score(Prompt(id=0, token_ids=[1], text=""), rollouts_of("loop"))
+            await pool.score(PROMPT, rollouts_of("loop"))
 
     with pytest.raises(TimeoutError):
         asyncio.run(give_up())
@@ -88,10 +82,8 @@ def test_a_cancelled_score_leaves_the_pool_usable(pool):
 
 
 def test_parts_are_logged_before_their_weight_and_sum_after_it():
-    with started(
-        [Function(odd_rewards.obey, weight=2.0), Function(odd_rewards.length, weight=0.1)],
-        workers=1,
-    ) as pool:
+    rewards = [Function(odd_rewards.obey, weight=2.0), Function(odd_rewards.length, weight=0.1)]
+    with started(rewards, workers=1) as pool:
         (stopped,) = scored(pool, "parts")
         (cut,) = scored(pool, "parts", finish_reason="length")
     assert stopped.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": 2.0}
@@ -107,14 +99,8 @@ def test_the_reward_fails_as_a_whole_if_one_part_fails():
 
 def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
     with started([odd_rewards.level, ExactMatch("gold")], workers=1) as pool:
-        columns = {
-            "level": 3,
-            "gold": "yes ",
-            "prompt": "clash",
-            "response": "clash",
-            "num_tokens": "clash",
-        }
-        (rollout,) = scored(pool, "yes", columns=columns)
+        clashes = dict.fromkeys(["prompt", "response", "num_tokens"], "clash")
+        (rollout,) = scored(pool, "yes", columns={"level": 3, "gold": "yes "} | clashes)
     assert rollout.reward_parts == {"level": 3.0, "exact_match": 1.0}
 
 
@@ -126,13 +112,8 @@ def test_what_a_reward_does_to_its_columns_no_other_call_sees():
         (again,) = scored(pool, "5", columns=columns)
     right = {"first_answer": 1.0, "answers_left": 2.0, "first_answer_later": 1.0}
     wrong = {"first_answer": 0.0, "answers_left": 2.0, "first_answer_later": 0.0}
-    assert [rollout.reward_parts for rollout in [*rollouts, again]] == [
-        right,
-        right,
-        wrong,
-        right,
-        right,
-    ]
+    found = [rollout.reward_parts for rollout in [*rollouts, again]]
+    assert found == [right, right, wrong, right, right]
     assert columns == {"answers": ["5"]} and pool.counts["retried"] == 0
 
 

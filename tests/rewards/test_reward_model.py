@@ -23,10 +23,7 @@ from tests.rewards import odd_rewards
 from tests.rewards.judge_server import CLOSE, ScoreServer, fails, gives, served
 from tests.rewards.scenes import counted, rollouts_of, scored, started
 from tests.runs.test_async_run import fit
-from tests.tiny_policies import (
-    byte_tokenizer,
-    tiny_reward_model,
-)
+from tests.tiny_policies import byte_tokenizer, tiny_reward_model
 
 URL = "http://127.0.0.1:9"
 TOKENS = {"prompt_token_ids": [5, 6], "response_token_ids": [7, 2], "prompt_messages": None}
@@ -65,27 +62,20 @@ def test_without_a_chat_the_prompt_is_the_users_message(server):
 def test_a_pool_gives_it_all_messages_of_a_chat_and_the_tokens_of_prompt_and_response(server):
     system = {"role": "system", "content": "Be short."}
     prompt = Prompt(id=0, token_ids=[5, 6], text="2+2?", chat=Chat([system]))
-    pool = RewardPool([RewardModel(url=server.url), odd_rewards.told], 1, timeout_s=150.0)
-    pool.start(prompt)
-    try:
+    rewards = [RewardModel(url=server.url), odd_rewards.told]
+    with started(rewards, 1, timeout_s=150.0, first=prompt) as pool:
         assert server.bodies[0]["messages"] == [system, {"role": "assistant", "content": "0"}]
         (rollout,) = scored(pool, "four")
-        assert rollout.reward_parts == {"reward_model": 0.5, "told": 1 + 1000 * 12}
-    finally:
-        pool.close()
+    assert rollout.reward_parts == {"reward_model": 0.5, "told": 1 + 1000 * 12}
 
 
 def test_of_an_episode_with_branches_it_gets_the_tokens_of_the_last_one():
-    pool = RewardPool([odd_rewards.told], 1)
-    pool._tells_tokens = True  # as beside a reward that reads them
-    pool.start()
-    try:
+    with started([odd_rewards.told], 1) as pool:
+        pool._tells_tokens = True  # as beside a reward that reads them
         (rollout,) = rollouts_of("four")
         rollout.token_ids, rollout.forks = [3, 4, 5, 6], [Fork(2, 1)]
         asyncio.run(pool.score(Prompt(id=0, token_ids=[1, 2], text="go"), [rollout]))
         assert rollout.reward_parts == {"told": 1 + 2 + 1000 * 356}
-    finally:
-        pool.close()
 
 
 def test_the_score_is_that_of_the_label(server):
@@ -148,12 +138,9 @@ def served_model(tmp_path_factory):
     server.start()
     try:
         server.wait_ready()
-        yield SimpleNamespace(
-            tokens=RewardModel(url=server.url, reads="tokens"),
-            messages=RewardModel(url=server.url),
-            server=server,
-            folder=folder / "model",
-        )
+        tokens = RewardModel(url=server.url, reads="tokens")
+        messages = RewardModel(url=server.url)
+        yield SimpleNamespace(tokens=tokens, messages=messages, server=server, folder=server.model)
     finally:
         server.stop()
 
@@ -202,14 +189,8 @@ def test_an_input_beyond_the_context_is_refused_and_not_cut(served_model):
 def test_a_run_learns_from_its_scores(
     served_model, network, lent_server: LentServer, policy_folder, tmp_path
 ):
-    run = fit(
-        lent_server,
-        policy_folder,
-        tmp_path,
-        steps=1,
-        rewards=[served_model.tokens],
-        reward_timeout_s=150.0,
-    )
+    rewards = {"rewards": [served_model.tokens], "reward_timeout_s": 150.0}
+    run = fit(lent_server, policy_folder, tmp_path, steps=1, **rewards)
     groups = [group for _, group in run.groups]
     assert groups
     for group in groups:

@@ -12,15 +12,7 @@ from jsonargparse import ArgumentParser
 
 import lrl.rewards
 from lrl.checkpoints.made_with import fingerprint
-from lrl.rewards import (
-    Code,
-    ExactMatch,
-    Format,
-    Judge,
-    LengthPenalty,
-    Reward,
-    RewardModel,
-)
+from lrl.rewards import Code, ExactMatch, Format, Judge, LengthPenalty, Reward, RewardModel
 
 
 def test_the_pattern_must_match_the_whole_response():
@@ -36,18 +28,14 @@ def test_white_space_around_an_exact_match_does_not_matter():
         ExactMatch("word")("", "yes", answer="yes")
 
 
-@pytest.mark.parametrize(
-    ("answer", "right", "wrong"),
-    [
-        (0.00005, "0.00005", "5e-05"),
-        (1e16, "10000000000000000", "1e+16"),
-        (72.0, "72", "72.00"),
-        (72.0, "72.0", "7"),
-        ("72.0", "72.0", "72"),
-        (123456789012345678, "123456789012345678", "123456789012345680"),
-        (True, "True", "1"),
-    ],
-)
+NUMBERS = [
+    (0.00005, "0.00005", "5e-05"), (1e16, "10000000000000000", "1e+16"), (72.0, "72", "72.00"),
+    (72.0, "72.0", "7"), ("72.0", "72.0", "72"),
+    (123456789012345678, "123456789012345678", "123456789012345680"), (True, "True", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "right", "wrong"), NUMBERS)
 def test_a_number_of_a_column_is_written_out(answer, right, wrong):
     ExactMatch().check_row({"answer": answer})
     assert ExactMatch()("", right, answer=answer) == 1.0
@@ -76,10 +64,7 @@ URL = "http://127.0.0.1:9"
     [
         ("GSM8K", {}),
         ("Math", {"weight": 2.0}),
-        (
-            "Function",
-            {"function": "tests.rewards.odd_rewards:length", "weight": 0.1, "name": "length"},
-        ),
+        ("Function", {"function": "tests.rewards.odd_rewards:level", "weight": 0.1, "name": "l"}),
         ("Code", {"tests": "test_list", "partial": True, "isolation": "none"}),
         ("Judge", {"url": URL, "model": "m", "template": "{response}", "weight": 0.5}),
         ("RewardModel", {"url": URL, "reads": "text"}),
@@ -91,10 +76,8 @@ def test_rewards_are_configured_by_class_path(name, settings):
     given_rewards = [{"class_path": f"lrl.rewards.{name}", "init_args": settings}]
     (reward,) = parser.instantiate(parser.parse_object({"rewards": given_rewards})).rewards
     assert type(reward) is getattr(lrl.rewards, name)
-    known = {name: value for name, value in settings.items() if hasattr(reward, name)}
-    assert {name: getattr(reward, name) for name in known if name != "function"} == {
-        name: value for name, value in known.items() if name != "function"
-    }
+    known = [name for name in settings if hasattr(reward, name) and name != "function"]
+    assert [getattr(reward, name) for name in known] == [settings[name] for name in known]
 
 
 @pytest.mark.parametrize(
@@ -117,10 +100,7 @@ def judge(**settings):
 @pytest.mark.parametrize(
     ("same", "others"),
     [
-        (
-            [judge(), judge(retries=9)],
-            [judge(template="Be strict. {response}"), judge(weight=0.5)],
-        ),
+        ([judge(), judge(retries=9)], [judge(template="Be strict. {response}"), judge(weight=0.5)]),
         (
             [RewardModel(url=URL), RewardModel(url=URL, retries=1, timeout_s=1.0)],
             [RewardModel(url=URL, reads="text"), RewardModel(url=URL + "0")],

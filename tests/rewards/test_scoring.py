@@ -10,20 +10,14 @@ from lrl.rewards.scoring import Scored, parts_of, read_outcomes
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import scored, started
 
+NUMBERS = [
+    (True, 1.0), (False, 0.0), (numpy.float32(0.5), 0.5), (numpy.float16(0.5), 0.5),
+    (numpy.int64(3), 3.0), (numpy.bool_(True), 1.0), (numpy.array(0.25), 0.25),
+    ({"form": True, "sense": numpy.bool_(False)}, None),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        (True, 1.0),
-        (False, 0.0),
-        (numpy.float32(0.5), 0.5),
-        (numpy.float16(0.5), 0.5),
-        (numpy.int64(3), 3.0),
-        (numpy.bool_(True), 1.0),
-        (numpy.array(0.25), 0.25),
-        ({"form": True, "sense": numpy.bool_(False)}, None),
-    ],
-)
+
+@pytest.mark.parametrize(("value", "number"), NUMBERS)
 def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
     parts = parts_of("f", value)
     assert parts == ({"f/form": 1.0, "f/sense": 0.0} if number is None else {"f": number})
@@ -48,20 +42,13 @@ def test_a_worker_imports_no_torch():
     assert rollout.reward == 0.0
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        None,
-        [],
-        [None, None],
-        ["well: done"],
-        [1.0],
-        [[float("nan"), {}, ""]],
-        [[True, {"obey": 1.0}, ""]],
-        [[1.0, {"obey": "1"}, ""]],
-        [[1.0, {}]],
-    ],
-)
+NO_OUTCOMES = [
+    None, [], [None, None], ["well: done"], [1.0], [[float("nan"), {}, ""]],
+    [[True, {"obey": 1.0}, ""]], [[1.0, {"obey": "1"}, ""]], [[1.0, {}]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", NO_OUTCOMES)
 def test_what_is_no_outcome_is_no_reward(values):
     with pytest.raises(BadAnswer):
         read_outcomes(values, count=1)

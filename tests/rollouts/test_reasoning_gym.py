@@ -164,8 +164,9 @@ def test_without_the_package_the_error_says_what_to_install(
 
 
 def test_prompts_of_other_sources_are_refused_by_its_reward() -> None:
-    assert "'task' (of lrl.ReasoningGym)" in Score().missing_column(["answer"])
-    assert Score().missing_column(["answer", "task", "settings", "item"]) == ""
+    with pytest.raises(ValueError, match="'task' .of lrl.ReasoningGym"):
+        Score().check_row({"answer": "7"})
+    Score().check_row({"task": "a", "settings": {}, "item": {}})
 
 
 @pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")

@@ -29,26 +29,14 @@ ENVIRONMENT = {
 """All variables of a program."""
 _TMP_MIB = 64
 """MiB of files in `/tmp`, and in `/dev/shm`."""
-_DEVICES = ("null", "zero", "random", "urandom")
-_LIBRARIES = ("/lib", "/lib32", "/lib64")
-_OF_THE_LINKER = ("/etc/ld.so.cache", "/etc/alternatives")
-_SYSTEM_PYTHON = "/usr/bin/python3"
-_ANSWER_S = 20.0
 _PREFIXES = (
     "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.base_exec_prefix]))"
 )
 
 
 def bwrap_command(folders: tuple[str, ...], filter_file: int) -> list[str]:
-    """Returns the command that runs, in the sandbox, the program whose words follow it.
-
-    Args:
-        folders: What the program may read besides the system's libraries.
-        filter_file: File descriptor of the filter of system calls.
-
-    Raises:
-        RuntimeError: There is no bwrap, or no filter for this machine.
-    """
+    """Returns the command that runs, in the sandbox, the program whose words follow it; raises
+    RuntimeError if none can run here. It may read `folders` besides the system's libraries."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise RuntimeError("bwrap is not on PATH: sudo apt-get install bubblewrap")
@@ -69,19 +57,19 @@ def bwrap_command(folders: tuple[str, ...], filter_file: int) -> list[str]:
 
 def _files(folders: tuple[str, ...]) -> Iterator[str]:
     yield from ("--ro-bind", "/usr", "/usr")
-    for library in _LIBRARIES:
+    for library in ("/lib", "/lib32", "/lib64"):
         if os.path.islink(library):
             yield from ("--symlink", os.readlink(library), library)
         else:
             yield from ("--ro-bind-try", library, library)
-    for file in _OF_THE_LINKER:
+    for file in ("/etc/ld.so.cache", "/etc/alternatives"):  # of the linker
         yield from ("--ro-bind-try", file, file)
     for folder in folders:
         yield from ("--ro-bind", folder, folder)
     # Whoever writes in the memory of process 1 or opens its files is free of what limits a program.
     yield from ("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
     yield from ("--remount-ro", "/proc")
-    for device in _DEVICES:
+    for device in ("null", "zero", "random", "urandom"):
         yield from ("--dev-bind", f"/dev/{device}", f"/dev/{device}")
     for number, stream in enumerate(("stdin", "stdout", "stderr")):
         yield from ("--symlink", f"/proc/self/fd/{number}", f"/dev/{stream}")
@@ -93,24 +81,20 @@ def _files(folders: tuple[str, ...]) -> Iterator[str]:
 
 @functools.cache
 def interpreter(python: str, for_others: bool) -> tuple[str, tuple[str, ...]]:
-    """Returns the Python of a sandbox, and the folders outside of /usr that it needs.
+    """Returns the Python of a sandbox, and the folders outside of /usr that it needs; raises
+    RuntimeError if there is none.
 
-    Args:
-        python: Path of an interpreter; empty for the one of this process without its packages, or
-            the system's if that one is closed to other users and has to be open to them.
-        for_others: Whether another user runs it.
-
-    Raises:
-        RuntimeError: There is none, or it does not run.
+    Without a path it is that of this process without its packages, or the system's if another user
+    has to run it and cannot reach the former.
     """
     path = python or os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     if for_others and not _is_open_to_others(path):
         if python:
             raise RuntimeError(f"the sandbox runs as another user, who cannot reach {python}")
-        path = _SYSTEM_PYTHON
+        path = "/usr/bin/python3"
     try:
         said = subprocess.run(
-            [path, "-I", "-c", _PREFIXES], capture_output=True, check=True, timeout=_ANSWER_S
+            [path, "-I", "-c", _PREFIXES], capture_output=True, check=True, timeout=20.0
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RuntimeError(f"{path} does not run as a Python: {error}") from error
@@ -122,7 +106,6 @@ def interpreter(python: str, for_others: bool) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_open_to_others(path: str) -> bool:
-    """Whether every user may run a program: its file and all folders above it are open."""
     file = Path(os.path.realpath(path))
     return all(place.exists() and place.stat().st_mode & 0o001 for place in (file, *file.parents))
 
@@ -174,11 +157,8 @@ _ALLOW = (0x06, 0, 0, 0x7FFF0000)
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Returns the filter as bwrap's `--seccomp` reads it: instructions of classic BPF.
-
-    Args:
-        machine: One of `ARCHITECTURES`.
-    """
+    """Returns the filter as bwrap's `--seccomp` reads it: instructions of classic BPF for one of
+    `ARCHITECTURES`."""
     column = list(ARCHITECTURES).index(machine)
     refuse = _fail(errno.EPERM)
     program = [
@@ -212,7 +192,7 @@ def _fail(error: int) -> _Instruction:
 
 
 def _if_equal(value: int, block: list[_Instruction]) -> list[_Instruction]:
-    """Returns a jump over the block for all other values."""
+    """Returns a block, and before it a jump over it for all other values."""
     return [(0x15, 0, len(block), value), *block]
 
 

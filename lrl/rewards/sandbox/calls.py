@@ -50,26 +50,37 @@ class Gone(BaseException):
     """The other end has ended."""
 
 
+def _operator(name: str, *, shown: str = "all", turned: bool = False) -> Any:
+    """Returns a method that asks for a function of this object and of values; these come first if
+    it is `turned`.
+
+    `shown` says which objects get to see values of this end: `all`, those of `Peer.classes`, or
+    `none`. An object that sees them could say that it is equal to all, or that its difference is 0.
+    """
+
+    def ask(self: "Reference", *values: Any, **named: Any) -> Any:
+        if shown != "all" and not self._may_see(values[0], shown):
+            return NotImplemented
+        return self._peer.ask(name, *((*values, self) if turned else (self, *values)), **named)
+
+    return ask
+
+
 class Reference:
     """An object of the other process."""
+
+    _peer: "Peer"
+    _number: int
+    _kind: str
 
     def __init__(self, peer: "Peer", number: int, kind: str) -> None:
         vars(self).update(_peer=peer, _number=number, _kind=kind)
 
-    def __getattr__(self, name: str) -> Any:
-        return self._peer.ask("getattr", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._peer.ask("setattr", self, name, value)
-
-    def __call__(self, *values: Any, **named: Any) -> Any:
-        return self._peer.ask("call", self, *values, **named)
-
-    def __instancecheck__(self, value: Any) -> bool:
-        return bool(self._peer.ask("isinstance", value, self))
-
-    def __subclasscheck__(self, value: Any) -> bool:
-        return bool(self._peer.ask("issubclass", value, self))
+    __getattr__ = _operator("getattr")
+    __setattr__ = _operator("setattr")
+    __call__ = _operator("call")
+    __instancecheck__ = _operator("isinstance", turned=True)
+    __subclasscheck__ = _operator("issubclass", turned=True)
 
     def __enter__(self) -> Any:
         return self.__getattr__("__enter__")()
@@ -78,70 +89,42 @@ class Reference:
         return self.__getattr__("__exit__")(None, None, None)
 
     def __contains__(self, value: Any) -> bool:
-        if self._may_see(value, self._peer.classes):
+        if self._may_see(value, "classes"):
             return bool(self._peer.ask("__contains__", self, value))
         return value in list(self._peer.ask("iter", self))
 
-    def _may_see(self, value: Any, classes: Any = ()) -> bool:
-        """Whether the class of this object may see a value of this end in an operator.
-
-        Else an object could say that it is equal to all, or that its difference is 0.
-        """
-        return isinstance(value, Reference) or not self._peer.is_guarded or self._kind in classes
+    def _may_see(self, value: Any, shown: str) -> bool:
+        """Whether this object may see a value in an operator."""
+        is_theirs = isinstance(value, Reference) or not self._peer.is_guarded
+        return is_theirs or (shown == "classes" and self._kind in self._peer.classes)
 
 
-def _add_operators() -> None:
-    def alone(name: str) -> Any:
-        return lambda self, *values: self._peer.ask(name, self, *values)
-
-    def comparing(name: str) -> Any:
-        return lambda self, value: (
-            self._peer.ask(name, self, value) if self._may_see(value) else NotImplemented
-        )
-
-    def computing(name: str, turned: bool) -> Any:
-        def compute(self: Reference, value: Any) -> Any:
-            if not self._may_see(value, self._peer.classes):
-                return NotImplemented
-            return self._peer.ask(name, *((value, self) if turned else (self, value)))
-
-        return compute
-
-    for name in _ALONE:
-        setattr(Reference, f"__{name.strip('_')}__", alone(name))
-    for name in _COMPARING:
-        setattr(Reference, name, comparing(name))
-    for name in _COMPUTING:
-        setattr(Reference, f"__{name}__", computing(f"__{name}__", turned=False))
-        setattr(Reference, f"__r{name}__", computing(f"__{name}__", turned=True))
-
-
-_add_operators()
+for _name in _ALONE:
+    setattr(Reference, f"__{_name.strip('_')}__", _operator(_name))
+for _name in _COMPARING:
+    setattr(Reference, _name, _operator(_name, shown="none"))
+for _name in _COMPUTING:
+    _asked = f"__{_name}__"
+    setattr(Reference, _asked, _operator(_asked, shown="classes"))
+    setattr(Reference, f"__r{_name}__", _operator(_asked, shown="classes", turned=True))
 
 
 class Peer:
     """One end of the calls.
 
-    Args:
-        link: The socket to the other end.
-        known: The first object that the other end may use (the program's module), or None.
-        classes: Names of the program's classes whose operators may see values of the tests.
-        is_guarded: Whether the other end is not trusted.
+    The program's lets the other end use its module, `known`. That of the tests has no such object,
+    and lets only operators of the program's `classes` see its values.
     """
 
     def __init__(
-        self,
-        link: socket.socket,
-        known: Any = None,
-        classes: tuple[str, ...] = (),
-        is_guarded: bool = False,
+        self, link: socket.socket, known: Any = None, classes: tuple[str, ...] = ()
     ) -> None:
         self.classes = classes
         self.raised: BaseException | None = None
         """The last exception that has come from the other end."""
         self.first = Reference(self, 0, "module")
         """The first object of the other end."""
-        self.is_guarded = is_guarded
+        self.is_guarded = known is None
         self._stream = link.makefile("rwb")
         self._mine = [known]
         self._numbers = {id(known): 0}
@@ -250,7 +233,7 @@ class Peer:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return ["call", *map(self._packed, (kind, *value))]
         if kind is dict or name in ("collections.OrderedDict", "collections.defaultdict"):
-            return ["dict", *([self._packed(key), self._packed(value[key])] for key in value)]
+            return ["dict", *(self._packed(part) for each in value.items() for part in each)]
         if kind.__module__ == "numpy" and hasattr(value, "item"):
             return self._packed(value.item())
         for plain in _PLAIN:
@@ -279,30 +262,35 @@ class Peer:
     def _unpacked(self, value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        kind, *parts = value
-        if kind == "mine":
-            return self._mine[parts[0]]
-        if kind == "bytes":
-            return parts[0].encode("latin-1")
-        if kind == "dict":
-            return {self._unpacked(key): self._unpacked(each) for key, each in parts}
-        values = [self._unpacked(each) for each in parts]
-        if kind in ("exception", "fields", "yours"):
-            return self._double(kind, *values)
-        if kind == "list":
-            return values
-        if kind == "tuple":
-            return tuple(values)
-        if kind == "error":
-            return _error(*values)
-        if kind == "call":
-            return values[0](*values[1:])
-        if kind == "builtin":
-            return _builtin_class(values[0])
-        if values[0] not in _COPIED:
-            raise TypeError(f"no object of {values[0]} can be copied")
-        module, name = values[0].replace("ndarray", "array").split(".")
-        return getattr(importlib.import_module(module), name)(*values[1:])
+        kind = value[0]
+        values = [self._unpacked(each) for each in value[1:]]
+        match kind, values:
+            case "mine", [number]:
+                return self._mine[number]
+            case "yours" | "exception" | "fields", _:
+                return self._double(kind, *values)
+            case "list", _:
+                return values
+            case "tuple", _:
+                return tuple(values)
+            case "dict", _:
+                return dict(zip(values[::2], values[1::2], strict=True))
+            case "bytes", [text]:
+                return text.encode("latin-1")
+            case "call", [function, *given]:
+                return function(*given)
+            case "builtin", [name]:
+                found = getattr(builtins, name)
+                if isinstance(found, type) and found is not type:
+                    return found
+            case "error", [error, given, state] if issubclass(error, BaseException):
+                made = error(*given)
+                vars(made).update(state)
+                return made
+            case "copy", [name, *given] if name in _COPIED:
+                module, name = name.replace("ndarray", "array").split(".")
+                return getattr(importlib.import_module(module), name)(*given)
+        raise TypeError(f"{kind!r:.80} is not read")
 
     def _double(self, kind: str, number: int, name: str, *parts: Any) -> Any:
         """Returns what stands for an object of the other end."""
@@ -324,21 +312,6 @@ def _arguments(value: Any) -> Any:
         return list(value), value.maxlen
     make, arguments, *_ = value.__reduce_ex__(2)
     return arguments[1:] if make is copyreg.__newobj__ else arguments  # type: ignore[attr-defined]
-
-
-def _builtin_class(name: str) -> type:
-    found = getattr(builtins, name)
-    if not isinstance(found, type) or found is type:
-        raise TypeError(f"{name} is no class")
-    return found
-
-
-def _error(kind: type, values: Any, state: dict[str, Any]) -> BaseException:
-    if not issubclass(kind, BaseException):
-        raise TypeError("no exception")
-    error = kind(*values)
-    vars(error).update(state)
-    return error
 
 
 def _restore(old: Any, new: Any) -> None:

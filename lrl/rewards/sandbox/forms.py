@@ -70,27 +70,21 @@ class Pair(NamedTuple):
 
 
 class Tests(NamedTuple):
-    """The tests of a row: pairs, or steps."""
+    """The tests of a row: pairs; or steps, and what they need of the program."""
 
     pairs: tuple[Pair, ...] = ()
     steps: tuple[Step, ...] = ()
     names: tuple[str, ...] = ()
-    """What the steps need of the program."""
 
     @property
     def counted(self) -> list[int]:
         """The numbers of those that count."""
-        if self.pairs:
-            return list(range(len(self.pairs)))
-        return [number for number, step in enumerate(self.steps) if step.is_test]
+        tests = self.pairs or self.steps
+        return [number for number, one in enumerate(tests) if getattr(one, "is_test", True)]
 
 
 def tests_in(columns: Mapping[str, Any], name: str) -> Tests:
-    """Returns the tests in a column of a row.
-
-    Raises:
-        ValueError: The row has no such column, or no tests in it in a form that is known.
-    """
+    """Returns the tests in a column of a row; raises ValueError if it has none in a known form."""
     if name not in columns:
         raise ValueError(f"the row has no column `{name}`, only {sorted(columns)}")
     value = columns[name]
@@ -98,8 +92,8 @@ def tests_in(columns: Mapping[str, Any], name: str) -> Tests:
         return _tests(_opened(value), columns)
     except (SyntaxError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"the column `{name}` is {value!r:.200}: {error!r}. docs/rewards.md, section Code, has the "
-            "forms that are read"
+            f"the column `{name}` is {value!r:.200}: {error!r}. docs/rewards.md, section Code, has "
+            "the forms that are read"
         ) from error
 
 
@@ -119,7 +113,7 @@ def _tests(value: Any, columns: Mapping[str, Any]) -> Tests:
     if not members:
         raise ValueError("it has no tests")
     if all(isinstance(each, str) for each in members):
-        return _with_names([Step(each) for each in members])
+        return _with_names(list(map(Step, members)))
     return _of_cases([case for each in members for case in _cases(each)], columns)
 
 
@@ -229,9 +223,8 @@ def _steps(source: str, columns: Mapping[str, Any]) -> list[Step]:
 
 def _is_main(statement: ast.stmt) -> bool:
     """Whether a statement starts the tests by itself."""
-    return isinstance(statement, ast.Expr | ast.If) and bool(
-        re.search(r"\b(unittest|pytest)\.main\(", ast.unparse(statement))
-    )
+    is_call = re.search(r"\b(unittest|pytest)\.main\(", ast.unparse(statement))
+    return is_call is not None and isinstance(statement, ast.Expr | ast.If)
 
 
 def _collected(statement: ast.stmt, called: set[str]) -> Iterator[str]:
@@ -280,8 +273,8 @@ def _with_names(steps: list[Step]) -> Tests:
                 inherited.update(map(ast.unparse, each.bases))
     if found := _INSIDE & {word for dotted in words for word in dotted.split(".")}:
         raise ValueError(
-            f"its tests use `{min(found)}`, which works only in the program's own process; they run "
-            "in another"
+            f"its tests use `{min(found)}`, which works only in the program's own process; they "
+            "run in another"
         )
     free = _free(symtable.symtable(source, "tests.py", "exec"))
     modules = [name for name in free if name in bases and name in _MODULES]

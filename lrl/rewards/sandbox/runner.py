@@ -43,7 +43,11 @@ def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     job = _received(link)
     for name, limit in job["rlimits"].items():
-        _limit(getattr(resource, name), limit, spare=name == "RLIMIT_CPU")
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+        spare = name == "RLIMIT_CPU"  # in which a signal says what has happened
+        resource.setrlimit(kind, (min(limit, most), min(limit + spare, most)))
     _close_to_others(True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # of the first process: the kernel ignores it
     watch = Watch(job)
@@ -79,13 +83,6 @@ def _answer(link: socket.socket, *words: Any) -> None:
     link.sendall(json.dumps(words).encode() + b"\n")
 
 
-def _limit(kind: int, limit: int, spare: bool) -> None:
-    """Limits this process and its children; with one to spare a signal says what has happened."""
-    _, hard = resource.getrlimit(kind)
-    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    resource.setrlimit(kind, (min(limit, most), min(limit + spare, most)))
-
-
 def _close_to_others(closed: bool) -> None:
     """Closes the memory and the files of this process to the others of its user, or opens them."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(not closed))
@@ -101,8 +98,6 @@ class Watch:
     def __init__(self, job: Any) -> None:
         self._job = job
         self._is_isolated = os.getpid() == 1
-        self._pids: list[int] = []
-        self._began = 0.0
         self._before_s = (0.0, 0.0)
 
     def end_of(self, pids: list[int], calls: socket.socket) -> tuple[Any, ...]:
@@ -200,7 +195,7 @@ def _test(link: socket.socket, calls: socket.socket) -> None:
     tests = _received(link)
     sys.path[:] = filter(None, sys.path)  # the program may write to the current folder
     scope = _scope()
-    peer = Peer(calls, classes=tests["classes"], is_guarded=True)
+    peer = Peer(calls, classes=tests["classes"])
     sys.modules.update(dict.fromkeys(tests["modules"], peer.first))
     for number, (source, counts) in enumerate(tests["steps"]):
         try:

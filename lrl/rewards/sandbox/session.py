@@ -25,12 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, Self
 
 from lrl.rewards.sandbox import calls, runner
-from lrl.rewards.sandbox.bubblewrap import (
-    ENVIRONMENT,
-    bwrap_command,
-    interpreter,
-    seccomp_filter,
-)
+from lrl.rewards.sandbox.bubblewrap import ENVIRONMENT, bwrap_command, interpreter, seccomp_filter
 from lrl.system.processes import die_with
 
 Isolation = Literal["bubblewrap", "none"]
@@ -41,14 +36,9 @@ MODULES = ("solution", "program", "main", "submission")
 RUNNER = inspect.getsource(calls) + inspect.getsource(runner)
 _NOBODY = 65534
 """The user of the sandbox where root runs lrl: the kernel limits no processes of root."""
-_LARGEST_FILE = 32 * 2**20
-_OPEN_FILES = 64
-_LONGEST_ERROR = 300
 _OPTIONS = ("-s", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
 """Options of Python: without the user's packages, without writing bytecode, all text in UTF-8, and
 integers of any length as text."""
-_TRIAL = "import threading\nthread = threading.Thread(target=int)\n"
-_START_THREAD = "thread.start()\nthread.join()\n"
 _working: set["Sandbox"] = set()
 
 
@@ -96,21 +86,23 @@ class Sandbox:
         return self.isolation == "bubblewrap"
 
     @property
-    def user(self) -> int | None:
-        """Another user than this one, whose programs they are."""
-        return _NOBODY if self.is_isolated and os.geteuid() == 0 else None
+    def is_by_nobody(self) -> bool:
+        """Whether programs run as another user than this one."""
+        return self.is_isolated and os.geteuid() == 0
 
     @property
     def interpreter_path(self) -> str:
         """The Python that runs in it; raises RuntimeError if there is none."""
-        return interpreter(self.python, self.user is not None)[0]
+        return interpreter(self.python, self.is_by_nobody)[0]
 
     def fault(self) -> str:
         """Returns why a small program does not run here; empty if it does. What has worked in this
         process is not tried again."""
         if self in _working:
             return ""
-        trial = _TRIAL + _START_THREAD * (self.max_processes > 1)
+        trial = "import threading\nthread = threading.Thread(target=int)\n"
+        if self.max_processes > 1:
+            trial += "thread.start()\nthread.join()\n"
         try:
             with Session(self, trial) as session:
                 run = session.run(steps=[Step("assert True")])
@@ -127,22 +119,17 @@ class Sandbox:
         limits = {
             "RLIMIT_AS": self.memory_mib * 2**20,
             "RLIMIT_CPU": self.cpu_s,
-            "RLIMIT_NOFILE": _OPEN_FILES,
-            "RLIMIT_FSIZE": _LARGEST_FILE,
+            "RLIMIT_NOFILE": 64,
+            "RLIMIT_FSIZE": 32 * 2**20,
             "RLIMIT_CORE": 0,
         }
-        # With the runner and the tests. Outside of a sandbox it would count all of the user.
-        processes = {"RLIMIT_NPROC": self.max_processes + 2} if self.is_isolated else {}
-        return limits | processes
+        if self.is_isolated:  # else it would count all processes of the user
+            limits["RLIMIT_NPROC"] = self.max_processes + 2  # the runner and the tests
+        return limits
 
 
 class Session:
-    """A sandbox with a program. Use it in a `with`; at its end nothing of it is left.
-
-    Raises:
-        RuntimeError: There is no bwrap, or no Python that can be used.
-        OSError: No process can be started.
-    """
+    """A sandbox with a program. Use it in a `with`; at its end nothing of it is left."""
 
     def __init__(self, sandbox: Sandbox, program: str) -> None:
         self._sandbox = sandbox
@@ -177,17 +164,9 @@ class Session:
         names: Sequence[str] = (),
         ends_at_failure: bool = True,
     ) -> Run:
-        """Runs the program once.
+        """Runs the program once; raises an error if the machine is to blame for its end.
 
-        Args:
-            stdin: Its input.
-            steps: What runs after it, in a process that calls it.
-            names: The program's names that the steps see.
-            ends_at_failure: Whether the first step that fails is the last one.
-
-        Raises:
-            RuntimeError: The sandbox did not start, or was ended from outside.
-            TimeoutError: It did not start in time, or the machine gave the program no processor.
+        The steps run after it, in a process that calls it, and see those of its `names`.
         """
         os.ftruncate(self._files[0], 0)
         with open(self._files[0], "wb", closefd=False) as its_input:
@@ -197,8 +176,8 @@ class Session:
         self._send(bool(steps))
         if steps:
             classes = [name for name in names if name[:1].isupper()]
-            tests = {"steps": steps, "names": names, "classes": classes, "modules": MODULES}
-            self._send({**tests, "ends_at_failure": ends_at_failure})
+            how = {"classes": classes, "modules": MODULES, "ends_at_failure": ends_at_failure}
+            self._send({"steps": steps, "names": names, **how})
         begun = False
         passed: set[int] = set()
         unfit = ""
@@ -239,7 +218,7 @@ class Session:
     def _last_error(self) -> str:
         text = os.pread(self._files[2], self._sandbox.max_output_bytes, 0)
         lines = text.decode(errors="replace").strip().splitlines()
-        return lines[-1][:_LONGEST_ERROR] if lines else ""
+        return lines[-1][:300] if lines else ""
 
     def _send(self, message: Any) -> None:
         text = json.dumps(message).encode()
@@ -266,42 +245,44 @@ class Session:
 
     def _started(self, link: int, resources: ExitStack) -> subprocess.Popen[bytes]:
         sandbox = self._sandbox
-        python, folders = interpreter(sandbox.python, sandbox.user is not None)
+        python, folders = interpreter(sandbox.python, sandbox.is_by_nobody)
         command = [python, *_OPTIONS, "-c", RUNNER, str(link)]
         owner = os.getpid()
         stdin, stdout, stderr = self._files
         with ExitStack() as until_started:
+            files = [link]
             if sandbox.is_isolated:
                 folder = "/"
+                environment = {}
                 rules = _memory_file(until_started)
-                command = [*bwrap_command(folders, rules), *command]
                 os.write(rules, seccomp_filter(platform.machine()))
                 os.lseek(rules, 0, os.SEEK_SET)
-                files = [link, rules]
+                files.append(rules)
+                command = [*bwrap_command(folders, rules), *command]
             else:
                 folder = resources.enter_context(TemporaryDirectory())
-                files = [link]
+                environment = ENVIRONMENT | {"HOME": folder}
             return subprocess.Popen(
                 command,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 cwd=folder,
-                env={} if sandbox.is_isolated else ENVIRONMENT | {"HOME": folder},
+                env=environment,
                 pass_fds=files,
                 start_new_session=True,
-                preexec_fn=lambda: _prepare(owner, sandbox.user),
+                preexec_fn=lambda: _prepare(owner, sandbox.is_by_nobody),
             )
 
 
-def _prepare(owner: int, user: int | None) -> None:
-    """Binds this process to its owner, and makes it that user's."""
+def _prepare(owner: int, is_by_nobody: bool) -> None:
+    """Binds this process to its owner, and has it run as its user."""
     # Linux ends the sandbox before the trainer when the machine is out of memory.
     Path("/proc/self/oom_score_adj").write_text("1000")
-    if user is not None:
+    if is_by_nobody:
         os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
     die_with(owner)
 
 
@@ -314,7 +295,6 @@ def _memory_file(resources: ExitStack) -> int:
 
 
 def _oom_kills() -> str:
-    """Returns the line of the kernel with the number of processes that it has ended for lack of
-    memory."""
+    """Returns the kernel's line with the number of processes ended for lack of memory."""
     lines = Path("/proc/vmstat").read_text().splitlines()
     return next((line for line in lines if line.startswith("oom_kill ")), "")

@@ -1,4 +1,9 @@
-r"""The text of one expression, made ready for math-verify's parser.
+r"""The text of one number or one expression: numbers with their exact values, and expressions made
+ready for math-verify's parser.
+
+A number is a decimal, a fraction (`3/4`, `\frac{3}{4}`), a mixed number (`1\frac{1}{2}`, `1 1/2`),
+or a decimal in scientific notation (`5 \times 10^2`, `5e2`). The exponent or index of a letter
+(`m^2`, `x_1`) is none.
 
 The parser adds numbers that stand side by side (`5 7` and `5(7)` are 12) and ignores the base of a
 number (`52_8` is 52), so both are treated here. So are units: the parser's own list has single
@@ -10,38 +15,126 @@ as the product e·a·s·t, which is that of `seat`, too.
 
 import re
 import unicodedata
+from decimal import Decimal
+from fractions import Fraction
+from itertools import islice
 
-from lrl.rewards.verifiers.number_text import SPACED_THOUSANDS, TEXT, TEXT_GROUP, as_latex
+_NOISE = {r"\$": "", "$": "", "{,}": ",", r"\,": "", r"\!": ""}
+_DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree\b")
+TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|[mh]box)\s*\{"
+"""The beginning of a group of text."""
+TEXT_GROUP = re.compile(TEXT + r"([^{}]*)\}")
+_EXPONENT_OF_LETTERS = re.compile(
+    rf"({TEXT}[^{{}}\d]*\}}|(?<![a-zA-Z\\])[a-zA-Z]+)"
+    r"\s*[\^_]\s*(?:\{[^{}]*\}|-?\d+)"
+)
+_DIGIT_OF_A_UNIT = re.compile(r"(?<=[a-zA-Z])\d(?!\d)")
+# Thousands separated by spaces; only in a box, since elsewhere two numbers may follow one another.
+SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\d)")
+_NOT_ONE_NUMBER = re.compile(
+    r"\\(?:[dtc]?frac|sqrt|pi|sum|prod|int|log|ln|sin|cos|tan|neq?|[lg](?:eq?|t))(?![a-zA-Z])"
+    r"|[!^<>]|\b(?:not|half|dozen|hundred|thousand|million|billion|trillion)s?\b"
+)
+"""The text that turns a number next to it into another number."""
+
+_DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
+# The look-ahead changes no result and makes a search nine times faster. A minus right after a word
+# or a bracket is a subtraction ("20-10"), not a sign.
+_NUMBER = re.compile(
+    rf"""(?=[-.\d\\])(?<!\d)
+    (?P<sign>(?:(?<![\w)}}\]])-)?)
+    (?:
+        (?P<whole>\d+)?\s*\\[dtc]?frac\s*
+            (?:\{{\s*(?P<above>-?{_DECIMAL})\s*\}}|(?P<above_digit>\d))\s*
+            (?:\{{\s*(?P<below>-?{_DECIMAL})\s*\}}|(?P<below_digit>\d))
+        |
+        (?:(?P<units>\d+)\s+)?(?<!/)(?P<left>{_DECIMAL})\s*/\s*(?P<right>{_DECIMAL})(?!\s*/)
+        |
+        (?:(?P<mantissa>{_DECIMAL})\s*(?:\\times|\\cdot|[*x])\s*)?(?<![\d.])
+            10\s*\^\s*(?:\{{\s*(?P<power>[-+]?\d{{1,3}})\s*\}}|(?P<bare_power>[-+]?\d{{1,3}})(?!\d))
+        |
+        (?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w))?
+    )""",
+    re.VERBOSE,
+)
+_UNEQUAL = re.compile(rf"(?:\\neq?(?![a-zA-Z])|!=)\s*[-+]?{_DECIMAL}")
+_MOST_CHARACTERS = 1000
+"""Of a number whose value is worked out: that takes long, and no reference is that long."""
+
+
+def numbers_in(text: str) -> list[re.Match[str]]:
+    r"""Returns the numbers of a text, in order, but for those after `\ne`; without `$` and thin
+    spaces."""
+    return list(_NUMBER.finditer(_UNEQUAL.sub("", _prepared(text))))
+
+
+def value_of(number: re.Match[str]) -> Fraction | None:
+    """Returns the exact value; None for a division by zero, or if it is too long."""
+
+    def first(default: str, names: str) -> Fraction:
+        written = next((number[name] for name in names.split() if number[name]), default)
+        return Fraction(Decimal(written.replace(",", "")))
+
+    if len(number[0]) > _MOST_CHARACTERS:
+        return None
+    numerator = first("1", "above above_digit left mantissa decimal")
+    denominator = first("1", "below below_digit right")
+    if denominator == 0:
+        return None
+    power_of_ten = Fraction(10) ** int(first("0", "power bare_power exponent"))
+    value = first("0", "whole units") + numerator / denominator * power_of_ten
+    return -value if number["sign"] else value
+
+
+def one_number(text: str, *, spaced: bool = False) -> Fraction | None:
+    r"""Returns the value of the number that a text consists of, besides units and `\text{}`.
+
+    None if it has no number or several ones, or a number that is part of a larger expression. With
+    `spaced`, spaces may separate thousands.
+    """
+    text = re.sub(r"^\s*-\s+", "-", _prepared(text))
+    if spaced:
+        text = SPACED_THOUSANDS.sub(lambda number: "".join(number[0].split()), text)
+    outside = TEXT_GROUP.sub(" ", text)
+    for part in (text, outside, _DIGIT_OF_A_UNIT.sub("", outside)):
+        found = list(islice(_NUMBER.finditer(part), 2))
+        if len(found) == 1:
+            (match,) = found
+            rest = part[: match.start()] + " " + part[match.end() :]
+            return None if _NOT_ONE_NUMBER.search(rest) else value_of(match)
+    return None
+
+
+def _prepared(text: str) -> str:
+    text = as_latex(text)
+    for written, meant in _NOISE.items():
+        text = text.replace(written, meant)
+    return _EXPONENT_OF_LETTERS.sub(r"\1", _DEGREES.sub("", text))
+
+
+# ---- expressions
 
 _PLAIN_PI = re.compile(
     r"(?<![a-zA-Z\\])(?<!text\{)(?<!mathrm\{)(?<!mbox\{)(?<!name\{)pi(?![a-zA-Z])"
 )
-_MARKS = re.compile(r"(?<!\\)\\[()\[\]]|\$")
-_NO_SPACE = re.compile(r"(?<!\\)\\!\s*|\\displaystyle\b|\\(?:large|Large|bf|rm|it)\b")
-_SPACE = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad\b)|~")
-_LOOKS = re.compile(
-    r"\\(?:boldsymbol|bm|underline|textcolor\s*\{[^{}]*\}|color\s*\{[^{}]*\})(?![a-zA-Z])"
-)
-_SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)")
-_POWER = re.compile(r"\*\*\s*(-?\d+)")
-_MIXED_NUMBER = re.compile(r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")
-_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]\+?(-?\d+)(?![\w.])")
-_NUMBER_BEFORE_BRACKET = re.compile(r"(?<![_^\d.])(\d[\d.]*)\s*(?=(?:\\left\s*)?\()")
-_BRACKET_BEFORE_FACTOR = re.compile(r"\)\s*(?=(?:\\left\s*)?\(|\d)")
 _REPLACED = [
-    (_MARKS, " "),
-    (_NO_SPACE, ""),
-    (_SPACE, " "),
-    (_LOOKS, ""),
-    (re.compile(r"\\varnothing\b"), r"\\emptyset"),
-    (re.compile(r"\{\s*,\s*\}"), ","),
-    (_SHORT_FRACTION, r"\\frac{\1}{\2}"),
-    (_POWER, r"^{\1}"),
-    (re.compile(r"\*\*"), "^"),
-    (_MIXED_NUMBER, r"\1\\frac{\2}{\3}"),
-    (_SCIENTIFIC, r"\1 \\times 10^{\2}"),
-    (_NUMBER_BEFORE_BRACKET, r"\1 \\cdot "),
-    (_BRACKET_BEFORE_FACTOR, r") \\cdot "),
+    (re.compile(pattern), meant)
+    for pattern, meant in {
+        r"(?<!\\)\\[()\[\]]|\$": " ",  # marks of a formula
+        r"(?<!\\)\\!\s*|\\displaystyle\b|\\(?:large|Large|bf|rm|it)\b": "",
+        r"(?<!\\)\\(?:[,;: ]|q?quad\b)|~": " ",
+        r"\\(?:boldsymbol|bm|underline|textcolor\s*\{[^{}]*\}|color\s*\{[^{}]*\})(?![a-zA-Z])": "",
+        r"\\varnothing\b": r"\\emptyset",
+        r"\{\s*,\s*\}": ",",
+        r"\\[dtc]?frac\s*(\d)\s*(\d)": r"\\frac{\1}{\2}",
+        r"\*\*\s*(-?\d+)": r"^{\1}",
+        r"\*\*": "^",
+        r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])": r"\1\\frac{\2}{\3}",
+        r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]\+?(-?\d+)(?![\w.])": r"\1 \\times 10^{\2}",
+        # what the parser would add: 5(7), (5)(7), (5)7
+        r"(?<![_^\d.])(\d[\d.]*)\s*(?=(?:\\left\s*)?\()": r"\1 \\cdot ",
+        r"\)\s*(?=(?:\\left\s*)?\(|\d)": r") \\cdot ",
+    }.items()
 ]
 _LEFT_OF_A_RIGHT_SIDE = re.compile(r"(?:=|\\(?:approx|simeq)\b|\s)+")
 """The text that may stand before an expression that is only its right side."""
@@ -51,17 +144,17 @@ _WHOLE_TEXT_GROUP = re.compile(TEXT + r"([^{}]*\d[^{}]*)\}")
 _EXPONENT = r"(?:\s*\^\s*(?:\d|\{\d\}))?"
 _SCALE = r"(?:half|dozen|hundred|thousand|million|billion|trillion)s?\b"
 _UNIT_IN_TEXT = re.compile(rf"(?<!\^)\s*{TEXT}(?!\s*{_SCALE})[^{{}}]*\}}{_EXPONENT}$")
-_NUMBER = r"((?:[^a-zA-Z\\]|\\[a-zA-Z]+|\\[^a-zA-Z])*(?:[\d})]|\\pi))"  # no letter but in commands
+_OPERAND = r"((?:[^a-zA-Z\\]|\\[a-zA-Z]+|\\[^a-zA-Z])*(?:[\d})]|\\pi))"  # no letter but in commands
 _GLUED_UNIT = "cm|mm|km|dm|kg|mg|ml|lb"
 _SHORT_UNIT = f"(?:{_GLUED_UNIT}|ft|in|yd|mi|sq|oz|hr)"
 _NUMBER_AND_UNIT = re.compile(
-    rf"{_NUMBER}"
+    rf"{_OPERAND}"
     rf"(?:\s+(?!(?:and|or|percent\w*|pct|{_SCALE})\b)(?:[a-zA-Z]{{3,}}|{_SHORT_UNIT})(?:\s+[a-zA-Z]{{2,}})*"
     rf"|\s*(?:{_GLUED_UNIT}))\.?{_EXPONENT}"
 )
 _UNIT_LETTER = "[mgshlL]"
-_NUMBER_AND_UNIT_LETTER = re.compile(rf"{_NUMBER}\s*{_UNIT_LETTER}{_EXPONENT}")
-_NUMBER_SPACE_UNIT_LETTER = re.compile(rf"{_NUMBER}\s{_UNIT_LETTER}{_EXPONENT}")
+_NUMBER_AND_UNIT_LETTER = re.compile(rf"{_OPERAND}\s*{_UNIT_LETTER}{_EXPONENT}")
+_NUMBER_SPACE_UNIT_LETTER = re.compile(rf"{_OPERAND}\s{_UNIT_LETTER}{_EXPONENT}")
 _UNITS = re.compile(
     r"\b(?:(?P<mm>mm|millimet(?:er|re)s?)|(?P<cm>cm|centimet(?:er|re)s?)|(?P<m>m|met(?:er|re)s?)"
     r"|(?P<km>km|kilomet(?:er|re)s?)|(?P<inch>in|inch(?:es)?)|(?P<foot>ft|foot|feet)"
@@ -197,3 +290,56 @@ def _without_brackets(text: str) -> str:
 def _without_markup(text: str) -> str:
     """Returns the text without LaTeX's spaces and marks, with single spaces."""
     return " ".join(_MARKUP.sub(" ", text).split())
+
+
+# ---- mathematics in Unicode: a policy writes `½`, `x²`, `√2`, `∞` or `90°`
+
+_COMMANDS = re.findall(
+    r"(\S) (\w+)",
+    """
+    ∞ infty  × times  · cdot  ⋅ cdot  ∙ cdot  ÷ div  ± pm  ∓ mp  ≤ le  ≦ le  ⩽ le  ≥ ge  ≧ ge  ⩾ ge
+    ≠ ne  ≈ approx  ≡ equiv  ∪ cup  ∩ cap  ∈ in  ∉ notin  ⊂ subset  ⊆ subseteq  ∅ emptyset
+    ∖ setminus  ⌊ lfloor  ⌋ rfloor  ⌈ lceil  ⌉ rceil  ⟨ langle  ⟩ rangle  ∑ sum  ∏ prod  ∫ int
+    ∠ angle  → to  α alpha  β beta  γ gamma  δ delta  ε epsilon  ζ zeta  η eta  θ theta  κ kappa
+    λ lambda  μ mu  ν nu  ξ xi  π pi  ρ rho  σ sigma  τ tau  φ phi  χ chi  ψ psi  ω omega  Γ Gamma
+    Δ Delta  Θ Theta  Λ Lambda  Π Pi  Σ Sigma  Φ Phi  Ψ Psi  Ω Omega
+    """,
+)
+_CHARACTERS = str.maketrans(
+    {sign: rf"\{name} " for sign, name in _COMMANDS}
+    | {"°": r"^{\circ}", "∣": "|"}
+    | dict.fromkeys("−–‐", "-")
+    | dict.fromkeys("⁄∕", "/")
+    | dict.fromkeys("′’", "'")
+)
+_CHARACTERS_THAT_NFKC_CHANGES = str.maketrans(
+    {letter: rf"\mathbb{{{plain}}}" for letter, plain in zip("ℝℤℚℕℂ", "RZQNC", strict=True)}
+    | {"º": "°"}
+)
+_SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸᵏᵐ]+")
+_SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ]+")
+_FRACTIONS = re.compile("[¼-¾⅐-⅞↉]")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(-?\d+(?:\.\d+)?|[^\W\d_]))")
+"""A root, with its number, letter or bracket."""
+
+
+def as_latex(text: str) -> str:
+    """Returns `text` with LaTeX for mathematics in Unicode, and without currency signs but `$`."""
+    if text.isascii():
+        return text
+    text = text.translate(_CHARACTERS_THAT_NFKC_CHANGES)
+    text = _SUPERSCRIPTS.sub(lambda run: f"^{{{_plain(run[0])}}}", text)
+    text = _SUBSCRIPTS.sub(lambda run: f"_{{{_plain(run[0])}}}", text)
+    text = _FRACTIONS.sub(lambda one: r"\frac{{{}}}{{{}}}".format(*_plain(one[0]).split("⁄")), text)
+    text = _ROOT.sub(_root_as_latex, _plain(text)).translate(_CHARACTERS)
+    return "".join(sign for sign in text if sign == "$" or unicodedata.category(sign) != "Sc")
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
+
+
+def _root_as_latex(root: re.Match[str]) -> str:
+    radicand = root[2] or root[3] or root[4] or ""
+    return f"{_ROOTS[root[1]]}{{{radicand}}}"

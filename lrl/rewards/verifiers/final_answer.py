@@ -1,18 +1,8 @@
 r"""The final answer of a response: the only part of its text that a verifier reads.
 
-The first of these forms that the response has decides, right or wrong:
-
-1. the last `\boxed{}`, `\fbox{}` or `<answer></answer>` with a content; of one within another, the
-   inner one;
-2. in the sentence after the last "answer is", "answer:" or `####`: the first formula (`$...$`,
-   `$$...$$`, `\(...\)`, `\[...\]`), else the whole sentence if it has no words besides a number,
-   else its first number; in "the largest $n$ is 34" what $n$ is;
-3. the last formula, or what it is;
-4. the whole response if it is one line without words, else its last number, else its last line if
-   that is an answer in words.
-
-What the response has written before, and may have withdrawn, does not count, and nor does what it
-denies ("not 42").
+The first form that the response has decides, right or wrong: a box or a tag, the sentence after
+"answer is", a formula, or the whole text (docs/rewards.md has them all). What the response has
+written before, and may have withdrawn, does not count, and nor does what it denies ("not 42").
 """
 
 import re
@@ -20,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from lrl.rewards.verifiers.expression import has_letters, unit_at, words_of
-from lrl.rewards.verifiers.number_text import numbers_in
+from lrl.rewards.verifiers.expression import has_letters, numbers_in, unit_at, words_of
 
 _MARK = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*|<answer>", re.IGNORECASE)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -51,8 +40,6 @@ _WORD = re.compile(
     r"(?:[a-zA-Z]{3,}|\b(?i:is|it|so|of|to|in|we|at|by|be|he|as)\b)"
 )
 """A word that is no name in mathematics; two letters may also be a product."""
-_LONGEST_SEPARATOR = 40
-_LONGEST_LIST = 20
 # A dollar sign with a space inside of it is money. No form runs over the beginning of the next
 # one, so the search takes a time in proportion to the text, also of a text that never closes a
 # formula.
@@ -109,10 +96,7 @@ def marked_answers(text: str) -> list[str]:
 
 
 def final_answers(text: str) -> list[str]:
-    """Returns the final answer, and then the list of answers that it belongs to, if any.
-
-    Empty if the text has none of the forms above.
-    """
+    """Returns the final answer, and then the list of answers that it belongs to, if any."""
     text, written = without_denied(text), text
     marked = _listed(text, _marked(text))
     if marked and text.startswith("<", marked[-1].start):
@@ -132,7 +116,7 @@ def _stated_answers(text: str) -> list[str]:
     lines = text.strip().splitlines()
     if len(lines) == 1 and not _is_prose(lines[0]):
         return lines
-    numbers = [number.text + unit_at(number.rest) for number in numbers_in(text)[-1:]]
+    numbers = [_with_unit(number) for number in numbers_in(text)[-1:]]
     return numbers or [line for line in lines[-1:] if words_of(line)]
 
 
@@ -166,8 +150,12 @@ def _answers_of_sentence(text: str, start: int) -> list[str]:
         return _alone_and_listed(_listed(text, chain([first], formulas)), first)
     numbers = numbers_in(stated) if first is not None or _is_prose(stated) else []
     if numbers:
-        return [numbers[0].text + unit_at(numbers[0].rest)]
+        return [_with_unit(numbers[0])]
     return [stated] if stated else []
+
+
+def _with_unit(number: re.Match[str]) -> str:
+    return number[0] + unit_at(number.string, number.end())
 
 
 def _is_prose(text: str) -> bool:
@@ -214,28 +202,21 @@ def _formulas(text: str, start: int = 0) -> Iterator[_Piece]:
 def _listed(text: str, pieces: Iterable[_Piece]) -> list[_Piece]:
     """Returns the list that begins or ends with the first of the pieces; often that one alone."""
     listed: list[_Piece] = []
-    for piece in islice(pieces, _LONGEST_LIST):
+    for piece in islice(pieces, 20):
         if listed:
             left, right = sorted((listed[-1], piece))
-            if not _is_separator(text, left.end, right.start):
+            is_near = 0 <= right.start - left.end <= 40  # below 0 if one box is in the other
+            if not is_near or not _SEPARATOR.fullmatch(text, left.end, right.start):
                 break
         listed.append(piece)
     return sorted(listed)
 
 
-def _is_separator(text: str, start: int, end: int) -> bool:
-    if not 0 <= end - start <= _LONGEST_SEPARATOR:  # below 0 if one box is in the other
-        return False
-    return _SEPARATOR.fullmatch(text, start, end) is not None
-
-
 def _alone_and_listed(listed: list[_Piece], alone: _Piece | None = None) -> list[str]:
     """Returns the content of one piece, by default the last one, and of all if they are several."""
-    if not listed:
-        return []
     contents = [piece.content.strip() for piece in listed]
-    chosen = (alone or listed[-1]).content.strip()
-    return [chosen, ",".join(contents)] if len(contents) > 1 else [chosen]
+    chosen = [piece.content.strip() for piece in ([alone] if alone else listed[-1:])]
+    return [*chosen, ",".join(contents)] if len(contents) > 1 else chosen
 
 
 def without_denied(text: str) -> str:

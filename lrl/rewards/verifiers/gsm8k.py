@@ -6,13 +6,13 @@ right or wrong; what the response denies ("not 42") is not read.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 from lrl.rewards.base import Reward, reference_of
+from lrl.rewards.verifiers.expression import numbers_in, one_number, value_of
 from lrl.rewards.verifiers.final_answer import is_withdrawn, marked_answers, without_denied
-from lrl.rewards.verifiers.number_text import numbers_in, one_number
 
 _BEFORE_THE_NUMBER = re.compile(
     r"####[\s*_(\\]*(?:(?:the\s+)?(?:final\s+)?answer[\s*_]*(?:is\b)?[\s:*_(\\]*)?"
@@ -33,20 +33,12 @@ class GSM8K(Reward):
     name = "gsm8k"
     binary = True
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        return "" if "answer" in columns else "'answer'"
-
     def check_row(self, columns: Mapping[str, Any]) -> None:
         _reference_number(columns)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns 1.0 or 0.0.
-
-        The column `answer` is in the form of GSM8K (`... #### 72`), or has one number.
-
-        Raises:
-            ValueError: The row has no column `answer`, or it is not one number.
-        """
+        """Returns 1.0 or 0.0. The column `answer` is in the form of GSM8K (`... #### 72`), or has
+        one number."""
         return float(final_number(response) == _reference_number(columns))
 
 
@@ -58,9 +50,10 @@ def final_number(text: str) -> Fraction | None:
         return one_number(marked[0].rpartition("=")[2], spaced=True)
     *_, hashes = [None, *_BEFORE_THE_NUMBER.finditer(text)]
     if hashes is not None and (numbers := numbers_in(text[hashes.end() :])):
-        return numbers[0].value
-    numbers = numbers_in(text)[-1:]
-    return numbers[0].value if numbers and not is_withdrawn(numbers[0].text, written) else None
+        return value_of(numbers[0])
+    numbers = numbers_in(text)
+    is_stated = numbers and not is_withdrawn(numbers[-1][0], written)
+    return value_of(numbers[-1]) if is_stated else None
 
 
 def _reference_number(columns: Mapping[str, Any]) -> Fraction:

@@ -120,8 +120,7 @@ def within(seconds: float, work: Callable[[], _Found]) -> _Found:
     multiplication of large numbers, but not inside other C code. Python handles no signals outside
     of the main thread, so there is no limit there.
 
-    Raises:
-        OutOfTimeError: `work` took longer, also if it swallowed the exception and returned.
+    Raises OutOfTimeError, also if `work` has swallowed it and returned.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()

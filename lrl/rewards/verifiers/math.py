@@ -12,7 +12,7 @@ takes too long is ended after `give_up_s`.
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig
@@ -28,12 +28,7 @@ from lrl.rewards.verifiers.expression import (
     words_of,
 )
 from lrl.rewards.verifiers.final_answer import final_answers, marked_answers
-from lrl.rewards.verifiers.limits import (
-    OutOfTimeError,
-    TooLargeError,
-    check_magnitude,
-    within,
-)
+from lrl.rewards.verifiers.limits import OutOfTimeError, TooLargeError, check_magnitude, within
 from lrl.system.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right
@@ -78,9 +73,6 @@ class Math(Reward):
         above(0, "Math", give_up_s=give_up_s)
         self.give_up_s = give_up_s
 
-    def missing_column(self, columns: Collection[str]) -> str:
-        return "" if {"answer", "solution"} & set(columns) else "'answer' or 'solution'"
-
     def check_row(self, columns: Mapping[str, Any]) -> None:
         _reference(columns)
 
@@ -89,9 +81,6 @@ class Math(Reward):
 
         The column `answer` has the right expression in LaTeX. If there is none, the last `\boxed{}`
         of the column `solution` has it.
-
-        Raises:
-            ValueError: The row has neither column, or no expression can be read from it.
         """
         reference = _reference(columns)
         finals = final_answers(response)
@@ -127,13 +116,12 @@ class Math(Reward):
 
 def _reference(columns: Mapping[str, Any]) -> str:
     """Returns the right answer of a row; raises ValueError if it has none that can be read."""
+    found = ""
     if columns.get("answer") is not None:
         answer = reference_of(columns, "answer")
         found = [answer.rpartition("####")[2], *marked_answers(answer)][-1]
     elif "solution" in columns:
         found = ["", *marked_answers(reference_of(columns, "solution"))][-1]
-    else:
-        found = ""
     if not found.strip():
         raise ValueError(r"the row has neither a column `answer` nor a `solution` with a \boxed{}")
     if words_of(found) is None and not is_readable(cleaned(found)):

@@ -17,7 +17,10 @@ from lrl.rewards.sandbox.bubblewrap import ARCHITECTURES, DENIED, seccomp_filter
 from lrl.rewards.sandbox.session import Session
 from tests.rewards.bubblewrap_here import LACKING, needs_bubblewrap
 
-LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+IMPORTS = (
+    "import ctypes, fcntl, mmap, os, resource, socket, threading, time\n"
+    "libc = ctypes.CDLL(None, use_errno=True)\n"
+)
 TRY_ALL = "import os\nfor number in range(10**9):\n  name = '/tmp/' + 'x' * 200 + str(number)\n  "
 
 
@@ -25,24 +28,25 @@ TRY_ALL = "import os\nfor number in range(10**9):\n  name = '/tmp/' + 'x' * 200 
 def sandboxed():
     if LACKING:
         pytest.skip(LACKING)
-    return Code(
-        fenced=False, timeout_s=2.0, cpu_s=1, memory_mib=64, max_processes=4, max_output_bytes=2**16
-    )
+    limits = {"timeout_s": 2.0, "cpu_s": 1, "memory_mib": 64, "max_output_bytes": 2**16}
+    judge = Code(fenced=False, max_processes=4, **limits)
+    assert judge("", f"{IMPORTS}won = True", tests="assert won") == 1.0
+    return judge
 
 
 FIRST_PROCESS = {
     "reads its memory": "open('/proc/1/mem', 'rb')",
     "writes its memory": "open('/proc/1/mem', 'r+b')",
     "reads where its memory is": "assert open('/proc/1/maps').read()",
-    "opens its files": "import os\nassert os.listdir('/proc/1/fd')",
-    "opens its files by a thread": "import os\nassert os.listdir('/proc/1/task/1/fd')",
+    "opens its files": "assert os.listdir('/proc/1/fd')",
+    "opens its files by a thread": "assert os.listdir('/proc/1/task/1/fd')",
     "reads its command": "assert open('/proc/1/cmdline').read()",
-    "enters its root folder": "import os\nassert os.listdir('/proc/1/root')",
+    "enters its root folder": "assert os.listdir('/proc/1/root')",
     "reads its stack": "assert open('/proc/1/syscall').read()",
-    "sets its limits": "import resource\nresource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
-    "reads its limits": "import resource\nresource.prlimit(1, resource.RLIMIT_NPROC)",
+    "sets its limits": "resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
+    "reads its limits": "resource.prlimit(1, resource.RLIMIT_NPROC)",
     "sets the limits of a child": (
-        "import os, resource, time\nchild = os.fork()\nif not child: time.sleep(9)\n"
+        "child = os.fork()\nif not child: time.sleep(9)\n"
         "resource.prlimit(child, resource.RLIMIT_CPU, (9, 9))"
     ),
     "puts a file in its place": "open('/proc/1/mem', 'wb')",
@@ -51,27 +55,25 @@ THE_KERNEL = {
     "is not the first to be ended": "open('/proc/self/oom_score_adj', 'w').write('0')",
     "writes its own memory by a file": "open('/proc/self/mem', 'r+b')",
     "maps the ids of users": "open('/proc/self/uid_map', 'w').write('0 0 1')",
-    "raises its share of processors": "import os\nos.nice(-5)\nassert os.nice(0) < 0",
-    "is a real-time process": (
-        "import os\nos.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
-    ),
-    "sets the clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)",
-    "names the machine": "import socket\nsocket.sethostname('x')",
-    "opens a raw socket": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
-    "opens a socket of packets": "import socket\nsocket.socket(17, socket.SOCK_RAW)",
+    "raises its share of processors": "os.nice(-5)\nassert os.nice(0) < 0",
+    "is a real-time process": "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
+    "sets the clock": "time.clock_settime(time.CLOCK_REALTIME, 0)",
+    "names the machine": "socket.sethostname('x')",
+    "opens a raw socket": "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+    "opens a socket of packets": "socket.socket(17, socket.SOCK_RAW)",
     "loads a part of the kernel by a pair of sockets": (
-        f"{LIBC}pair = (ctypes.c_int * 2)()\nfound = libc.socketpair(30, 1, 0, pair)\n"
+        "pair = (ctypes.c_int * 2)()\nfound = libc.socketpair(30, 1, 0, pair)\n"
         "assert found == 0 or ctypes.get_errno() != 97"
     ),
-    "opens a terminal": "import os\nos.openpty()",
+    "opens a terminal": "os.openpty()",
     "opens the terminal of the user": "open('/dev/tty')",
     "reads the machine's memory": (
-        "import os\nnames = '/dev/mem', '/dev/kmem', '/dev/port', '/proc/kcore', '/proc/kmsg'\n"
-        "opened = 0\nfor name in names:\n  try: opened += bool(open(name, 'rb').read(1))\n"
+        "names = '/dev/mem', '/dev/kmem', '/dev/port', '/proc/kcore', '/proc/kmsg'\nopened = 0\n"
+        "for name in names:\n  try: opened += bool(open(name, 'rb').read(1))\n"
         "  except OSError: pass\nassert opened"
     ),
     "opens devices for others": (
-        "import os\nassert any(map(os.path.exists, ('/dev/kvm', '/dev/fuse', '/dev/net/tun',"
+        "assert any(map(os.path.exists, ('/dev/kvm', '/dev/fuse', '/dev/net/tun',"
         " '/dev/loop-control', '/dev/kmsg', '/sys/fs/cgroup')))"
     ),
     "presses a key of the kernel": "open('/proc/sysrq-trigger', 'w').write('h')",
@@ -79,9 +81,9 @@ THE_KERNEL = {
         "status = open('/proc/self/status').read()\n"
         "assert 'NoNewPrivs:\\t1' not in status or 'CapBnd:\\t0000000000000000' not in status"
     ),
-    "has a group": "import os\nassert set(os.getgroups()) - {1000, 65534}",
+    "has a group": "assert set(os.getgroups()) - {1000, 65534}",
     "calls the kernel as a program of 32 bits": (
-        f"{LIBC}import mmap, platform\nassert platform.machine() == 'x86_64'\n"
+        "import mmap, platform\nassert platform.machine() == 'x86_64'\n"
         # mov eax, 310 (unshare); mov ebx, CLONE_NEWUSER; int 0x80; ret
         "code = bytes.fromhex('53b836010000bb00000010cd805bc3')\n"
         "page = mmap.mmap(-1, 4096, prot=7)\npage.write(code)\n"
@@ -89,38 +91,30 @@ THE_KERNEL = {
         "assert ctypes.CFUNCTYPE(ctypes.c_int)(at)() == 0"
     ),
     "makes a namespace by another set of numbers": (
-        f"{LIBC}assert libc.syscall(0x40000000 + 272, 0x10000000) == 0"
+        "assert libc.syscall(0x40000000 + 272, 0x10000000) == 0"
     ),
 }
 MORE_THAN_ITS_SHARE = {
-    "memory that is shared": "import mmap\nmmap.mmap(-1, 2**27, flags=mmap.MAP_SHARED)",
-    "memory of a device": ("import mmap, os\nmmap.mmap(os.open('/dev/zero', os.O_RDWR), 2**27)"),
-    "large pages": "import mmap\nmmap.mmap(-1, 2**27, flags=0x40022)",
-    "memory that stays": f"{LIBC}assert libc.mlockall(3) == 0 and bytearray(2**26)",
-    "a stack without end": (
-        "import threading\nthreading.stack_size(2**27)\nthreading.Thread(target=int).start()"
-    ),
-    "words of a command": "import os\nos.execv('/usr/bin/true', ['true'] + ['x' * 10**5] * 10**3)",
+    "memory that is shared": "mmap.mmap(-1, 2**27, flags=mmap.MAP_SHARED)",
+    "memory of a device": "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 2**27)",
+    "large pages": "mmap.mmap(-1, 2**27, flags=0x40022)",
+    "memory that stays": "assert libc.mlockall(3) == 0 and bytearray(2**26)",
+    "a stack without end": "threading.stack_size(2**27)\nthreading.Thread(target=int).start()",
+    "words of a command": "os.execv('/usr/bin/true', ['true'] + ['x' * 10**5] * 10**3)",
     "a file with a hole": "open('/tmp/hole', 'wb').truncate(2**40)",
-    "its own input": "import os\nos.ftruncate(0, 2**27)",
+    "its own input": "os.ftruncate(0, 2**27)",
     "threads": (
-        "import threading, time\n"
         "for _ in range(8): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
     ),
-    "children that nobody has waited for": (
-        "import os\nfor _ in range(20):\n  if os.fork() == 0: os._exit(0)"
-    ),
-    "files that are open": "import os\nfor _ in range(200): os.dup(0)",
+    "children that nobody has waited for": "for _ in range(20):\n  if os.fork() == 0: os._exit(0)",
+    "files that are open": "for _ in range(200): os.dup(0)",
     "queues of messages": (
-        f"{LIBC}for number in range(9):\n"
+        "for number in range(9):\n"
         "  assert libc.syscall(240, b'x%d' % number, 0o102, 0o600,"
         " (ctypes.c_long * 4)(0, 9, 2**20)) >= 0"
     ),
-    "standard error": "import os\nos.write(2, bytes(2**17))\nwhile True: os.write(2, bytes(2**17))",
-    "pipes": (
-        "import fcntl, os\nfor _ in range(20):\n  _, end = os.pipe()\n"
-        "  fcntl.fcntl(end, 1031, 2**24)\n"
-    ),
+    "standard error": "os.write(2, bytes(2**17))\nwhile True: os.write(2, bytes(2**17))",
+    "pipes": "for _ in range(20):\n  _, end = os.pipe()\n  fcntl.fcntl(end, 1031, 2**24)\n",
 }
 FILES = {
     "empty files": "os.close(os.open(name, os.O_CREAT | os.O_WRONLY))",
@@ -134,15 +128,9 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(program, id=name)
-        for table in (FIRST_PROCESS, THE_KERNEL, MORE_THAN_ITS_SHARE)
-        for name, program in table.items()
-    ],
-)
-def test_a_program_stays_within_its_limits(program, sandboxed):
+@pytest.mark.parametrize("name", FIRST_PROCESS | THE_KERNEL | MORE_THAN_ITS_SHARE)
+def test_a_program_stays_within_its_limits(name, sandboxed):
+    program = IMPORTS + (FIRST_PROCESS | THE_KERNEL | MORE_THAN_ITS_SHARE)[name]
     assert sandboxed("", f"{program}\nwon = True", tests="assert won") == 0.0
 
 

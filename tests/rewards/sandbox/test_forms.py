@@ -22,6 +22,7 @@ TWO_SUM = (
 WRONG_SUM = "class Solution:\n    def twoSum(self, nums, target):\n        return [0, 2]\n"
 READ = "print(sum(map(int, input().split())))"
 WRONG_READ = "print(3)"
+ADDS, READS, TWO_SUMS = (ADD, SUBTRACT), (READ, WRONG_READ), (TWO_SUM, WRONG_SUM)
 IO = [["1 2\n", "3\n"], ["4 5", "9"]]
 LISTS = {"inputs": [left for left, _ in IO], "outputs": [right for _, right in IO]}
 CALLS = {"fn_name": "add", "inputs": [[1, 2], [4, 5]], "outputs": [[3], [9]]}
@@ -45,96 +46,61 @@ KODCODE = (
     "    try:\n        add(1, 'a')\n    except TypeError:\n        return\n    assert False\n"
 )
 FORMS = {
-    "pairs as lists": ({"tests": IO}, READ, WRONG_READ),
-    "pairs as JSON": ({"tests": json.dumps(IO)}, READ, WRONG_READ),
-    "APPS, a dict": ({"tests": LISTS}, READ, WRONG_READ),
-    "APPS, JSON": ({"tests": json.dumps(LISTS)}, READ, WRONG_READ),
-    "APPS, lines": ({"tests": {"inputs": [["1 2"]], "outputs": [["3", ""]]}}, READ, "print(4)"),
-    "APPS, calls": ({"tests": json.dumps(CALLS)}, ADD, SUBTRACT),
-    "TACO, calls": ({"tests": CALLS | {"outputs": [3, 9]}}, ADD, SUBTRACT),
+    "pairs as lists": (IO, READS),
+    "pairs as JSON": (json.dumps(IO), READS),
+    "APPS, a dict": (LISTS, READS),
+    "APPS, JSON": (json.dumps(LISTS), READS),
+    "APPS, lines": ({"inputs": [["1 2"]], "outputs": [["3", ""]]}, (READ, "print(4)")),
+    "APPS, calls": (json.dumps(CALLS), ADDS),
+    "TACO, calls": (CALLS | {"outputs": [3, 9]}, ADDS),
     "APPS, a method": (
-        {"tests": {"fn_name": "twoSum", "inputs": [[[3, 2, 4], 6]], "outputs": [[[1, 2]]]}},
-        TWO_SUM,
-        WRONG_SUM,
+        {"fn_name": "twoSum", "inputs": [[[3, 2, 4], 6]], "outputs": [[[1, 2]]]},
+        TWO_SUMS,
     ),
     "LiveCodeBench, stdin": (
-        {"tests": json.dumps([{"input": a, "output": b, "testtype": "stdin"} for a, b in IO])},
-        READ,
-        WRONG_READ,
+        json.dumps([{"input": a, "output": b, "testtype": "stdin"} for a, b in IO]),
+        READS,
     ),
     "LiveCodeBench, functional": (
-        {"tests": json.dumps(LEETCODE), "metadata": '{"func_name": "twoSum"}'},
-        TWO_SUM,
-        WRONG_SUM,
+        json.dumps(LEETCODE),
+        TWO_SUMS,
+        {"metadata": '{"func_name": "twoSum"}'},
     ),
-    "DeepCoder": (
-        {"tests": [each | {"metadata": {"func_name": "twoSum"}} for each in LEETCODE]},
-        TWO_SUM,
-        WRONG_SUM,
-    ),
+    "DeepCoder": ([each | {"metadata": {"func_name": "twoSum"}} for each in LEETCODE], TWO_SUMS),
     "SYNTHETIC-1": (
-        {"tests": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]},
-        ADD,
-        SUBTRACT,
+        [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}],
+        ADDS,
     ),
-    "CodeContests": (
-        {"tests": {"input": LISTS["inputs"], "output": LISTS["outputs"]}},
-        READ,
-        WRONG_READ,
-    ),
-    "a list of JSON": (
-        {"tests": [json.dumps({"input": a, "output": b}) for a, b in IO]},
-        READ,
-        WRONG_READ,
-    ),
-    "MBPP": ({"tests": ASSERTS}, ADD, SUBTRACT),
-    "asserts as JSON": ({"tests": json.dumps(ASSERTS)}, ADD, SUBTRACT),
-    "asserts of a CSV": ({"tests": repr(ASSERTS)}, ADD, SUBTRACT),
+    "CodeContests": ({"input": LISTS["inputs"], "output": LISTS["outputs"]}, READS),
+    "a list of JSON": ([json.dumps({"input": a, "output": b}) for a, b in IO], READS),
+    "MBPP": (ASSERTS, ADDS),
+    "asserts as JSON": (json.dumps(ASSERTS), ADDS),
+    "asserts of a CSV": (repr(ASSERTS), ADDS),
     "MBPP 126": (
-        {"tests": ["assert sum(10, 15) == 6"]},
-        "def sum(a, b): return 6",
-        "def sum(a, b): return 5",
+        ["assert sum(10, 15) == 6"],
+        ("def sum(a, b): return 6", "def sum(a, b): return 5"),
     ),
-    "words that are names elsewhere": (
-        {"tests": ["assert add('mock ', 'async') == 'mock async'"]},
-        ADD,
-        SUBTRACT,
-    ),
-    "MBPP without import": (
-        {"tests": ["assert math.isclose(add(0.1, 0.2), 0.3)"]},
-        ADD,
-        SUBTRACT,
-    ),
-    "HumanEval": ({"tests": HUMANEVAL, "entry_point": "add"}, ADD, SUBTRACT),
-    "HumanEval, called": ({"tests": HUMANEVAL + "check(add)\n"}, ADD, SUBTRACT),
-    "LeetCodeDataset": (
-        {"tests": CHECK_METHOD, "entry_point": "Solution().twoSum"},
-        TWO_SUM,
-        WRONG_SUM,
-    ),
-    "KodCode": ({"tests": KODCODE}, ADD, SUBTRACT),
-    "a star": (
-        {"tests": "from solution import *\n\ndef test_add():\n    assert add(1, 2) == 3\n"},
-        ADD,
-        SUBTRACT,
-    ),
+    "words that are names elsewhere": (["assert add('mock ', 'async') == 'mock async'"], ADDS),
+    "MBPP without import": (["assert math.isclose(add(0.1, 0.2), 0.3)"], ADDS),
+    "HumanEval": (HUMANEVAL, ADDS, {"entry_point": "add"}),
+    "HumanEval, called": (HUMANEVAL + "check(add)\n", ADDS),
+    "LeetCodeDataset": (CHECK_METHOD, TWO_SUMS, {"entry_point": "Solution().twoSum"}),
+    "KodCode": (KODCODE, ADDS),
+    "a star": ("from solution import *\n\ndef test_add():\n    assert add(1, 2) == 3\n", ADDS),
     "a class of pytest": (
-        {"tests": "class TestAdd:\n    def test_it(self):\n        assert add(1, 2) == 3\n"},
-        ADD,
-        SUBTRACT,
+        "class TestAdd:\n    def test_it(self):\n        assert add(1, 2) == 3\n",
+        ADDS,
     ),
-    "unittest": ({"tests": UNITTEST + "unittest.main()\n"}, ADD, SUBTRACT),
-    "BigCodeBench": (
-        {"tests": UNITTEST + "if __name__ == '__main__':\n    unittest.main()\n"},
-        ADD,
-        SUBTRACT,
-    ),
+    "unittest": (UNITTEST + "unittest.main()\n", ADDS),
+    "BigCodeBench": (UNITTEST + "if __name__ == '__main__':\n    unittest.main()\n", ADDS),
 }
+"""The column `tests`, a right program with a wrong one, and other columns."""
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_right_program_is_worth_1_and_a_wrong_one_0_in_the_public_forms(form):
-    row, right, wrong = FORMS[form]
+    tests, (right, wrong), *others = FORMS[form]
+    row = {"tests": tests} | dict(*others)
     judge = code()
     assert judge("", right, **row) == 1.0
     assert judge("", wrong, **row) == 0.0
@@ -235,10 +201,7 @@ OBJECTS = {
         "assert issubclass(E, ValueError)",
     ),
     "generators": ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
-    "callbacks": (
-        "def f(g, x): return g(g(x))",
-        "assert f(lambda x: x + 3, 1) == 7",
-    ),
+    "callbacks": ("def f(g, x): return g(g(x))", "assert f(lambda x: x + 3, 1) == 7"),
     "objects of the tests": (
         "def total(node): return node.value + (total(node.next) if node.next else 0)",
         "class Node:\n    def __init__(self, value, next=None):\n        self.value, self.next = value, next\n"

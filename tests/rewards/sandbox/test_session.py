@@ -6,7 +6,6 @@ Covers lrl/rewards/sandbox/runner.py.
 
 import itertools
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -45,10 +44,8 @@ def fake_bwrap(monkeypatch, folder, text):
 @pytest.fixture
 def open_folder():
     """A folder that the sandbox's user can reach, as pytest's is not."""
-    folder = Path(session.TemporaryDirectory(prefix="lrl").name)
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
+    with session.TemporaryDirectory(prefix="lrl") as folder:
+        yield Path(folder)
 
 
 @pytest.mark.usefixtures("nothing_is_known_to_work")

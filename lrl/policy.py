@@ -400,7 +400,7 @@ class PolicyModule(PolicyModel):
         """Returns AdamW and its schedule, with one scheduler step per optimizer step.
 
         Override it for any other optimizer, parameter groups and scheduler; `lr`, `betas`,
-        `weight_decay`, `warmup_steps` and `schedule` are then only yours to read. A scheduler is
+        `weight_decay`, `warmup_steps` and `schedule` then have no effect unless it reads them. A scheduler is
         stepped at its `interval`, as in Lightning: an epoch unless it is `step`. A resumed run has
         the optimizer state of its checkpoint.
         """

@@ -42,7 +42,7 @@ CALLBACKS: dict[type[L.Callback], str] = {
     callbacks.WeightAveraging: "the generators have the policy itself, not an average",
     callbacks.ModelPruning: "it renames weights, and generators know them by their names",
     callbacks.BackboneFinetuning: "freeze weights in a PolicyModule of your own",
-    callbacks.OnExceptionCheckpoint: "every run saves at a bad end by itself",
+    callbacks.OnExceptionCheckpoint: "every run saves by itself when an error or a signal ends it",
     callbacks.SpikeDetection: "it reads a loss that no step returns. See lrl.callbacks.Health",
 }
 """Lightning's callbacks that cannot work, and the reason."""

@@ -224,13 +224,13 @@ class Prompts:
             "`chat=true`": self.chat is True,
             "`system_prompt`": self.system_prompt,
             "data.environment with tools": self.tools,
-            "data.environment, which writes the chats,": self._part == "first token",
+            "an agent (data.environment)": self._part == "first token",
         }
         for setting, needed in needs.items():
             if needed and not self._renders:
                 raise ConfigError(
-                    f"{setting} needs a chat template, and the prompts of {self.name} are plain "
-                    f"text: `chat={self.chat}`, and the tokenizer {tokenizer.name_or_path!r} "
+                    f"{setting} needs a chat template. The prompts of {self.name} are plain text: "
+                    f"`chat={self.chat}`, and the tokenizer {tokenizer.name_or_path!r} "
                     f"{'has one' if tokenizer.chat_template else 'has none'}."
                 )
         if self._part == "first token" and self.system_prompt:

@@ -326,7 +326,10 @@ CALLBACKS: dict[str, tuple[L.Callback, str]] = {
     "LearningRateFinder, Tuner.lr_find": (LearningRateFinder(), "by reward or accuracy"),
     "ModelPruning": (ModelPruning("l1_unstructured"), "know them by their names"),
     "BackboneFinetuning": (BackboneFinetuning(), "a PolicyModule of your own"),
-    "OnExceptionCheckpoint": (OnExceptionCheckpoint("."), "saves at a bad end by itself"),
+    "OnExceptionCheckpoint": (
+        OnExceptionCheckpoint("."),
+        "saves by itself when an error or a signal ends it",
+    ),
     "SpikeDetection": (SpikeDetection(), "lrl.callbacks.Health"),
 }
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

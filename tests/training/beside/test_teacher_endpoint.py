@@ -1,5 +1,8 @@
 """A teacher on a server of its own: its log-probs are those of the model, nothing is trained without
-them, and what cannot teach is refused before a run."""
+them, and what cannot teach is refused before a run.
+
+Covers lrl/training/beside/teacher.py.
+"""
 
 from __future__ import annotations
 

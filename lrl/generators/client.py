@@ -103,7 +103,8 @@ class GeneratorClient:
                     self.last_token_at = asyncio.get_running_loop().time()
                     head = json.loads(line)
                     if number := head.get("flushed"):
-                        self._tell(name, number)
+                        self._flushed[name] = number
+                        self._tell()
                         if leaves():
                             return
                     else:
@@ -113,7 +114,8 @@ class GeneratorClient:
             # MalformedResponse, no JSON, or a frame that breaks off.
             raise GeneratorError(f"{self.name}: {WRITE}: {error}.") from error
         finally:
-            self._tell(name, None)
+            del self._flushed[name]
+            self._tell()
 
     async def flush(self, deadline_s: float) -> None:
         """Waits until the rollouts of `write` have all tokens that the generator has written so
@@ -133,13 +135,7 @@ class GeneratorClient:
                 f"{self.name}: {FLUSH}: not all tokens came within {deadline_s:g} s."
             ) from error
 
-    def _tell(self, name: str, number: int | None) -> None:
-        """Notes that the mark of a flush came to a request, or with None that the request has
-        ended."""
-        if number is None:
-            del self._flushed[name]
-        else:
-            self._flushed[name] = number
+    def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
@@ -156,11 +152,8 @@ class GeneratorClient:
         }
         response = await self.post(GENERATE, body, deadline_s=deadline_s)
         try:
-            entries = response["prompt_logprobs"][1:]
-            return [
-                entry[str(token)]["logprob"]
-                for entry, token in zip(entries, token_ids[1:], strict=True)
-            ]
+            entries = zip(response["prompt_logprobs"][1:], token_ids[1:], strict=True)
+            return [entry[str(token)]["logprob"] for entry, token in entries]
         except (KeyError, TypeError, ValueError) as error:
             text = str(response)[:300]
             raise GeneratorError(
@@ -169,10 +162,9 @@ class GeneratorClient:
 
     async def heartbeat(self, deadline_s: float) -> None:
         """Requests one token, which involves every process of the server."""
-        parameters = {"max_tokens": 1, "temperature": 0.0}
         body = {
             "token_ids": [0],
-            "sampling_params": parameters,
+            "sampling_params": {"max_tokens": 1, "temperature": 0.0},
             "priority": TOP_PRIORITY,
             "cache_salt": "heartbeat",
         }
@@ -186,7 +178,6 @@ class GeneratorClient:
         return await self._call("POST", route, body, deadline_s)
 
     async def get(self, route: str, *, deadline_s: float) -> Any:
-        """Returns the JSON of a GET request; see `post`."""
         return await self._call("GET", route, None, deadline_s)
 
     async def _call(
@@ -203,7 +194,8 @@ class GeneratorClient:
         self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Opens the stream of a response; turns every failure into a `GeneratorError`."""
-        if self._closed:  # by an eviction; aiohttp's own is a RuntimeError, and a sync that came to it ended the run
+        # By an eviction. aiohttp's own error is a RuntimeError, which a sync did not expect.
+        if self._closed:
             raise GeneratorError(
                 f"{self.name}: {route} was not sent: the run has closed its connections."
             )
@@ -264,14 +256,17 @@ class ResponseStream:
         self._starts = [len(rollout.token_ids) for rollout in rollouts]
 
     def take(self, head: dict[str, Any], numbers: bytes) -> None:
-        """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob or
-        version."""
+        """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob,
+        version or end."""
         if "parts" not in head:
             raise MalformedResponse(f"the stream carries {str(head)[:300]}")
         for part in unpack(head, numbers):
             self._append(part)
-            if part.finish_reason is not None:
-                self._finish(part)
+            if (reason := part.finish_reason) is not None:
+                if reason not in FINISH_REASONS:
+                    raise MalformedResponse(f"a response ended with finish_reason {reason!r}")
+                self._rollouts[part.number].finish_reason = reason
+                self._ended()
 
     def end(self) -> None:
         """Ends the stream; raises MalformedResponse if a response has not ended."""
@@ -304,9 +299,3 @@ class ResponseStream:
         rollout.versions[start:] = chain.from_iterable(
             repeat(version, count) for version, count in counts
         )
-
-    def _finish(self, part: Part) -> None:
-        if part.finish_reason not in FINISH_REASONS:
-            raise MalformedResponse(f"a response ended with finish_reason {part.finish_reason!r}")
-        self._rollouts[part.number].finish_reason = part.finish_reason
-        self._ended()

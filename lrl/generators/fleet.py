@@ -98,15 +98,13 @@ class Fleet:
 
     @property
     def reissued(self) -> int:
-        """Responses that continued on another generator because theirs was lost."""
         return sum(pool.reissued for pool in self.pools)
 
     @property
     def moved(self) -> int:
-        """Responses that migrated to an idle generator."""
         return sum(pool.requests.moved for pool in self.pools)
 
-    def start(self, interrupted: Callable[[], None] | None = None) -> None:
+    def start(self, interrupted: Callable[[], None] = lambda: None) -> None:
         """Starts all servers, waits until they are ready, and begins to monitor them.
 
         Args:

@@ -1,7 +1,8 @@
 """The form in which tokens travel from a generator to the trainer: a line of JSON, then numbers in
 binary.
 
-    {"parts": [[number, tokens, finish_reason, versions], ...]}\\n  token ids, int32  log-probs, float32
+    {"parts": [[number, tokens, finish_reason, versions], ...]}\\n
+    token ids, int32, and log-probs, float32
 
 A frame has the new tokens of several responses to one prompt. Numbers are in the order of the
 machine, little-endian on all that vLLM runs on. Two other frames have no numbers:

@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 KeysAndValues = Literal["recompute", "keep"]
 """The fate of the keys and values of half-written responses at a pause."""
 IDLE_S = 1.0
-"""Seconds after which a generator without a request has none to write; requests that wait come at
-once."""
+"""Seconds after which a generator without a request has none to write."""
 FLUSH_DEADLINE_S = 5.0
 """For tokens on their way; a generator that needs longer is in trouble, and nobody waits for it."""
 CONTROL_DEADLINE_S = 60.0
@@ -46,13 +45,10 @@ class State(Enum):
     NEW = "new"
     """Has no request: before its first sync, and until it is proved."""
     PAUSED = "paused"
-    """Writes nothing, from a pause to the resume."""
     SERVING = "serving"
-    """Writes, and takes requests."""
     DRAINING = "draining"
     """Writes on, and takes no new request: a sync is about to pause it."""
     EVICTED = "evicted"
-    """Has ended for this run."""
 
 
 @dataclass(eq=False)
@@ -87,13 +83,11 @@ class Generator(Slots):
         self.eviction: str | None = None
         """The reason of its eviction; None before."""
         self.pauses = 0
-        """Number of pauses so far."""
         self.stopwatch = Stopwatch(lambda: asyncio.get_running_loop().time())
         """Seconds by activity (`lrl.system.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
-        """Time since when it takes requests, on the clock of the loop; None before its first proof."""
+        """When it was first proved, on the clock of the loop; None before."""
         self.stats = GeneratorStats()
-        """Counts of its work."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
         # Requests that end at the mark of the next flush.
         self._leaving: set[asyncio.Task[Any]] = set()
@@ -114,11 +108,7 @@ class Generator(Slots):
 
     def is_of_use(self, now: float) -> bool:
         """Whether it has written part of a response, or serves since more than `IDLE_S` and nobody
-        needs it.
-
-        Args:
-            now: Time on the clock of the loop.
-        """
+        needs it; `now` is on the clock of the loop."""
         if self.client.last_token_at:
             return True
         if self.load or not self.serving or self.served_from is None:
@@ -150,6 +140,10 @@ class Generator(Slots):
             for tell in ended:
                 tell()
 
+        # Fresh responses share a request, which costs the server less; the others have prompts of
+        # different lengths.
+        fresh = [rollout for rollout in rollouts if not rollout.token_ids]
+        parts = [[rollout] for rollout in rollouts if rollout.token_ids]
         requests = {
             asyncio.create_task(
                 self.client.write(
@@ -163,7 +157,7 @@ class Generator(Slots):
                     leaves=lambda: asyncio.current_task() in self._leaving,
                 )
             ): part
-            for part in in_requests(rollouts)
+            for part in ([fresh, *parts] if fresh else parts)
         }
         self.stats.begin(len(work.prompt.token_ids), list(requests.values()))
         self._requests |= requests
@@ -294,14 +288,6 @@ class Generator(Slots):
             state = "idle" if self.passed_over else "starved"
         self.stopwatch.enter(state)
         self.stats.set_active(writes, asyncio.get_running_loop().time())
-
-
-def in_requests(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-    """Divides rollouts into requests: the fresh ones share one, which costs the server less; the
-    others have prompts of different lengths, one request each."""
-    fresh = [rollout for rollout in rollouts if not rollout.token_ids]
-    begun = [[rollout] for rollout in rollouts if rollout.token_ids]
-    return [fresh, *begun] if fresh else begun
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:

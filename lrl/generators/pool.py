@@ -1,8 +1,8 @@
 """Generators that are synced together and hold the same version.
 
 A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a
-sync and serves once it is proved. It is evicted at its first failure, and its half-written responses
-continue on another generator.
+sync and serves once it is proved. It is evicted at its first failure, and its half-written
+responses continue on another generator.
 """
 
 import asyncio
@@ -50,14 +50,12 @@ class GeneratorPool:
         self.on_evicted: Callable[[Generator], None] = lambda generator: None
         """Called with each evicted generator."""
         self.syncing = False
-        """Whether a sync is under way."""
         self.has_served = False
         """Whether any generator was ever proved."""
         self.alone_since: float | None = None
         """Start of the current outage (`OutageLimit`), as a waiting trainer saw it, on
         `time.monotonic`."""
         self.last_loss = ""
-        """The reason of the last eviction."""
         self._changed = asyncio.Condition()
 
     @property
@@ -247,13 +245,10 @@ class GeneratorPool:
         await self.wake()
 
     async def prove(self, generators: Sequence[Generator], prove: Prove) -> dict[Generator, str]:
-        """Proves each of `generators`; a failure evicts it.
+        """Proves each of `generators`, and returns those that failed, with the reason.
 
-        Before the first one ever passed, a failure evicts nothing: the run is set up wrongly, and
-        the caller says so.
-
-        Returns:
-            The generators that failed, with the reason.
+        A failure evicts a generator. Before the first one ever passed it evicts nothing: the run is
+        set up wrongly, and the caller says so.
         """
         failed: dict[Generator, str] = {}
         clock = asyncio.get_running_loop().time
@@ -263,14 +258,12 @@ class GeneratorPool:
             try:
                 await prove(generator)
             except GeneratorError as error:
-                seconds = clock() - started
-                why = (
-                    f"proof of weight version {generator.version} failed after {seconds:.1f} s: "
-                    f"{error}"
+                failed[generator] = (
+                    f"proof of weight version {generator.version} failed after "
+                    f"{clock() - started:.1f} s: {error}"
                 )
-                failed[generator] = why
                 if self.has_served:
-                    self.evict(generator, why)
+                    self.evict(generator, failed[generator])
             else:
                 generator.open()
                 await self.wake()

@@ -41,7 +41,7 @@ TRAINER_ONLY = (
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
 """Variables of the trainer's process group, besides MASTER_* and TORCHELASTIC_*, which vLLM would
-obey, and those of its allocator: in expandable segments vLLM's own all-reduce fails (vllm#42609)."""
+obey, and those of its allocator: in expandable segments vLLM's all-reduce fails (vllm#42609)."""
 
 LOG_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[[^\]]*\] )?")
 """vLLM's prefix of each line of a process, and of each logged line."""
@@ -119,7 +119,6 @@ class Server:
 
     @property
     def location(self) -> Location:
-        """Its location for the trainer and for other generators."""
         return self.settings.endpoint.location(self.port)
 
     @property
@@ -165,7 +164,7 @@ class Server:
         self._deadline = time.monotonic() + self.settings.start_timeout_s
         log.info("%s starts at %s; its log is %s", self.name, self.url, self.log_path)
 
-    def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
+    def wait_ready(self, interrupted: Callable[[], None] = lambda: None) -> None:
         """Waits until the generator answers; calls `interrupted` at every poll, which raises to end
         the wait.
 
@@ -174,8 +173,7 @@ class Server:
                 `start`.
         """
         while not self.ready():
-            if interrupted is not None:
-                interrupted()
+            interrupted()
             time.sleep(POLL_S)
 
     def ready(self) -> bool:
@@ -207,23 +205,21 @@ class Server:
             return
         with contextlib.suppress(BrokenPipeError), running.stdin as pipe:
             pipe.write(b".")
+        limit_s = self.settings.stop_timeout_s
         try:
-            running.wait(self.settings.stop_timeout_s)
+            running.wait(limit_s)
         except subprocess.TimeoutExpired:
-            log.warning(
-                "%s did not stop within stop_timeout_s=%g; killing it",
-                self.name,
-                self.settings.stop_timeout_s,
-            )
+            log.warning("%s did not stop within stop_timeout_s=%g; killing it", self.name, limit_s)
             running.kill()
         if running.wait() < 0:
             supervisor.clear(self._scratch, self.own_files)
 
     def log_tail(self) -> str:
-        """See `end_of`; of the log since the last start, empty before the first."""
+        """See `end_of`."""
         return end_of(self._log())
 
     def _log(self) -> str:
+        """The log since the last start; empty before the first."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as file:
@@ -257,13 +253,9 @@ class Server:
         gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
         flags |= gpu if self.devices else cpu_backend.flags(settings)
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
-        # vLLM puts each middleware around those before it: the token's is the last, and guards them
-        # all.
-        layers = [
-            "lrl.vllm_plugin.write_route.WriteRoute",
-            *self.middleware,
-            "lrl.system.auth.TokenMiddleware",
-        ]
+        # vLLM puts each middleware around those before it: the token's guards them all.
+        first, last = "lrl.vllm_plugin.write_route.WriteRoute", "lrl.system.auth.TokenMiddleware"
+        layers = [first, *self.middleware, last]
         around = [word for layer in layers for word in ("--middleware", layer)]
         # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a
         # `random.py`.
@@ -355,8 +347,8 @@ def _visible_devices(devices: Sequence[int]) -> str:
     names = visible.split(",")
     if beyond := [index for index in devices if index >= len(names)]:
         raise ConfigError(
-            f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={visible!r}: give fewer "
-            "devices."
+            f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={visible!r}: give "
+            "fewer devices."
         )
     return ",".join(names[index] for index in devices)
 

@@ -1,4 +1,4 @@
-"""All members of a run, from the opened registry to the end: rank 0 admits, loses and releases them.
+"""All members of a run: rank 0 admits, loses and releases them.
 
 A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops
 its process. A member without weights gets work as soon as rank 0 reaches it, and one that was only
@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -238,22 +239,18 @@ class GeneratorAdmission:
 
     def _report(self, number: int, generator: Generator) -> None:
         """Writes each change of a generator's status to the registry, until the status is over."""
-        before = self.registry.view(Kind.GENERATOR, number).status
-        status = self._status_of(generator)
-        if status is before or before.over:
-            return
-        self.registry.set_status(
-            Kind.GENERATOR, number, status, version=generator.version, why=generator.eviction or ""
-        )
-        self.fleet.joined += status is Status.SERVING
-
-    def _status_of(self, generator: Generator) -> Status:
-        has_served = generator.served_from is not None
-        if generator.eviction is not None:
-            return Status.LOST if has_served else Status.REFUSED
-        if has_served:
-            return Status.SERVING
-        return Status.PENDING if generator in self.fleet.generators else Status.STARTING
+        before, why = self.registry.view(Kind.GENERATOR, number).status, generator.eviction
+        if generator.served_from is not None:
+            status = Status.SERVING if why is None else Status.LOST
+        elif why is not None:
+            status = Status.REFUSED
+        else:
+            status = Status.PENDING if generator in self.fleet.generators else Status.STARTING
+        if status is not before and not before.over:
+            self.registry.set_status(
+                Kind.GENERATOR, number, status, version=generator.version, why=why or ""
+            )
+            self.fleet.joined += status is Status.SERVING
 
 
 def leave_refusal(fleet: Fleet, generator: Generator) -> str:
@@ -291,7 +288,7 @@ class WorkerAdmission:
             if member.status is Status.STARTING and number not in self._admissions:
                 task = asyncio.get_running_loop().create_task(self._admit(member))
                 self._admissions[number] = task
-                task.add_done_callback(lambda _, number=number: self._admissions.pop(number))  # type: ignore[misc]
+                task.add_done_callback(partial(self._admissions.pop, number))
         known = {each.number: each for each in self.members.all}
         for number in self.registry.leaving(Kind.WORKER):
             self._release(number, known.get(number))

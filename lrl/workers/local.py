@@ -14,8 +14,7 @@ _END_S = 10.0
 
 
 class LocalWorkers:
-    """Workers on a thread of their own, from `start` to `close`. Any thread, and any event loop, may
-    use them.
+    """Workers on a thread of their own, from `start` to `close`, for any thread and event loop.
 
     Args:
         spec: What they run.
@@ -60,7 +59,7 @@ class LocalWorkers:
             raise
 
     def close(self) -> None:
-        """Kills the workers, whatever they are doing. Idempotent."""
+        """Kills the workers. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.wait(self._end(), _END_S, "ending workers")

@@ -60,7 +60,6 @@ class WorkerPool:
         return self.job_on(least_busy(machines, self.spec.name)) if machines else None
 
     def job_on(self, machine: Workers) -> WorkerJob:
-        """Returns a job for a machine."""
         machine.jobs[self.spec.name] += 1
         return WorkerJob(self, machine, next(self._numbers))
 
@@ -72,7 +71,7 @@ class WorkerPool:
         self.started = True
 
     def close(self) -> None:
-        """Kills the workers of this machine, whatever they are doing. Idempotent."""
+        """Kills the workers of this machine. Idempotent."""
         self.started = False
         self.members.close()
         self.local.close()
@@ -82,8 +81,8 @@ class WorkerPool:
 class WorkerJob:
     """A group to score, or an episode, on one machine.
 
-    Each call raises CallFailed if the job has failed, and WorkerLost if its worker has ended through
-    no fault of the job.
+    Each call raises CallFailed if the job has failed, and WorkerLost if its worker has ended
+    through no fault of the job.
     """
 
     pool: WorkerPool
@@ -102,7 +101,6 @@ class WorkerJob:
         return await self._ask({"begin": b64encode(packed).decode()}, read)
 
     async def turn(self, turn: dict[str, Any], read: Read[A]) -> A:
-        """Takes a turn of the policy."""
         return await self._ask({"turn": turn}, read)
 
     def end(self, why: str = "") -> None:
@@ -134,7 +132,6 @@ class Members:
         self.last_loss = ""
         """Name and reason of the member that was removed last; empty before."""
         self._known: dict[int, RemoteWorkers] = {}  # also removed ones
-        self._removed: set[int] = set()
         self._lock = threading.Lock()
         for pool in pools:
             pool.members = self
@@ -162,7 +159,7 @@ class Members:
     def all(self) -> list[RemoteWorkers]:
         """The members that were added and not removed."""
         with self._lock:
-            return [each for number, each in self._known.items() if number not in self._removed]
+            return [each for each in self._known.values() if not each.removed]
 
     @property
     def ready(self) -> list[RemoteWorkers]:
@@ -184,24 +181,21 @@ class Members:
         )
 
     def add(self, member: RemoteWorkers) -> None:
-        """Adds a member, which gets work from now on."""
         with self._lock:
             self._known[member.number] = member
-            self._removed.discard(member.number)
 
     def remove(self, number: int, why: str) -> bool:
         """Removes a member, whose work goes to others; returns whether it was there."""
         with self._lock:
-            if number in self._removed or number not in self._known:
+            member = self._known.get(number)
+            if member is None or member.removed:
                 return False
-            self._removed.add(number)
-        member = self._known[number]
+            member.removed = True
         self.last_loss = f"{member.name}: {why}"
         member.lose(why)
         return True
 
     def close(self) -> None:
-        """Removes all members."""
         for member in self.all:
             self.remove(member.number, "the run has ended")
 

@@ -58,19 +58,16 @@ class WorkerSpec:
         return self.start_timeout_s + 4 * self.timeout_s * (jobs if self.one_call else 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields of a JSON object."""
         return asdict(self) | {"code": b64encode(self.code).decode()}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> WorkerSpec:
-        """Returns the spec of these fields; raises KeyError, TypeError or ValueError for others."""
         return cls(**fields | {"code": b64decode(fields["code"])})
 
 
 class WorkerProcess(asyncio.Protocol):
-    """A worker. Make and use it on one event loop, whose thread outlives it: Linux ends a worker with
-    the thread that started it.
-    """
+    """A worker. Make and use it on one event loop, whose thread outlives it: Linux ends a worker
+    with the thread that started it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.jobs = 0
@@ -78,8 +75,8 @@ class WorkerProcess(asyncio.Protocol):
         self.lost = ""
         """Why it takes no more calls; empty if it does."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when it has loaded the code; has a ConfigError if it cannot, and a TimeoutError if it
-        has not in time."""
+        """Done when it has loaded the code; has a ConfigError if it cannot, and a TimeoutError if
+        it has not in time."""
         self._spec = spec
         self._refusal = ""
         self._ended_by_a_job = False
@@ -135,7 +132,6 @@ class WorkerProcess(asyncio.Protocol):
             self._end(why)
 
     def join(self) -> None:
-        """Waits for the end of its process."""
         self._process.join(_END_S)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -144,7 +140,6 @@ class WorkerProcess(asyncio.Protocol):
             transport.write(json.dumps(message).encode() + b"\n")
 
     def data_received(self, data: bytes) -> None:
-        """Takes the answers that are whole; see `asyncio.Protocol`."""
         self._received += data
         if b"\n" not in data:
             return
@@ -157,7 +152,6 @@ class WorkerProcess(asyncio.Protocol):
             self._connection.result()[0].close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Notes its end; see `asyncio.Protocol`."""
         self._tasks.append(asyncio.ensure_future(self._note_end()))
 
     async def _note_end(self) -> None:

@@ -58,6 +58,8 @@ class RemoteWorkers:
         self.name = f"worker {self.number} on {self.node}"
         self.lost = ""
         """Why it gets no more work; empty if it does."""
+        self.removed = False
+        """Whether it is no longer a member of the run."""
         self.leaving_since: float | None = None
         """Since when it gets no new work and leaves, in monotonic seconds; None if it stays."""
         self.jobs: Counter[str] = Counter()
@@ -93,7 +95,7 @@ class RemoteWorkers:
         deadline_s = 2 * spec.limit_s(self.jobs[spec.name])
         route = f"{CALLS}/{spec.name}/{job}"
 
-        async def answer() -> T | CallFailed | WorkerLost:
+        async def answer() -> T:
             answered = await self._request("POST", route, deadline_s, call)
             match answered:
                 case {"replaced": int(replaced)}:
@@ -101,10 +103,7 @@ class RemoteWorkers:
                     return self._read(answered, read)
             raise BadAnswer(f"{str(answered)[:80]!r} is no answer to a call")
 
-        found = await self._answered(answer())
-        if isinstance(found, CallFailed | WorkerLost):
-            raise found
-        return found
+        return await self._answered(answer())
 
     def tell(self, spec: WorkerSpec, job: int, why: str) -> None:
         """Ends an episode; `why` is for those who still ask in it."""
@@ -117,14 +116,14 @@ class RemoteWorkers:
         with suppress(WorkerLost):  # then it has ended with all others
             await self._answered(self._request("DELETE", route, CHECK_S, {"end": why}))
 
-    def _read(self, found: dict[str, Any], read: Callable[[Any], T]) -> T | CallFailed | WorkerLost:
+    def _read(self, found: dict[str, Any], read: Callable[[Any], T]) -> T:
         match found:
             case {"failed": [str(kind), str(text), int() | None as item, int() | None as part]} if (
                 kind in FAILURES
             ):
-                return CallFailed(kind, f"{text} ({self.name})", item, part)
+                raise CallFailed(kind, f"{text} ({self.name})", item, part)
             case {"lost": str(why), "by_other": bool(by_other)}:
-                return WorkerLost(f"{why} ({self.name})", by_other=by_other)
+                raise WorkerLost(f"{why} ({self.name})", by_other=by_other)
             case {"answer": answer}:
                 return read(answer)
         raise BadAnswer(f"{str(found)[:80]!r} is no answer to a call")
@@ -139,12 +138,13 @@ class RemoteWorkers:
         request = asyncio.create_task(work)
         self._requests[request] = asyncio.get_running_loop()
         try:
-            self._raise_if_lost()
+            if self.lost:
+                raise WorkerLost(self.lost)
             return await request
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # then `lose` has cancelled the request
-                self._raise_if_lost()
+            if self.lost and task and not task.cancelling():  # `lose` has cancelled the request
+                raise WorkerLost(self.lost) from None
             raise
         except (OSError, BadAnswer) as error:
             self.lose(str(error))
@@ -152,10 +152,6 @@ class RemoteWorkers:
         finally:
             request.cancel()
             del self._requests[request]
-
-    def _raise_if_lost(self) -> None:
-        if self.lost:
-            raise WorkerLost(self.lost)
 
     async def _request(
         self, method: str, route: str, deadline_s: float, message: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
-"""What runs in a worker's process: it loads the user's code and answers calls, in lines of JSON over
-a socket.
+"""What runs in a worker's process: it loads the user's code and answers calls, in lines of JSON
+over a socket.
 
-    {"job": 7, "begin": BASE64}    score a group, or begin an episode; the pickled prompt and columns
+    {"job": 7, "begin": BASE64}    score a group, or begin an episode; pickled prompt and columns
     {"job": 7, "turn": {...}}      take a turn of the policy
     {"job": 7, "end": WHY}         end the episode
 
@@ -93,8 +93,8 @@ def main(
 
 
 def line(message: dict[str, Any]) -> bytes:
-    """Returns the line of a message; raises TypeError or ValueError for one that the other end could
-    not read."""
+    """Returns the line of a message; raises TypeError or ValueError for one that the other end
+    could not read."""
     found = json.dumps(message).encode() + b"\n"
     if len(found) > LONGEST_LINE:
         raise ValueError(f"the reply has {len(found):,} bytes; at most {LONGEST_LINE:,} are sent")
@@ -109,7 +109,7 @@ def calls(connection: socket.socket) -> Iterator[dict[str, Any]]:
 
 
 class ProcessClock:
-    """The clock of a deadline: counts the seconds, from now on, in which the main thread of a process
+    """The clock of a deadline: the seconds, from now on, in which the main thread of a process
     computes or sleeps, without its waits for a processor: a busy machine is no fault of the code.
     Only Linux tells; elsewhere those waits count.
     """

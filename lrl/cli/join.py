@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     member fails, 2 if the command is wrong or the run does not take the member."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    unused = "workers" if Kind(args.kind).has_weights else "devices"
+    unused = "workers" if Kind(args.kind) is Kind.GENERATOR else "devices"
     if getattr(args, unused):
         parser.error(f"--{unused}: a member of kind {args.kind} has none")
     with_current_folder()  # for workers, which import the rewards or the environment
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = Kind(args.kind)
     overrides = LocalOverrides(
         args.devices,
-        0 if kind.has_weights else args.workers or usable_cores(),
+        0 if kind is Kind.GENERATOR else args.workers or usable_cores(),
         endpoint=endpoint,
         run_cert=args.run_cert,
         number=args.number,

@@ -89,7 +89,6 @@ class Fleet:
 
     @property
     def pools(self) -> list[GeneratorPool]:
-        """The rollout pool, and the evaluation pool if there is one."""
         return [self.rollouts] if self.evaluation is None else [self.rollouts, self.evaluation]
 
     @property
@@ -209,8 +208,7 @@ class Fleet:
         await generator.client.close()
 
     async def _close(self, lost: Generator) -> None:
-        """Closes the connections to a lost generator, whose slot replaces it; forgets another
-        process's generator."""
+        """Has its slot replace a lost generator; forgets another process's."""
         if (slot := self._slot_of(lost)) is None:
             await self._forget(lost)
         else:

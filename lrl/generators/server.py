@@ -44,7 +44,7 @@ TRAINER_ONLY = (
 obey, and those of its allocator: in expandable segments vLLM's all-reduce fails (vllm#42609)."""
 
 LOG_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[[^\]]*\] )?")
-"""vLLM's prefix of each line of a process, and of each logged line."""
+"""Of each line of a process of vLLM, and of each logged line."""
 EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception)(?:: |$)")
 ARGUMENT = re.compile(r"^\S+: error: ")
 """The start of argparse's error."""
@@ -60,7 +60,7 @@ class Server:
 
     Args:
         model: Folder or hub name of the model.
-        settings: Settings of the server.
+        settings: Its settings.
         backend: vLLM's name of the weight-transfer engine.
         devices: CUDA indices as the trainer counts them, `settings.tensor_parallel_size` of them;
             empty for CPU.
@@ -123,12 +123,12 @@ class Server:
 
     @property
     def own_files(self) -> str:
-        """Prefix of the name of this generator's own folder in /dev/shm."""
+        """Prefix of its own folder in /dev/shm."""
         return f"lrl-{self.run_id}-generator-{self.number}-"
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs; it may still be starting."""
+        """Whether it runs; it may still be starting."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def processes(self) -> list[psutil.Process]:
@@ -227,8 +227,7 @@ class Server:
             return file.read().decode(errors="replace")
 
     def command(self) -> list[str]:
-        """Returns vLLM's command line: the flags that lrl relies on, the settings, and the user's
-        own flags."""
+        """Returns vLLM's command line."""
         settings = self.settings
         flags: dict[str, Any] = {
             "model": self.model,
@@ -262,8 +261,8 @@ class Server:
         return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
-        """Returns the trainer's environment without what is the trainer's alone, and with
-        vLLM's."""
+        """Returns the trainer's environment with vLLM's, and without what is the trainer's
+        alone."""
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -340,8 +339,7 @@ def _mixed(*parts: int) -> int:
 
 
 def _visible_devices(devices: Sequence[int]) -> str:
-    """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own
-    CUDA_VISIBLE_DEVICES."""
+    """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return ",".join(map(str, devices))
     names = visible.split(",")

@@ -1,5 +1,4 @@
-"""Token counts of a generator, kept while its responses grow in place; its speed is computed from
-them."""
+"""Token counts of a generator, from which its speed is computed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -59,12 +58,11 @@ class GeneratorStats:
     def cached_tokens(self) -> int:
         """Tokens in the KV cache for unfinished responses that have begun, prompts included. It
         lacks those on their way, which a pause sends before it is answered."""
-        begun = [
-            (prompt, one)
+        return sum(
+            prompt + len(one.token_ids)
             for prompt, one in self._writing.values()
             if one.token_ids and not one.finished
-        ]
-        return sum(prompt + len(rollout.token_ids) for prompt, rollout in begun)
+        )
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
         """Adds the responses to one prompt, by request; the responses of a request share its
@@ -85,7 +83,7 @@ class GeneratorStats:
             self._written += len(rollout.token_ids)
 
     def set_active(self, writes: bool, now: float) -> None:
-        """Notes at time `now` whether the generator writes."""
+        """Notes whether the generator writes from `now` on."""
         if not writes:
             self._since = None
         elif self._since is None:

@@ -4,11 +4,9 @@ trainer is gone.
     python -P supervisor.py OWNER RUN_PREFIX OWN_PREFIX SCRATCH COMMAND ...
 
 runs in its own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin
-is a pipe; the trainer holds the other end from the first moment. A byte means "stop, the run
-continues"; the end of the pipe without one means that the trainer ended, by whatever signal. vLLM
-is a tree of processes (API server, EngineCore, workers, resource tracker), and its lower parts
-survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its
-child.
+is a pipe from the trainer: a byte means "stop, the run continues", and its end without one that the
+trainer has ended, by whatever signal. vLLM is a tree of processes, whose lower parts survive a
+SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child.
 
 Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends.
 The supervisor has one thread only, so for its own child it is a safe second line, should the
@@ -144,13 +142,16 @@ def make_scratch() -> str:
 
 
 def clear(scratch: str, own_prefix: str) -> None:
-    """Cleans up after a killed supervisor: ends vLLM, and removes the files that it left, fetched
-    weights as large as the model among them. See `supervise` for the arguments."""
+    """Cleans up after a killed supervisor: ends vLLM, and removes its files, such as fetched
+    weights. See `supervise` for the arguments."""
     shared: set[int] = set()
 
     def scan() -> list[psutil.Process]:
+        # psutil has None for the environment of an ended or foreign process.
         living = [
-            process for process in psutil.process_iter() if _variable(process, "TMPDIR") == scratch
+            process
+            for process in psutil.process_iter(["environ"])
+            if (process.info["environ"] or {}).get("TMPDIR") == scratch
         ]
         shared.update(mapped(process.pid for process in living))
         return living
@@ -158,13 +159,6 @@ def clear(scratch: str, own_prefix: str) -> None:
     wait_or_kill(scan, End.STOPPED.value)  # vLLM has got its SIGTERM with the supervisor's end
     remove_shared((own_prefix,), shared - mapped(psutil.pids()))
     shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _variable(process: psutil.Process, name: str) -> str | None:
-    """Returns a variable of its environment; None also for an ended or foreign process."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.environ().get(name)
-    return None
 
 
 def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
@@ -189,8 +183,7 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
 def supervise(
     owner: int, run_prefix: str, own_prefix: str, *, scratch: str, command: list[str]
 ) -> int:
-    """Runs `command` until the first reason to end it, ends all of it, and removes the files it
-    left.
+    """Runs `command` until the first reason to end it, ends all of it, and removes its files.
 
     Args:
         owner: Process id of the trainer.

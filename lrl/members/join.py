@@ -44,7 +44,7 @@ class LocalOverrides:
     devices: list[int] = field(default_factory=list)
     """CUDA indices of a generator; empty on a CPU."""
     workers: int = 0
-    """Processes of a member without weights."""
+    """Processes of a member with workers."""
     endpoint: dict[str, Any] = field(default_factory=dict)
     """The fields of `Endpoint` for this machine."""
     run_cert: str | None = None
@@ -65,7 +65,7 @@ def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
         RuntimeError: The server did not start, or has ended.
     """
     client = find_run(run, overrides.run_cert)
-    session = JoiningGenerator if kind.has_weights else JoiningWorkers
+    session = JoiningGenerator if kind is Kind.GENERATOR else JoiningWorkers
     return session(run, kind, client, spec=client.spec(), overrides=overrides).run()
 
 
@@ -105,10 +105,7 @@ class JoinEnded(Exception):
 
 @dataclass(eq=False)
 class JoinSession(ABC):
-    """A joining member, from the start of its server to the end.
-
-    Its making raises ValueError if a member on this machine cannot meet the run's requirements.
-    """
+    """A joining member, from the start of its server to the end."""
 
     run_name: str
     """Folder or URL, as the user gave it."""
@@ -160,14 +157,15 @@ class JoinSession(ABC):
                 self.client.withdraw(self.kind, self.number, failure)
 
     def say(self, line: str) -> None:
-        """Prints a line."""
         sys.stdout.write(f"{self.kind} {self.number}: {line.rstrip('.')}.\n")
         sys.stdout.flush()
 
     def waiting(self) -> None:
-        """Renews the lease; raises JoinEnded if the run has ended, or after a signal."""
+        """Renews the lease; raises JoinEnded if the run has ended, or after a signal before the run
+        knows the member."""
         self._speak()
-        self._raise_if_interrupted()
+        if self._interrupted:
+            raise JoinEnded("ends before it has joined", 0)
 
     def _poll(self) -> None:
         before, member = self._status, self._speak()
@@ -176,8 +174,8 @@ class JoinSession(ABC):
                 raise JoinEnded(line, int(member.status not in (Status.LEFT, Status.ENDED)))
             self.say(line)
         self.raise_if_ended()
-        if member.status is Status.STARTING:
-            self._raise_if_interrupted()
+        if self._interrupted and member.status is Status.STARTING:
+            raise JoinEnded("ends before it has joined", 0)
         if self._interrupted and not self._requested:
             self.say("asks the run to let it leave. A second Ctrl-C ends it at once")
             self.client.ask_to_leave(self.kind, self.number, by_itself=True)
@@ -215,11 +213,6 @@ class JoinSession(ABC):
             workers=self.overrides.workers,
         )
 
-    def _raise_if_interrupted(self) -> None:
-        """Raises JoinEnded after a signal before the run knows the member."""
-        if self._interrupted:
-            raise JoinEnded("ends before it has joined", 0)
-
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         self._interrupted = True
         for each in SIGNALS:
@@ -228,7 +221,7 @@ class JoinSession(ABC):
 
 
 def status_line(member: Member) -> str:
-    """Returns the printed line for a member's status; empty for none."""
+    """Returns what is printed about a member's status; empty for nothing."""
     how = f"with {member.workers} workers" if member.workers else f"since version {member.version}"
     lines = {
         Status.PENDING: "the run has reached it. It joins at the next sync",
@@ -270,7 +263,6 @@ class JoiningGenerator(JoinSession):
             self.server.ready()  # raises, with the end of the log
 
     def make_server(self, model: str) -> Server:
-        """Returns its server, not started."""
         spec, number = self.spec, self.number
         transport = find_transport(spec.transport)
         return Server(

@@ -106,7 +106,7 @@ class Launcher(ABC):
     cores: int | None = None
     """CPU cores of each job; None if the job can see by itself how many it may use."""
     setting = "strategy.launcher"
-    """The setting that it is the value of, for errors."""
+    """Its own, for errors."""
 
     def __init__(self, jobs: int) -> None:
         at_least(1, type(self).__name__, jobs=jobs)
@@ -171,7 +171,7 @@ class Command(Launcher):
             replacement keeps.
 
     Raises:
-        ConfigError: There are no jobs, or there is no `{join}` in the command.
+        ConfigError: There is no `{join}` in it.
     """
 
     def __init__(self, jobs: int, command: str) -> None:
@@ -248,9 +248,6 @@ class Slurm(Command):
         jobs: How many.
         options: More words for srun, such as `--partition=gpu`, `--exact`, `--cpus-per-task=16`. It
             asks for the GPUs of a generator (`server.tensor_parallel_size`) by itself.
-
-    Raises:
-        ConfigError: There are no jobs.
     """
 
     def __init__(self, jobs: int, options: list[str] | None = None) -> None:
@@ -275,9 +272,6 @@ class Ray(Command):
         cpus: CPU cores of each, as Ray counts them; workers have a process for each. The GPUs of a
             generator are `server.tensor_parallel_size`, none on a CPU.
         resources: Ray's custom resources of each, such as `{"h100": 1}`.
-
-    Raises:
-        ConfigError: There are no jobs, or a number is not above 0.
     """
 
     def __init__(
@@ -377,7 +371,7 @@ class _LaunchedSlot(Slot):
             raise ConnectionError(str(error)) from error
         self.name = f"{kind} {self.number}"
         own: list[str] = []
-        if not kind.has_weights:
+        if kind is Kind.WORKER:
             own = [] if launcher.cores is None else ["--workers", str(launcher.cores)]
         elif devices := ",".join(map(str, launcher.devices(self.index))):
             own = ["--devices", devices]

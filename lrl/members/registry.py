@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -47,11 +47,7 @@ class Kind(StrEnum):
 
     GENERATOR = "generator"
     WORKER = "worker"
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether it has the policy's weights; others run the user's code (`lrl.workers`)."""
-        return self is Kind.GENERATOR
+    """Runs the user's code (`lrl.workers`); one member has several."""
 
 
 class Status(StrEnum):
@@ -61,10 +57,10 @@ class Status(StrEnum):
             │                       │                     │
             └──── cannot serve ─────┤                     └── silent, or at fault ──▶ LOST
                                     ▼                                                  │
-                                 REFUSED           one without weights speaks again ◀──┘
+                                 REFUSED                      a worker speaks again ◀──┘
                                                    (STARTING)
 
-    A member without weights is never PENDING, and may come back. Every member that is not over
+    A worker is never PENDING, and may come back. Every member that is not over
     becomes ENDED with the run.
     """
 
@@ -73,15 +69,12 @@ class Status(StrEnum):
     PENDING = "pending"
     """It waits for a sync, and to be proved."""
     SERVING = "serving"
-    """It gets requests."""
     LEFT = "left"
     """It has left at the request of a user or a signal."""
     LOST = "lost"
-    """It has served, and no longer does."""
     REFUSED = "refused"
     """It has never served, and cannot."""
     ENDED = "ended"
-    """The run is over."""
 
     @property
     def over(self) -> bool:
@@ -130,7 +123,7 @@ class Member:
     node: str = ""
     """The name of its machine."""
     workers: int = 0
-    """Processes of a member without weights."""
+    """Processes of a member with workers."""
     heard: float = 0.0
     """When it last spoke, on rank 0's monotonic clock; its lease ends `LEASE_S` later."""
     status: Status = Status.STARTING
@@ -152,12 +145,8 @@ class Member:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Member":
-        """Returns the member of these fields."""
-        typed = {
-            "kind": Kind(fields["kind"]),
-            "status": Status(fields["status"]),
-            "location": Location(**fields["location"]),
-        }
+        kind, status = Kind(fields["kind"]), Status(fields["status"])
+        typed = {"kind": kind, "status": status, "location": Location(**fields["location"])}
         return cls(**fields | typed)
 
 
@@ -171,8 +160,6 @@ class Registry:
         self._first = {Kind.GENERATOR: spec.generators, Kind.WORKER: 0}
         self._numbers = dict(self._first)
         self._lock = threading.Lock()
-
-    # ---- for processes that join or ask
 
     def claim(self, kind: Kind) -> int:
         """Returns a number that no member of this kind has had."""
@@ -194,18 +181,12 @@ class Registry:
             if not self._first[kind] <= number < self._numbers[kind]:
                 raise LookupError(f"nobody has taken the number {number} for a {kind} that joins")
             status = self._record(kind, number).status
-            # One without weights that was cut off holds nothing that could be old.
-            if status is Status.LOST and not kind.has_weights:
+            # A worker that was cut off holds no weights that could be old.
+            if status is Status.LOST and kind is Kind.WORKER:
                 status = Status.STARTING
-            return self._change(
-                kind,
-                number,
-                location=location,
-                node=node,
-                workers=workers,
-                heard=time.monotonic(),
-                status=status,
-            )
+            now = time.monotonic()
+            words = {"location": location, "node": node, "workers": workers, "status": status}
+            return self._change(kind, number, heard=now, **words)
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
         """Notes the end of a member's process; one that has not served and gives a reason is
@@ -226,7 +207,6 @@ class Registry:
             self._change(kind, number, leaving=True, leave_refusal="", by_itself=by_itself)
 
     def view(self, kind: Kind, number: int) -> Member:
-        """Returns the run's record of a member."""
         with self._lock:
             return self._record(kind, number)
 
@@ -234,8 +214,6 @@ class Registry:
         """Returns the numbers of the members of this kind that the run has admitted."""
         admitted = (Status.PENDING, Status.SERVING)
         return [each.number for each in self._joining(kind) if each.status in admitted]
-
-    # ---- for the run
 
     def alive(self, kind: Kind) -> dict[int, Member]:
         """Returns the members with a lease and an address, by number."""
@@ -301,8 +279,7 @@ class Registry:
 class RegistryServer(TokenServer):
     """Serves a registry; see `TokenServer`.
 
-    `terms` has the kinds of workers that the run takes, each with a function that returns what they
-    must know, as JSON.
+    `terms` returns what workers must know, as JSON; None if the run takes none.
     """
 
     def __init__(
@@ -311,10 +288,10 @@ class RegistryServer(TokenServer):
         endpoint: Endpoint,
         token: str,
         port: int = 0,
-        terms: Mapping[Kind, Callable[[], dict[str, Any]]] | None = None,
+        terms: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.registry = registry
-        self._terms_of = terms or {}
+        self._terms_of_workers = terms
         self.calls: dict[str, Callable[..., Any]] = {
             "spec": lambda: registry.spec,
             "terms": self._terms,
@@ -361,12 +338,12 @@ class RegistryServer(TokenServer):
         )
 
     def _terms(self, kind: Kind) -> dict[str, Any]:
-        if kind not in self._terms_of:
+        if kind is not Kind.WORKER or self._terms_of_workers is None:
             raise LookupError(f"the run takes no {kind}s")
-        return self._terms_of[kind]()
+        return self._terms_of_workers()
 
     def _claim(self, kind: Kind) -> int:
-        if not kind.has_weights:
+        if kind is Kind.WORKER:
             self._terms(kind)
         return self.registry.claim(kind)
 
@@ -382,17 +359,16 @@ class RegistryServer(TokenServer):
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        path = next((path for path in self._model_files() if path.name == name), None)
-        if path is None:
-            raise web.HTTPNotFound(text=f"the model of the run has no file {name!r}")
-        return web.FileResponse(path, chunk_size=PIECE_BYTES)
+        for path in self._model_files():
+            if path.name == name:
+                return web.FileResponse(path, chunk_size=PIECE_BYTES)
+        raise web.HTTPNotFound(text=f"the model of the run has no file {name!r}")
 
     def _model_files(self) -> list[Path]:
         """The files at the top of the model's folder; none if the model is a hub name."""
         spec = self.registry.spec
-        if not spec.serves_model:
-            return []
-        return sorted(path for path in Path(spec.model).iterdir() if path.is_file())
+        entries = Path(spec.model).iterdir() if spec.serves_model else ()
+        return sorted(path for path in entries if path.is_file())
 
 
 class RunClient:
@@ -412,7 +388,6 @@ class RunClient:
         return JoinSpec(**self._ask("spec"))
 
     def terms(self, kind: Kind) -> dict[str, Any]:
-        """Returns what the workers of a member of this kind must know, as JSON."""
         return dict(self._ask("terms", kind=kind))
 
     def joined(self, kind: Kind) -> list[int]:
@@ -440,8 +415,7 @@ class RunClient:
         self._ask("ask_to_leave", kind=kind, number=number, by_itself=by_itself)
 
     def fetch_model(self, folder: Path, interrupted: Callable[[], None] = lambda: None) -> None:
-        """Copies the run's model into `folder`. Between pieces it calls `interrupted`, which may
-        raise."""
+        """Copies the run's model into `folder`; `interrupted` may raise between pieces."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, size in self._ask("model").items():
             with (

@@ -52,9 +52,6 @@ class RunFile(Location):
             object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
 
 
-# ---- for the run
-
-
 def token_of_run() -> str:
     """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or a
     random one.
@@ -66,8 +63,7 @@ def token_of_run() -> str:
 
 
 def fault_without_token(setting: str, members: str) -> None:
-    """Notes a fault: others start the run's `members` (`setting` says so), without knowing its
-    token."""
+    """Notes a fault: `setting` says that others start the run's `members`, who lack its token."""
     fault(
         f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
         f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
@@ -84,13 +80,10 @@ def write_run_file(run: Path, server: RegistryServer) -> None:
 
 
 def remove_run_file(run: Path) -> None:
-    """Removes the file of `write_run_file`; raises OSError if it stays."""
+    """Removes it; raises OSError if it stays."""
     files = OwnerOnlyFolder(run / FOLDER)
     files.clear()
     files.path.rmdir()
-
-
-# ---- for other processes
 
 
 def find_run(run: str, certificate: str | None = None) -> RunClient:
@@ -229,6 +222,5 @@ def _is_supervisor(process: psutil.Process) -> bool:
 
 
 def _inode(path: Path) -> tuple[int, int]:
-    """Returns a file's identity, the same for every path to it."""
     status = os.stat(path)
     return status.st_dev, status.st_ino

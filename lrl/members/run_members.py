@@ -1,7 +1,7 @@
 """All members of a run: rank 0 admits, loses and releases them.
 
 A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops
-its process. A member without weights gets work as soon as rank 0 reaches it, and one that was only
+its process. A member with workers gets work as soon as rank 0 reaches it, and one that was only
 cut off comes again.
 """
 
@@ -60,19 +60,19 @@ class RunMembers:
         return self.server.registry
 
     def open(self, spec: JoinSpec, token: str, port: int) -> RegistryServer:
-        """Opens the registry at `port` (0 for a free one), and admits the members without weights.
+        """Opens the registry at `port` (0 for a free one), and admits workers.
 
         Raises:
             ConfigError: The port is taken.
         """
         workers = self.workers
-        terms = {} if workers is None else {Kind.WORKER: workers.terms}
+        terms = None if workers is None else workers.terms
         self.server = server = RegistryServer(
             Registry(spec), self.settings.endpoint, token=token, port=port, terms=terms
         )
         with best_effort("The address for joining members", self.folder):
             write_run_file(self.folder, server)
-        for kind in (Kind.GENERATOR, *terms):
+        for kind in [Kind.GENERATOR] if workers is None else Kind:
             launcher = self.launchers.get(kind)
             by_others = launcher is not None and not launcher.starts
             if by_others or not is_loopback(self.settings.host):

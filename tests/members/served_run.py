@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer, RunClient
+from lrl.members.registry import JoinSpec, Registry, RegistryServer, RunClient
 from lrl.members.run_file import write_run_file
 from lrl.system.endpoint import Endpoint
 
@@ -27,7 +27,7 @@ def served(
     spec: JoinSpec,
     folder: Path | None = None,
     token: str = TOKEN,
-    terms: Mapping[Kind, Callable[[], dict[str, Any]]] | None = None,
+    terms: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[RegistryServer]:
     """Serves a registry, and says so in a run's folder."""
     server = RegistryServer(Registry(spec), Endpoint(), token, terms=terms)

@@ -33,8 +33,7 @@ class Joinable:
         settings = ServerSettings(**vars(endpoint))
         spec = JoinSpec("base", asdict(settings), "pull", run_id="ab12", on_cpu=True, generators=0)
         self.registry = Registry(spec)
-        terms = {Kind.WORKER: self.members.terms}
-        self.server = RegistryServer(self.registry, endpoint, TOKEN, terms=terms)
+        self.server = RegistryServer(self.registry, endpoint, TOKEN, terms=self.members.terms)
         self._loop = LoopThread()
         self._loop.submit(poll_forever(WorkerAdmission(self.members, self.registry, TOKEN).poll))
 

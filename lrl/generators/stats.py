@@ -47,10 +47,6 @@ class GeneratorStats:
         self._lengths: dict[int, int] = {}
 
     @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout for _, rollout in self._writing.values()]
-
-    @property
     def is_empty(self) -> bool:
         return not self._writing
 

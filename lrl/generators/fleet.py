@@ -139,24 +139,21 @@ class Fleet:
         finally:
             self._supervisor.stop()
 
-    async def admit(self, generator: Generator) -> None:
-        """Admits a generator of another process; it joins at the next sync. Raises GeneratorError
-        if it is silent."""
+    async def admit(self, generator: Generator, slot: "_ServerSlot | None" = None) -> None:
+        """Admits a generator, which joins at the next sync: of another process, or of the server in
+        `slot`, which was started again. Raises GeneratorError if it is silent."""
         self._clients.append(generator.client)
         await _warm_up(generator)
-        self.generators.append(generator)
-        self._await_sync(self.rollouts, generator)
-
-    async def replace(self, slot: "_ServerSlot") -> None:
-        """Admits the generator of a server that was started again; see `admit`."""
-        replacement = Generator(slot.server, self.capacity)
-        self._clients.append(replacement.client)
-        await _warm_up(replacement)
-        self._pinning.set_processes(slot.server.number, slot.server.processes())
-        self.generators[self.generators.index(slot.generator)] = replacement
-        slot.generator = replacement
-        self.restarts += 1
-        self._await_sync(slot.pool, replacement)
+        if slot is None:
+            self.generators.append(generator)
+        else:
+            self._pinning.set_processes(slot.server.number, slot.server.processes())
+            self.generators[self.generators.index(slot.generator)] = generator
+            slot.generator = generator
+            self.restarts += 1
+        pool = self.rollouts if slot is None else slot.pool
+        pool.pending.append(generator)
+        self._spawn(monitor(pool, generator, self.heartbeat_s))
 
     async def remove(self, generator: Generator) -> None:
         """Removes a generator; its responses continue elsewhere. A server of the run's own is
@@ -194,10 +191,6 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("Monitoring the generators failed; one may not be replaced.", exc_info=error)
-
-    def _await_sync(self, pool: GeneratorPool, generator: Generator) -> None:
-        pool.pending.append(generator)
-        self._spawn(monitor(pool, generator, self.heartbeat_s))
 
     def _slot_of(self, generator: Generator) -> "_ServerSlot | None":
         return next((slot for slot in self._slots if slot.generator is generator), None)
@@ -258,7 +251,8 @@ class _ServerSlot(Slot):
         """Has the fleet admit the server once it answers."""
         try:
             if self._replacement is None and self.server.ready():
-                work = self.fleet.replace(self)
+                replacement = Generator(self.server, self.fleet.capacity)
+                work = self.fleet.admit(replacement, self)
                 try:
                     self._replacement = self.fleet.loop.submit(work)
                 except RuntimeError:  # the fleet has just stopped

@@ -209,9 +209,8 @@ class Command(Launcher):
             line = line.replace(place, value)
         program, *own = shlex.split(line)
         path = search_path()
-        if (found := shutil.which(program, path=path)) is None:
-            raise FileNotFoundError(f"there is no {program} on the path")
         log = folder / f"{Path(program).name}-{name}.log"
+        found = shutil.which(program, path=path) or program
         return Job([found, *own], {**environment, "PATH": path}, log)
 
 

@@ -195,24 +195,32 @@ def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
     assert live.member(number).version == 8
 
 
+def fleet_with_joined(count: int) -> Fleet:
+    """A fleet of models of clients, with one generator of its own and so many that have joined."""
+    fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
+    for number in range(1, count + 1):
+        server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings())
+        fleet.generators.append(Generator(server, 4))
+    fleet.rollouts.generators = list(fleet.generators)
+    for generator in fleet.generators:
+        generator.client = ModelClient()  # type: ignore[assignment]
+        generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+    return fleet
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die_meanwhile(
     dies: bool,
 ) -> None:
     async def scene() -> tuple[Fleet, list[State]]:
-        fleet, states = Fleet([ModelServer(0)], capacity=4), list[State]()  # type: ignore[list-item]
-        leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings()), 4)
-        fleet.generators.append(leaving)
-        fleet.rollouts.generators = list(fleet.generators)
+        fleet, states = fleet_with_joined(1), list[State]()
+        leaving = fleet.generators[1]
 
         async def flush(deadline_s: float) -> None:
             states.append(leaving.state)
             if dies:
                 fleet.rollouts.evict(leaving, "it died")
 
-        for generator in fleet.generators:
-            generator.client = ModelClient()  # type: ignore[assignment]
-            generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
         leaving.client.flush = flush  # type: ignore[method-assign]
         await resync(fleet.rollouts, 0)
         await fleet.remove(leaving)
@@ -236,14 +244,7 @@ def test_leaving_loses_no_token_and_no_response(
     tokens."""
 
     async def scene() -> Fleet:
-        fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
-        for number in (1, 2):
-            server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings())
-            fleet.generators.append(Generator(server, 4))
-        fleet.rollouts.generators = list(fleet.generators)
-        for generator in fleet.generators:
-            generator.client = ModelClient()  # type: ignore[assignment]
-            generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+        fleet = fleet_with_joined(2)
         await resync(fleet.rollouts, 0)
         events = [
             (moment, fleet.remove(one))

@@ -157,13 +157,13 @@ class Members:
 
     @property
     def all(self) -> list[RemoteWorkers]:
-        """The members that were added and not removed."""
+        """Those that were not removed."""
         with self._lock:
             return [each for each in self._known.values() if not each.removed]
 
     @property
     def ready(self) -> list[RemoteWorkers]:
-        """The members that get work."""
+        """Those that get work."""
         return [each for each in self.all if not each.lost and each.leaving_since is None]
 
     def replaced(self, pool: str) -> int:

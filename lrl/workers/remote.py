@@ -72,7 +72,6 @@ class RemoteWorkers:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no work."""
         return not self.jobs.total()
 
     async def begin(self) -> None:
@@ -223,7 +222,7 @@ class WorkersServer:
         return self._server.location()
 
     def stop(self) -> None:
-        """Ends the server and the workers, whatever they are doing. Idempotent."""
+        """Ends the server and the workers. Idempotent."""
         for workers in self.workers.values():
             workers.close()
         if self._server is not None:

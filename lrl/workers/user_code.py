@@ -1,8 +1,5 @@
-"""A user's code in a process of its own, which may hang, crash or leak: how the process is bound to
-the trainer and limited, and the words in which it fails.
-
-Rewards and environments run so. Nothing here imports torch.
-"""
+"""A user's code, rewards or an environment, in a process of its own, which may hang, crash or leak:
+its limits, and the words in which it fails. Nothing here imports torch."""
 
 import os
 import pickle
@@ -16,7 +13,6 @@ from typing import Any
 
 from lrl.errors import ConfigError
 from lrl.system.endpoint import LOOPBACK
-from lrl.system.processes import die_with
 
 OUT_OF_MEMORY = 112
 """Exit code of a process at its memory limit."""
@@ -29,15 +25,6 @@ _NOT_THE_USERS = (
 )
 """Where the files of lrl and of libraries are."""
 GUARD = 'What starts the training must stand under `if __name__ == "__main__":`.'
-
-
-def bind(trainer: int) -> None:
-    """Has this process end with the process `trainer`, and at SIGTERM at once; it asks this machine
-    without a proxy."""
-    die_with(trainer)
-    ask_this_machine_itself()
-    # A handler in Python would wait for Python's lock.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def ask_this_machine_itself() -> None:

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lrl.system.processes import die_with
-from lrl.workers.user_code import bind, limit_memory, message_of, where_raised
+from lrl.system.processes import die_with, fork
+from lrl.workers.user_code import ask_this_machine_itself, limit_memory, message_of, where_raised
 
 LONGEST_LINE = 2**26
 """Bytes of an answer."""
@@ -72,13 +72,14 @@ def main(
 ) -> None:
     """Runs pickled `UserCode` for the process `owner` until the connection ends; this process's
     parent then ends what the code has started."""
-    from lrl.system import processes  # here: the other end imports this file, too
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the owner decides
     die_with(owner, signal.SIGTERM)
     parent = os.getpid()
-    processes.fork()
-    bind(parent)
+    fork()
+    die_with(parent)
+    ask_this_machine_itself()
+    # A handler in Python would wait for Python's lock.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     running.pid = os.getpid()
     try:
         loaded: UserCode = pickle.loads(code)

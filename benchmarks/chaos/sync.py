@@ -170,16 +170,6 @@ class BreakingSync(WeightSync):
             time.sleep(0.2)
 
 
-class ProxiedServer(Server):
-    """A server behind a proxy: its address is the proxy's."""
-
-    proxy: Proxy | None = None
-
-    @property
-    def url(self) -> str:
-        return super().url if self.proxy is None else self.proxy.url
-
-
 class BehindProxies(lrl.AsyncSingleDevice):
     """The strategy with a proxy in front of each generator; it fills `proxies`, by number."""
 
@@ -189,19 +179,10 @@ class BehindProxies(lrl.AsyncSingleDevice):
         self._late_s = late_s
 
     def make_servers(self, run: Run) -> list[Server]:
-        servers: list[Server] = []
-        for plain in super().make_servers(run):
-            server = ProxiedServer(
-                plain.model,
-                plain.settings,
-                plain.backend,
-                [],
-                plain.log_path.parent,
-                plain.number,
-                self.run_id,
-            )
-            server.proxy = self._proxies[plain.number] = Proxy(server.url, self._late_s)
-            servers.append(server)
+        servers = super().make_servers(run)
+        for server in servers:
+            proxy = self._proxies[server.number] = Proxy(server.url, self._late_s)
+            server.url = proxy.url
         return servers
 
     def teardown(self) -> None:

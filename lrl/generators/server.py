@@ -105,21 +105,12 @@ class Server:
         self.token = self.token or secrets.token_urlsafe(32)
         self.log_path = Path(self.folder) / f"generator-{self.number}.log"
         self._visible = _visible_devices(self.devices)
-        self.trust = self.settings.endpoint.trust()
         self._reservation = self.settings.endpoint.reserve_port()
         self.port: int = self._reservation.getsockname()[1]
-
-    @property
-    def name(self) -> str:
-        return f"generator {self.number}"
-
-    @property
-    def url(self) -> str:
-        return self.settings.endpoint.url(self.port)
-
-    @property
-    def location(self) -> Location:
-        return self.settings.endpoint.location(self.port)
+        self.name = f"generator {self.number}"
+        self.location = self.settings.endpoint.location(self.port)
+        self.url = self.location.url
+        self.trust = self.location.context()
 
     @property
     def own_files(self) -> str:

@@ -30,7 +30,7 @@ class GeneratorPool:
     """Generators that hold the same version.
 
     Args:
-        generators: Its members.
+        generators: Its first members.
         dispatch: Chooses the generator and the order of the prompts; default `LeastLoaded`.
         migration: Moves half-written responses to idle generators; None never does.
     """
@@ -233,7 +233,6 @@ class GeneratorPool:
         self.pending.clear()
 
     async def drain(self, generators: Sequence[Generator]) -> None:
-        """Makes these generators take no new requests."""
         for generator in generators:
             generator.drain()
 

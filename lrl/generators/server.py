@@ -129,8 +129,7 @@ class Server:
         return psutil.Process(self._supervisor.pid).children(recursive=True)
 
     def start(self) -> None:
-        """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to
-        run."""
+        """Starts the supervisor, which starts vLLM, and returns at once."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._scratch = supervisor.make_scratch()
         files = tempfile.mkdtemp(prefix=self.own_files, dir=supervisor.SHM)
@@ -343,8 +342,8 @@ def _visible_devices(devices: Sequence[int]) -> str:
 
 
 def end_of(log: str) -> str:
-    """Returns the last 20 lines of a log, and above them the `cause` of its end, if that stands
-    further up: a server writes more than 20 lines about an engine that has died."""
+    """Returns the last 20 lines of a log, below the `cause` of its end if that stands further up: a
+    server writes more than 20 lines about an engine that has died."""
     last = log.splitlines()[-20:]
     found = cause(log)
     shown = [LOG_PREFIX.sub("", line) for line in last]

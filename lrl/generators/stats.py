@@ -34,7 +34,7 @@ class Prefill(NamedTuple):
 
 
 class GeneratorStats:
-    """The counts of one generator, responses of evaluations included."""
+    """The counts of one generator, evaluations included."""
 
     def __init__(self) -> None:
         self._since: float | None = None

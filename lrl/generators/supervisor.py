@@ -92,7 +92,7 @@ class Tree:
 
 
 def wait_or_kill(scan: Callable[[], list[psutil.Process]], grace_s: float) -> None:
-    """Waits until `scan` returns no process; after `grace_s` seconds sends SIGKILL to those that it
+    """Waits until `scan` returns no process; after `grace_s` seconds kills those that it
     returns."""
     start = time.monotonic()
     while living := scan():
@@ -135,8 +135,7 @@ def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
 
 
 def make_scratch() -> str:
-    """Makes a folder for one generator: vLLM leaves its sockets, rendezvous and compiler files
-    behind."""
+    """Makes a folder for one generator: vLLM leaves sockets and compiler files behind."""
     usual = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
 

@@ -54,11 +54,7 @@ class RunFile(Location):
 
 def token_of_run() -> str:
     """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or a
-    random one.
-
-    Raises:
-        ConfigError: It is easily guessed.
-    """
+    random one. Raises ConfigError for one that is easily guessed."""
     return given_secret(RUN_TOKEN, "stop the run and replace its weights")
 
 
@@ -180,8 +176,7 @@ class Running:
 
 
 def find_generator(folder: Path, number: int) -> Running:
-    """Returns a generator of the run that logs into `folder`; raises NotRunning if this user has
-    none there."""
+    """Returns a generator of the run that logs into `folder`; raises NotRunning without it."""
     found = find_generators(folder)
     if number not in found:
         raise NotRunning(

@@ -60,11 +60,8 @@ class RunMembers:
         return self.server.registry
 
     def open(self, spec: JoinSpec, token: str, port: int) -> RegistryServer:
-        """Opens the registry at `port` (0 for a free one), and admits workers.
-
-        Raises:
-            ConfigError: The port is taken.
-        """
+        """Opens the registry at `port` (0 for a free one), and admits workers; raises ConfigError
+        if the port is taken."""
         workers = self.workers
         terms = None if workers is None else workers.terms
         self.server = server = RegistryServer(
@@ -175,7 +172,6 @@ class RunMembers:
 
 
 async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
-    """Polls the registry; each `poll` looks once, and admits and removes members."""
     while True:
         await poll()
         await asyncio.sleep(POLL_S)

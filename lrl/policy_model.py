@@ -108,16 +108,14 @@ class PolicyModel(L.LightningModule):
 
     @property
     def data_parallel_size(self) -> int:
-        """Micro-batches that are trained at the same time; one a rank without tensor
-        parallelism."""
+        """Micro-batches that are trained at the same time."""
         return self.ranks.size if self.sharding is None else self.sharding.data_parallel_size
 
     # ---- opened
 
     @cached_property
     def policy_folder(self) -> str:
-        """Folder or hub name of the first version, also of the generators. Runs `module:function`
-        once."""
+        """Folder or hub name of the first version; runs `module:function` once."""
         return find_model(self.model)
 
     @cached_property
@@ -158,21 +156,19 @@ class PolicyModel(L.LightningModule):
         )
 
     def _open(self) -> None:
-        sharding, in_parts = self.sharding, self.sharding is not None
-        where = self.device_of_use, self.ranks, in_parts
+        sharding, device = self.sharding, self.device_of_use
+        where = device, self.ranks, sharding is not None
         self.network, whole = open_on_ranks(self.source, *where)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
             if self.lora is not None:
                 self.lora.add_to(whole)
                 check_adapters(whole)
-        if in_parts:
-            found = self.ranks.share(self.responses_share)
-            self.responses_share = found.under(self.network)
+        if sharding is not None:
+            self.responses_share = self.ranks.share(self.responses_share).under(self.network)
             if self.lora is not None:
                 self.lora.add_to(self.network)
-        networks: list[PreTrainedModel] = [self.network]
-        wholes = [whole]
+        networks, wholes = [self.network], [whole]
         if self.critic is not None:
             of_critic = self.critic.open(self.network, self.source, *where)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
@@ -180,10 +176,9 @@ class PolicyModel(L.LightningModule):
             wholes += [of_critic] * len(self.critic.trunks)
         if sharding is not None:
             sharding.divide(self, *networks)
-            for network, its_whole in zip(networks, wholes, strict=True):
-                sharding.fill(network, its_whole, self.device_of_use)
-            of_critic = None
-            del whole, wholes, its_whole
+            whole = of_critic = None
+            for network in networks:
+                sharding.fill(network, wholes.pop(0), device)
             trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
         if self.reference is not None and hasattr(self.reference, "network"):
             networks.append(self.reference.network)  # Lightning's `setup` comes first
@@ -282,8 +277,7 @@ class PolicyModel(L.LightningModule):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether the reference is the policy without its adapters, which needs no memory of its
-        own."""
+        """Whether the reference is the policy without its adapters, which takes no memory."""
         return self.lora is not None and self.reference is not None and self.reference.model is None
 
     @property
@@ -301,8 +295,7 @@ class PolicyModel(L.LightningModule):
 
     @collective
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank
-        computes a share."""
+        """Returns `Reference.logprobs` of each batch; every rank computes a share."""
         if self.reference_is_base:
             with base_alone(self.network):
                 return self._in_shares(batches, self)
@@ -312,8 +305,8 @@ class PolicyModel(L.LightningModule):
 
     @collective
     def critic_values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Returns the critic's values before the labels of each batch: the result of its `forward` on
-        the CPU; every rank computes a share."""
+        """Returns what the critic's `forward` does for each batch, on the CPU; every rank computes a
+        share."""
         return self._in_shares(batches, partial(self, output="values"))
 
     @torch.no_grad()

@@ -153,12 +153,8 @@ def token_weights(
 ) -> Tensor:
     """Returns the factor of each token's loss, float32 [n].
 
-    Args:
-        by: The divisor.
-        responses: The response of each token, int64 [n].
-        response_tokens: `MicroBatch.response_tokens` of each token, [n]; None if all tokens of each
-            response are here.
-        num_responses: As for `sum_by`.
+    `responses` is the response of each token, int64 [n], and `response_tokens` its
+    `MicroBatch.response_tokens`; None if all tokens of each response are here.
     """
     ones = torch.ones(responses.shape, device=responses.device)
     if by != "sequence":

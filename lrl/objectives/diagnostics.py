@@ -63,13 +63,8 @@ class Diagnostics:
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
 
     def reduce(self, reduce: Callable[..., Tensor], alike: int, device: torch.device) -> None:
-        """Reduces the sums and maxima over all ranks. All ranks call this.
-
-        Args:
-            reduce: Of the trainer's strategy.
-            alike: Ranks, neighbours, that have counted the same.
-            device: Where tensors are reduced.
-        """
+        """Reduces the sums and maxima over all ranks, which all call this, by the `reduce` of the
+        trainer's strategy on a device. Always `alike` neighbours have counted the same."""
         self.sums = reduce(self.sums.to(device) / alike, reduce_op="sum")
         self.maxima = reduce(self.maxima.to(device), reduce_op="max")
 

@@ -9,28 +9,78 @@ were read otherwise are never patched.
 
 The turns of an episode are written one after the other, also for requests that come at once: its
 record is in the order of time.
+
+The policy samples by the run's settings, and the trainer computes log-probs of that distribution.
+So what would change the distribution is refused, or left out and said so; it is never obeyed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from lrl.environments.base import BEGINNING, Message, Policy, Written
-from lrl.environments.chat_request import (
-    ChatRequest,
-    RequestError,
-    read_request,
-    says_the_same,
-    turn_message,
-)
+from lrl.environments.base import BEGINNING, Message, Policy, ToolCall, Written
 
 log = logging.getLogger(__name__)
 
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "tool_choice": ("auto",),
+    "response_format": ({"type": "text"},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "stop": ([],),
+    "top_p": (1,),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    # vLLM's own
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+}
+"""Settings of a request that the policy does not follow, with their values that ask for nothing;
+null asks for nothing either."""
+NEVER_NEUTRAL = (
+    *("temperature", "max_tokens", "max_completion_tokens", "seed", "top_k", "min_p"),
+    *("top_logprobs", "repetition_penalty", "functions", "function_call", "reasoning_effort"),
+    *("verbosity", "prediction", "audio", "web_search_options"),
+    # vLLM's own
+    *("chat_template", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
+)
+"""Those of which every value asks for something."""
+ROLES = {"developer": "system"}
+"""Roles of OpenAI's interface, and what chat templates call them."""
 _said_once: set[str] = set()
 """Settings of requests that this process has said to leave out."""
+
+
+class RequestError(Exception):
+    """A request that is refused; the message is for the author of the agent."""
+
+
+class ChatRequest(NamedTuple):
+    """A request for a chat completion, without what the policy does not follow."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    left_out: list[str]
+    """Settings that the policy does not follow."""
 
 
 class Answered(NamedTuple):
@@ -124,5 +174,122 @@ class AgentConversation:
         return found
 
 
+def read_request(body: Any, *, ignore: Collection[str]) -> ChatRequest:
+    """Returns a request.
+
+    Args:
+        body: The JSON of `POST /v1/chat/completions`.
+        ignore: Settings that are left out, and not refused.
+
+    Raises:
+        RequestError: It asks for what the policy does not do, or cannot be read.
+    """
+    try:
+        unfollowed = sorted(name for name in (*NEUTRAL, *NEVER_NEUTRAL) if _asks(body, name))
+        messages = _messages(body["messages"])
+        tools = body.get("tools") if body.get("tool_choice") != "none" else None
+        for tool in tools or []:
+            _check_name(tool["function"])
+        (body.get("stream_options") or {}).get("include_usage")
+    except (AttributeError, LookupError, TypeError) as error:
+        raise RequestError(f"the body is no chat: {error!r}") from error
+    if refused := [name for name in unfollowed if name not in ignore]:
+        name = refused[0]
+        raise RequestError(
+            f"`{name}` is {body[name]!r:.80}, and the policy samples as the run does. Leave it out of "
+            "the request, or name it in Agent.ignore to have it left out"
+        )
+    return ChatRequest(messages, tools or [], unfollowed)
+
+
+def turn_message(content: str, calls: Collection[ToolCall]) -> Message:
+    """Returns a turn of the policy as `read_request` returns it."""
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            called(call.id, call.name, parsed_arguments(call.arguments)) for call in calls
+        ]
+    return message
+
+
+def called(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Returns a call in a message."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def parsed_arguments(arguments: Any) -> Any:
+    """Returns the arguments of a call as a mapping, or as they are if they are no JSON of one."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):  # a policy writes any number of brackets
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
 def _same(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    return len(one) == len(other) and all(map(says_the_same, one, other))
+    """Whether messages differ by nothing but outer white space of the text, and the spelling of a
+    call's arguments: agents send the policy's turns back with others."""
+    return list(map(_said, one)) == list(map(_said, other))
+
+
+def _said(message: Message) -> tuple[Any, ...]:
+    return (
+        message["role"],
+        message["content"].strip(),
+        message.get("tool_calls") or [],
+        message.get("tool_call_id"),
+    )
+
+
+def _asks(body: dict[str, Any], name: str) -> bool:
+    """Whether a request asks for something by this setting."""
+    value = body.get(name)
+    if name == "tool_choice" and value == "none":  # the tools are not shown then
+        return False
+    return value is not None and value not in NEUTRAL.get(name, ())
+
+
+def _messages(found: list[dict[str, Any]]) -> list[Message]:
+    """Returns messages with texts as contents, and arguments of calls as mappings where they are
+    JSON of one: chat templates show those."""
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    for one in found:
+        role = ROLES.get(one["role"], one["role"])
+        message: Message = {"role": role, "content": _text(one.get("content"))}
+        if calls := one.get("tool_calls"):
+            message["tool_calls"] = [_call(call) for call in calls]
+            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
+        if role == "tool":
+            call_id = str(one.get("tool_call_id") or "")
+            message["tool_call_id"] = call_id
+            message["name"] = str(one.get("name") or names.get(call_id) or "tool")
+        messages.append(message)
+    if not messages:
+        raise RequestError("`messages` is empty")
+    return messages
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    _check_name(function)
+    arguments = parsed_arguments(function.get("arguments"))
+    return called(str(call.get("id") or ""), function["name"], arguments)
+
+
+def _check_name(function: dict[str, Any]) -> None:
+    if not isinstance(function["name"], str):
+        raise TypeError(f"the name of a function is {function['name']!r}")
+
+
+def _text(content: Any) -> str:
+    """Returns a content as text; parts of other kinds are refused."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"a part of type {part.get('type')!r}: the policy reads text")
+    return "".join(part["text"] for part in content)

@@ -29,9 +29,8 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lrl.environments.agent_conversation import AgentConversation
+from lrl.environments.agent_conversation import AgentConversation, RequestError, called
 from lrl.environments.base import Written
-from lrl.environments.chat_request import RequestError, called
 from lrl.environments.play import finite
 from lrl.system.auth import is_allowed
 from lrl.system.auth import log as request_log

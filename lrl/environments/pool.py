@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments.base import Environment, Written
-from lrl.environments.play import Reply, check_opening, finite, readable
-from lrl.environments.playing import Playing
+from lrl.environments.play import Playing, Reply, check_opening, finite, readable
 from lrl.errors import BadAnswer, CallFailed, ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.event_loop import run_apart

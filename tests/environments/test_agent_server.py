@@ -1,7 +1,5 @@
 """The interface that an agent takes for a model: which requests are one turn, and who may send them.
 Real requests, a real server; the policy's turns are written by the test.
-
-Covers lrl/environments/agent_conversation.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Episodes in processes: what is broken costs the episode at fault, and no other.
 
-Covers lrl/environments/base.py, play.py, playing.py, lrl/workers/user_code.py.
+Covers lrl/environments/base.py, play.py, lrl/workers/user_code.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import psutil
 import pytest
 
 from lrl.environments import Agent, Environment
-from lrl.environments.play import Reply
-from lrl.environments.playing import Player, Playing
+from lrl.environments.play import Player, Playing, Reply
 from lrl.environments.pool import EnvironmentPool, read_reply
 from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt

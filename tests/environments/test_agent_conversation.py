@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lrl.environments.chat_request import RequestError, read_request
+from lrl.environments.agent_conversation import RequestError, read_request
 from tests.environments import agents
 
 USER = {"role": "user", "content": "go"}

@@ -42,9 +42,9 @@ class Progress(ProgressBar):
         self._enabled = True
         self._first_step = self._last_shown = 0
         self._started = 0.0
-        self._recent: deque[tuple[StepTimes, float]] = deque(maxlen=every_n_steps)
-        """Times and generated tokens of the last steps. One step alone says little: often many
-        groups end in one, and none in the next."""
+        self._recent: deque[StepTimes] = deque(maxlen=every_n_steps)
+        """Of the last steps. One step alone says little: often many groups end in one, and none in
+        the next."""
 
     def disable(self) -> None:
         self._enabled = False
@@ -66,8 +66,7 @@ class Progress(ProgressBar):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         throughput = find(trainer, Throughput)
         if throughput is not None and throughput.times.step:
-            tokens = throughput.generated_tokens_per_s * throughput.times.step
-            self._recent.append((throughput.times, tokens))
+            self._recent.append(throughput.times)
         step = trainer.global_step
         if self._bar is not None:
             shown = fitting(self._bar, facts(trainer, self._recent))
@@ -105,9 +104,9 @@ class Progress(ProgressBar):
         rank_zero_info(f"step {step}{f'/{total}' if total else ''}: {shown}{left}")
 
 
-def facts(trainer: L.Trainer, recent: Sequence[tuple[StepTimes, float]]) -> Iterator[str]:
-    """Yields texts about the step that has ended, and about the times and generated tokens of
-    `recent` steps, the most important first."""
+def facts(trainer: L.Trainer, recent: Sequence[StepTimes]) -> Iterator[str]:
+    """Yields texts about the step that has ended, and about the times of `recent` steps, the most
+    important first."""
     for name, tag, form in (("reward", "reward/mean", ".3f"), ("lag", "policy/lag_mean", ".1f")):
         value = float(trainer.callback_metrics.get(tag, float("nan")))
         if isfinite(value):
@@ -115,10 +114,10 @@ def facts(trainer: L.Trainer, recent: Sequence[tuple[StepTimes, float]]) -> Iter
     if not recent:
         return
     times = StepTimes()
-    for one, _ in recent:
+    for one in recent:
         times.add(one)
     yield f"waited {(times.wait + times.sync) / times.step:.0%}"
-    yield f"{sum(tokens for _, tokens in recent) / times.step:,.0f} tok/s"
+    yield f"{times.generated_tokens_per_s:,.0f} tok/s"
     yield f"{times.step / len(recent):.1f} s/step"
     yield f"waits: rollouts {times.wait / times.step:.0%}, sync {times.sync / times.step:.0%}"
 

@@ -20,7 +20,8 @@ FLEET_COUNTS = ("restarts", "reissued", "moved", "joined", "left")
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one step, up to its end; wait, train and sync add up to step."""
+    """Seconds of one step, up to its end; wait, train and sync add up to step. The sum of several
+    steps is of the same class."""
 
     trainer: dict[str, float] = field(default_factory=dict)
     """Seconds of the trainer by state (`lrl.system.stopwatch.TRAINER`)."""
@@ -28,6 +29,12 @@ class StepTimes:
     """Generator-seconds by state (`lrl.system.stopwatch.GENERATOR`)."""
     sync_pause: float = 0.0
     """Pause of the generators for a sync."""
+    generated_tokens: int = 0
+    """Tokens that the generators wrote in it."""
+
+    @property
+    def generated_tokens_per_s(self) -> float:
+        return self.generated_tokens / self.step
 
     @property
     def step(self) -> float:
@@ -54,6 +61,7 @@ class StepTimes:
             for state, seconds in its.items():
                 mine[state] = mine.get(state, 0.0) + seconds
         self.sync_pause += other.sync_pause
+        self.generated_tokens += other.generated_tokens
 
 
 class Throughput(OnRankZero):
@@ -62,7 +70,6 @@ class Throughput(OnRankZero):
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        self.generated_tokens_per_s = 0.0
         self._totals = Counter[str]()
         self._counts = NonzeroCounts()
 
@@ -96,7 +103,7 @@ class Throughput(OnRankZero):
         )
         new = totals - self._totals
         self._totals = totals
-        self.generated_tokens_per_s = new["generated"] / times.step
+        times.generated_tokens = new["generated"]
         seconds = ("step", "wait", "train", "sync", "sync_pause")
         pl_module.log_dict(
             {f"time/{name}": getattr(times, name) for name in seconds}
@@ -106,7 +113,7 @@ class Throughput(OnRankZero):
                 for name, one in shares(times.generators, GENERATOR).items()
             }
             | {
-                "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
+                "throughput/generated_tokens_per_s": times.generated_tokens_per_s,
                 "throughput/trained_tokens_per_s": run.step_stream.num_tokens / times.step,
                 "generators/recomputed_tokens": float(new["recomputed"]),
                 "fleet/alive": float(run.fleet.alive),

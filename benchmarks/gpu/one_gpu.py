@@ -69,7 +69,7 @@ class Recorder(EveryStep):
                 "train_s": times.train,
                 "sync_s": times.sync,
                 "pause_s": times.sync_pause,
-                "generated_tokens_per_s": self.throughput.generated_tokens_per_s,
+                "generated_tokens_per_s": times.generated_tokens_per_s,
                 "trained_tokens_per_s": stream.num_tokens / times.step,
             }
         )

@@ -20,7 +20,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
-from lrl.rollouts.controller import Controller
+from lrl.rollouts.controller import Controller, Write
 from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.learners import Learners, settings_of
 from lrl.rollouts.ledger import Ledger, Pacing
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
     from lrl.policy_model import PolicyModel
     from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
-    from lrl.rollouts.episodes.episode import Episodes
     from lrl.run import Run
 
 terminal.silence()
@@ -113,6 +112,14 @@ class RolloutDataModule(L.LightningDataModule):
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
     """
 
+    resumes_from: str | None = None
+    """Checkpoint that the run resumes from; known at the preflight checks."""
+    run: "Run | None" = None
+    """The run that uses this data, or the last one; None before the first."""
+    _restored: dict[str, Any] | None = None
+    """A saved ledger, until a controller has it."""
+    _attached_to: L.Trainer | None = None
+
     @answers_aliases
     def __init__(
         self,
@@ -151,24 +158,8 @@ class RolloutDataModule(L.LightningDataModule):
         environment_workers: int = EpisodeSettings.environment_workers,
         environment_memory_gib: float | None = EpisodeSettings.environment_memory_gib,
     ) -> None:
-        self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
         super().__init__()
-        instances(
-            "data",
-            advantages=(Advantages, advantages),
-            replay=(Replay, replay),
-            dispatch=(DispatchPolicy, dispatch),
-            migration=(Migration, migration),
-            length_predictor=(LengthPredictor, length_predictor),
-            environment=(Environment, environment),
-        )
-        one_of("data", stragglers=(get_args(Stragglers), stragglers))
-        self.resumes_from: str | None = None
-        """Checkpoint that the run resumes from; known at the preflight checks."""
-        self.run: Run | None = None
-        """The run that uses this data, or the last one; None before the first."""
         self.prompts = Prompts.coerce(prompts)
-        self.rollout_timeout_s = rollout_timeout_s
         self.groups_per_step = groups_per_step
         self.max_lag = max_lag
         self.stragglers = stragglers
@@ -181,13 +172,16 @@ class RolloutDataModule(L.LightningDataModule):
         self.replay = replay
         self.migration = migration
         self.dispatch = dispatch or LeastLoaded()
-        self.length_predictor = length_predictor or (
-            LengthPredictor() if migration or self.dispatch.needs_lengths else None
-        )
-        self.dispatch.lengths = self.length_predictor
+        self.length_predictor = length_predictor
+        self.rollout_timeout_s = rollout_timeout_s
         self.sampling = Sampling(
             n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature
         )
+        self._check_each(environment)
+        self._check_together()
+        if length_predictor is None and (migration or self.dispatch.needs_lengths):
+            self.length_predictor = LengthPredictor()
+        self.dispatch.lengths = self.length_predictor
         self.reward_pool = RewardPool(
             _with_turn_rewards(as_list(rewards), environment),
             reward_workers,
@@ -203,40 +197,61 @@ class RolloutDataModule(L.LightningDataModule):
             "data.skip_special_tokens": str(skip_special_tokens),
             "data.prepend_opened_tag": str(prepend_opened_tag),
         }
-        episodes = EpisodeSettings(
-            max_turns=max_turns,
-            max_turn_tokens=max_turn_tokens,
-            turn_timeout_s=turn_timeout_s,
-            episode_timeout_s=episode_timeout_s,
-            environment_workers=environment_workers,
-            environment_memory_gib=environment_memory_gib,
-        )
         self.environment = _environment_of_run(
             environment,
-            episodes,
+            EpisodeSettings(
+                max_turns=max_turns,
+                max_turn_tokens=max_turn_tokens,
+                turn_timeout_s=turn_timeout_s,
+                episode_timeout_s=episode_timeout_s,
+                environment_workers=environment_workers,
+                environment_memory_gib=environment_memory_gib,
+            ),
+            worker_launcher,
             max_tokens=max_response_tokens,
             max_prompt_tokens=max_prompt_tokens,
             start_timeout_s=worker_start_timeout_s,
         )
-        if environment_workers == 0 and worker_launcher is None:
-            fault(
-                "data.environment_workers is 0, and there is no data.worker_launcher: nothing "
-                "would play episodes. Raise it, or name a launcher (Given, if others start it)."
-            )
         self._environment_settings = self.environment.made_with if self.environment else {}
         self.learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []
-        self._restored: dict[str, Any] | None = None
-        self._check_settings()
 
     # ---- checks
 
-    def _check_settings(self) -> None:
-        sampling = self.sampling
-        needs = self.advantages.min_rollouts
-        if sampling.n < needs:
+    def _check_each(self, environment: Environment | None) -> None:
+        instances(
+            "data",
+            advantages=(Advantages, self.advantages),
+            replay=(Replay, self.replay),
+            dispatch=(DispatchPolicy, self.dispatch),
+            migration=(Migration, self.migration),
+            length_predictor=(LengthPredictor, self.length_predictor),
+            environment=(Environment, environment),
+        )
+        one_of("data", stragglers=(get_args(Stragglers), self.stragglers))
+        at_least(0, "data", max_lag=self.max_lag, max_skipped_per_step=self.max_skipped_per_step)
+        at_least(
+            1,
+            "data",
+            groups_per_step=self.groups_per_step,
+            micro_batch_tokens=self.micro_batch_tokens,
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_response_tokens=self.sampling.max_tokens,
+        )
+        above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
+        temperature = self.sampling.temperature
+        if not LEAST_TEMPERATURE <= temperature < float("inf"):
             fault(
-                f"data.rollouts_per_group is {sampling.n}; data.advantages "
+                f"data.temperature is {temperature}: it must be at least {LEAST_TEMPERATURE}, and "
+                f"1.0 is usual. vLLM samples at {LEAST_TEMPERATURE} instead of a lower one, and "
+                "greedily at 0, without a log-prob to learn from."
+            )
+
+    def _check_together(self) -> None:
+        needs = self.advantages.min_rollouts
+        if self.sampling.n < needs:
+            fault(
+                f"data.rollouts_per_group is {self.sampling.n}; data.advantages "
                 f"{type(self.advantages).__name__} needs at least {needs}. Raise it, or take "
                 "lrl.advantages.ReinforcePlusPlus, or GAE with model.critic: they need one."
             )
@@ -246,22 +261,6 @@ class RolloutDataModule(L.LightningDataModule):
                 f"{type(self.advantages).__name__} responses of equal rewards have a gradient: "
                 "leave it out."
             )
-        if not LEAST_TEMPERATURE <= sampling.temperature < float("inf"):
-            fault(
-                f"data.temperature is {sampling.temperature}: it must be at least "
-                f"{LEAST_TEMPERATURE}, and 1.0 is usual. vLLM samples at {LEAST_TEMPERATURE} "
-                "instead of a lower one, and greedily at 0, without a log-prob to learn from."
-            )
-        at_least(0, "data", max_lag=self.max_lag, max_skipped_per_step=self.max_skipped_per_step)
-        at_least(
-            1,
-            "data",
-            groups_per_step=self.groups_per_step,
-            micro_batch_tokens=self.micro_batch_tokens,
-            max_prompt_tokens=self.max_prompt_tokens,
-            max_response_tokens=sampling.max_tokens,
-        )
-        above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
 
     def check_prompts(self, ledger: dict[str, Any]) -> None:
         """Raises ValueError if the prompts differ from a saved ledger's, in themselves or in their
@@ -321,13 +320,14 @@ class RolloutDataModule(L.LightningDataModule):
 
     # ---- the parts of a run
 
-    def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> "Episodes | None":
-        """Returns the player of the environment's episodes, whose turns `pool` writes, `spare` in
-        its spare slots; None without an environment."""
-        if self.environment is None:
-            return None
+    def writer(self, pool: GeneratorPool, *, spare: bool = False) -> Write:
+        """Returns what writes responses with `pool`, `spare` in its spare slots: whole episodes, with
+        an environment."""
         write = pool.generate_spare if spare else pool.generate
-        return self.environment.episodes(write, self.policy_text, self._tool_calls(pool))
+        if self.environment is None:
+            return write
+        parser = self._tool_calls(pool)
+        return self.environment.episodes(write, self.policy_text, parser).generate
 
     def _tool_calls(self, pool: GeneratorPool) -> "ToolCallParser | None":
         """Returns what finds calls in turns; None without a parser."""
@@ -367,7 +367,7 @@ class RolloutDataModule(L.LightningDataModule):
             teacher_s = policy.asked_teacher.endpoint.deadline_s
         controller = Controller(
             self.prompts,
-            (self.episodes(pool) or pool).generate,
+            self.writer(pool),
             rewards=self.reward_pool,
             ledger=Ledger(self.pacing),
             sampling=self.requests,
@@ -528,6 +528,7 @@ def _with_turn_rewards(
 def _environment_of_run(
     environment: Environment | None,
     settings: EpisodeSettings,
+    launcher: Launcher | None,
     **limits: Any,
 ) -> "EnvironmentOfRun | None":
     """Returns the environment of a run; None without one, whose settings must not be set then."""
@@ -541,4 +542,10 @@ def _environment_of_run(
     # Here: most runs have none.
     from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 
-    return EnvironmentOfRun(environment, settings, **limits)
+    found = EnvironmentOfRun(environment, settings, **limits)
+    if settings.environment_workers == 0 and launcher is None:
+        fault(
+            "data.environment_workers is 0, and there is no data.worker_launcher: nothing would play "
+            "episodes. Raise it, or name a launcher (Given, if others start it)."
+        )
+    return found

@@ -242,16 +242,15 @@ class Run:
         if fleet.evaluation is not None and self.trainer.training:
             pool, version, spare = fleet.evaluation, self.trainer.global_step, False
             self.syncs[pool].sync(version)
-        generate = pool.generate_spare if spare else pool.generate
-        if (episodes := data.episodes(pool, spare=spare)) is not None:
-            generate = episodes.generate
-        last_turn = data.judges_last_turn
         groups = answer(
             prompts,
             sampling,
-            generate,
+            data.writer(pool, spare=spare),
             partial(
-                score, decode=data.policy_text.decode, rewards=rewards, judges_last_turn=last_turn
+                score,
+                decode=data.policy_text.decode,
+                rewards=rewards,
+                judges_last_turn=data.judges_last_turn,
             ),
             at_once=slots if spare and slots is not None else pool.capacity,
             deadline_s=data.rollout_timeout_s,

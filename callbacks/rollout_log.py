@@ -124,13 +124,12 @@ def episode_counts(data: Any) -> dict[str, int]:
     if data.environment is None:
         return {}
     failed = {f"episodes/{kind}": data.reward_pool.counts[kind] for kind in EPISODE_KINDS}
-    pool = data.environment.pool
-    external = data.environment.external
+    counts, workers = data.environment.pool.counts, data.environment.workers
     return failed | {
-        "episodes/replayed": pool.counts["replayed"],
-        "episodes/restarted": pool.counts["restarted"],
-        "episodes/replaced": pool.replaced,
-        "episodes/environments": 0 if external else len(pool.workers.members.ready),
+        "episodes/replayed": counts["replayed"],
+        "episodes/restarted": counts["restarted"],
+        "episodes/replaced": workers.replaced if workers else 0,
+        "episodes/environments": len(workers.members.ready) if workers else 0,
     }
 
 

@@ -53,8 +53,6 @@ class ExternalAgents:
     """
 
     deterministic = False
-    is_in_main = False
-    replaced = 0
 
     def __init__(self, agent: Agent, turn_timeout_s: float) -> None:
         self.agent = agent

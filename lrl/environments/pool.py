@@ -19,7 +19,7 @@ from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
-from lrl.workers.user_code import START_TIMEOUT_S, names_main, pickled
+from lrl.workers.user_code import START_TIMEOUT_S, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt
@@ -74,17 +74,6 @@ class EnvironmentPool:
         )
         self.workers = WorkerPool(spec, workers)
         self._logged_at = 0.0
-
-    @property
-    def replaced(self) -> int:
-        """Processes that were killed or died, on all machines."""
-        return self.workers.replaced
-
-    @property
-    def is_in_main(self) -> bool:
-        """Whether the environment is defined in the script that runs, which only this machine's
-        processes can import."""
-        return names_main(self.workers.spec.code)
 
     def open(self, prompt: Prompt) -> EpisodeElsewhere:
         """Opens an episode."""

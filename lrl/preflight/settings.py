@@ -204,8 +204,9 @@ def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
         for one in (data.reward_pool.rewards if data.trains else ())
         if names_main(pickle.dumps(one))
     ]
-    if data.environment is not None and data.environment.pool.is_in_main:
-        script.append(f"data.environment is {type(data.environment.environment).__name__}")
+    environment = data.environment
+    if environment and environment.workers and names_main(environment.workers.spec.code):
+        script.append(f"data.environment is {type(environment.environment).__name__}")
     if script:
         raise ConfigError(
             f"{named}, and {script[0]}, which is defined in the script that runs: other machines "

@@ -147,7 +147,7 @@ def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_aga
             again = made.open(PROMPT)
             assert await again.begin() == Reply("go 2", False, 0.0)
             found[name] = both[1]
-        assert made.replaced == len(DEADLY)
+        assert made.workers.replaced == len(DEADLY)
         return found
 
     found = run(play)

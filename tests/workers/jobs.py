@@ -67,7 +67,7 @@ class Episodes:
 
     @property
     def replaced(self) -> int:
-        return self.pool.replaced
+        return self.pool.workers.replaced
 
     async def do(self, order: str) -> str:
         """Does a job; returns its failure, or nothing."""

@@ -1,11 +1,24 @@
 """Tokens of what an environment writes, in the order of an episode.
 
 Text is tokenised alone. Chat messages are rendered by the policy's chat template with all that stands
-before them, once a turn (`lrl.environments.chat_splice`).
+before them, once a turn, and spliced: tokens that the policy sampled stay, and only what stands
+behind them is taken from the rendering.
+
+A chat template renders whole conversations, and tokens of a rendering are not those that were
+sampled: text may be tokenised otherwise, thinking be dropped, arguments be spaced anew. So the
+policy's turns are not in the chat that is rendered. In the place of each there is a stand-in, with
+the names and ids of its calls. What follows the last stand-in is what the template puts behind a
+turn. It cannot matter what the policy has written, a special token's letters included, or what the
+template does to earlier messages.
+
+A turn may end at any of several tokens, and the template has its own: an end, or the header of the
+next message, which tells a tool's result from a user's words. The sampled token stays, and the
+template's follows, unless it is the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
@@ -13,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.environments import Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
-from lrl.environments.chat_splice import STAND_IN, Behind, behind_stand_in, stand_in, unused_word
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rollouts.chat_template import encode_chat, named_errors, render_chat
@@ -28,6 +40,9 @@ NO_CHAT = (
     "has a chat template, and leave data.prompts.chat out; or reply with text"
 )
 WHERE = "the observation"
+STAND_IN = "standin"
+"""A word that every template renders as it is."""
+_PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +72,25 @@ class ObservationTokens:
         """Returns the tokens of a chat, up to the beginning of the policy's message."""
         return encode_chat(self.tokenizer, chat, WHERE)
 
-    def behind(self, chat: Chat, messages: list[Message], word: str) -> Behind:
-        """Returns what the chat template puts behind a turn: `chat` ends with its stand-in, which
-        has the `word`, and `messages` come behind it."""
+    def behind(self, turn: list[int], chat: Chat, messages: list[Message], word: str) -> list[int]:
+        """Returns what follows the tokens of a turn: the template's end, unless the turn has it, and
+        the rest. `chat` ends with the turn's stand-in, which has the `word`, and `messages` come
+        behind it."""
         alone = self._behind_word(chat, word, header=False)
         behind = self._behind_word(_grown(chat, messages), word)
-        special = self.tokenizer.all_special_ids
-        if (found := behind_stand_in(alone, behind, self.ends, special)) is None:
-            ends = sorted(decoded(self.tokenizer, [end]) for end in self.ends)
-            raise ConfigError(
-                "the chat template puts no token that ends a response "
-                f"({', '.join(map(repr, ends)) or 'there is none'}) behind the policy's message: "
-                "correct eos_token_id in generation_config.json, or the template"
-            )
-        return found
+        # What both have belongs to the stand-in: the rest of a call, say, and its end if it has one.
+        own = len(commonprefix([alone, behind]))
+        for place, token in enumerate(behind[: own + 1]):
+            is_header = place == own and token in self.tokenizer.all_special_ids
+            if token in self.ends or is_header:
+                has_end = turn[-1:] == [token]
+                return behind[place + has_end :]
+        ends = sorted(decoded(self.tokenizer, [end]) for end in self.ends)
+        raise ConfigError(
+            "the chat template puts no token that ends a response "
+            f"({', '.join(map(repr, ends)) or 'there is none'}) behind the policy's message: "
+            "correct eos_token_id in generation_config.json, or the template"
+        )
 
     def _behind_word(self, chat: Chat, word: str, header: bool = True) -> list[int]:
         """Returns the tokens behind the last place of a word in the rendering of a chat; none if
@@ -185,7 +205,7 @@ class Transcript:
         word = unused_word(messages)
 
         def after_turn(chat: Chat, behind: list[Message]) -> list[int]:
-            return self.tokens.behind(chat, behind, word).after(turn.token_ids)
+            return self.tokens.behind(turn.token_ids, chat, behind, word)
 
         return self._add([stand_in(word, calls)], messages, after_turn)
 
@@ -269,3 +289,39 @@ def _joined(messages: list[Message]) -> list[Message]:
     content = "\n".join(message["content"] for message in results)
     others = [message for message in messages if message["role"] != "tool"]
     return [results[0] | {"content": content}, *others]
+
+
+def stand_in(word: str, calls: Sequence[ToolCall] = ()) -> Message:
+    """Returns the message in the place of a turn.
+
+    Args:
+        word: It stands for the text.
+        calls: The calls of the turn; templates put their names and ids into the results.
+    """
+    if not calls:
+        return {"role": "assistant", "content": word}
+    # Some templates put the results of calls before the content of the message, others show no
+    # content of a message with calls.
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [_call(call, word) for call in calls],
+    }
+
+
+def unused_word(messages: Sequence[Message]) -> str:
+    """Returns a word for `stand_in` that is not in the messages behind it."""
+    text, word = str(messages), STAND_IN
+    while word in text:
+        word += "x"
+    return word
+
+
+def _call(call: ToolCall, word: str) -> Message:
+    function = {"name": _plain(call.name), "arguments": {"value": word}}
+    return {"type": "function", "id": call.id, "function": function}
+
+
+def _plain(name: str) -> str:
+    """Returns the name of a tool; a stand-in for one that could have a special token's letters."""
+    return name if _PLAIN_NAME.fullmatch(name) else STAND_IN

@@ -1,7 +1,4 @@
-"""Observations in the policy's tokens: what it sampled stays, and the rest is the template's.
-
-Covers lrl/environments/chat_splice.py.
-"""
+"""Observations in the policy's tokens: what it sampled stays, and the rest is the template's."""
 
 from __future__ import annotations
 

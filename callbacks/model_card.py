@@ -20,15 +20,8 @@ PACKAGES = ("lrl", "torch", "lightning", "transformers")
 def write(
     folder: Path, *, policy: Any, data: Any, steps: int, evaluations: list[Evaluation]
 ) -> None:
-    """Writes the card into the folder of a policy.
-
-    Args:
-        folder: The policy's.
-        policy: The run's `lrl.PolicyModule`.
-        data: The run's `lrl.RolloutDataModule`.
-        steps: Optimizer steps that the run has done.
-        evaluations: Those of the run.
-    """
+    """Writes the card of a `lrl.PolicyModule`, trained on a `lrl.RolloutDataModule` in so many
+    optimizer steps, into its folder."""
     base = None if Path(policy.policy_folder).exists() else str(policy.policy_folder)
     about = ModelCardData(
         base_model=base,

@@ -156,15 +156,8 @@ def group_lines(
     step: int,
     texts: TokenTexts,
 ) -> str:
-    """Returns the lines of a group that a step has trained.
-
-    Args:
-        group: The group.
-        samples: For each response what was trained of it: a sample, one for each branch, or none.
-        ratios: See `log_ratios`.
-        step: The step.
-        texts: Makes the texts of tokens.
-    """
+    """Returns the lines of a group that a step has trained; `samples` has what was trained of each
+    response: a sample, one for each branch, or none."""
     responses = [
         response_record(rollout, of_rollout, ratios.get(id(rollout)), texts)
         for rollout, of_rollout in zip(group.rollouts, samples, strict=True)

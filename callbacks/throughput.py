@@ -20,8 +20,7 @@ FLEET_COUNTS = ("restarts", "reissued", "moved", "joined", "left")
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one step, up to its end; wait, train and sync add up to step. The sum of several
-    steps is of the same class."""
+    """Seconds of one step, up to its end; wait, train and sync add up to step."""
 
     trainer: dict[str, float] = field(default_factory=dict)
     """Seconds of the trainer by state (`lrl.system.stopwatch.TRAINER`)."""

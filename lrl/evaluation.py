@@ -144,14 +144,8 @@ async def answer(
 ) -> list[Group]:
     """Answers and scores problems, a group each, and calls `done` after each.
 
-    Args:
-        prompts: The problems.
-        sampling: Settings of a request.
-        generate: Writes the responses (`GeneratorPool.generate`).
-        score: Scores them.
-        at_once: Responses asked for at once.
-        deadline_s: Most seconds for a request.
-        done: Called after each problem.
+    `generate` (`GeneratorPool.generate`) is asked for so many responses `at_once`, and has
+    `deadline_s` seconds for a request.
     """
     free = asyncio.Semaphore(max(1, at_once // sampling.n))
 

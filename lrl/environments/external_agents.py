@@ -175,12 +175,7 @@ class ExternalAgents:
 
 class ExternalEpisode:
     """An episode that an agent elsewhere plays; see `lrl.rollouts.episodes.episode.Conversation`.
-    It is also the `Policy` of the agent's requests.
-
-    Args:
-        agents: Where it waits.
-        prompt: Its prompt.
-    """
+    It is also the `Policy` of the agent's requests."""
 
     def __init__(self, agents: ExternalAgents, prompt: Prompt) -> None:
         self.served = ServedEpisode(

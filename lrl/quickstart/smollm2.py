@@ -56,16 +56,7 @@ TOOLS_TEMPLATE = r"""
 """The model's own, and with it tools, calls in vLLM's form `pythonic` and their results."""
 
 
-def policy() -> Path:
-    """Makes or finds the model in `runs/word_problems/`; returns its folder.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
-    return make_policy(FOLDER)
-
-
-def make_policy(folder: Path) -> Path:
+def policy(folder: Path = FOLDER) -> Path:
     """Makes the model's folder in Hugging Face format, or finds it; returns `folder`.
 
     All ranks may call it at once, and the caller's random state does not change.
@@ -76,19 +67,14 @@ def make_policy(folder: Path) -> Path:
     return find_or_make(folder, found=Path.exists, make=_make)
 
 
-def tools_policy() -> Path:
-    """Makes or finds the model with a chat template that knows tools, in `runs/word_problems/`;
-    returns its folder.
+def tools_policy(model: Path = FOLDER, folder: Path = TOOLS_FOLDER) -> Path:
+    """Makes or finds a folder with the files of the policy in `model` (as links, the disk has them
+    once) and `TOOLS_TEMPLATE`, a chat template that knows tools; returns `folder`.
 
     Raises:
         ConfigError: A package is missing.
     """
-    return make_tools_policy(policy(), TOOLS_FOLDER)
-
-
-def make_tools_policy(model: Path, folder: Path) -> Path:
-    """Makes or finds a folder with the files of `model` (as links, the disk has them once) and
-    `TOOLS_TEMPLATE`; returns `folder`."""
+    policy(model)
 
     def make(unfinished: Path) -> None:
         no_template = shutil.ignore_patterns(TEMPLATE_FILE)

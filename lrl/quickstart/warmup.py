@@ -63,15 +63,8 @@ class WarmUp:
 
 def policy() -> Path:
     """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0) in `runs/`."""
-    return make_policy(_folder(), _seed())
-
-
-def _seed() -> int:
-    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
-
-
-def _folder() -> Path:
-    return Path("runs/quickstart") / f"policy-seed{_seed()}"
+    seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+    return make_policy(Path(f"runs/quickstart/policy-seed{seed}"), seed)
 
 
 def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:

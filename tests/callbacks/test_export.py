@@ -19,6 +19,7 @@ import pytest
 
 from lrl.callbacks import Export
 from lrl.errors import ConfigError
+from lrl.system.hub import reach
 from tests.run_without_generators import fit, trainer
 
 NAME = "ada/sums"
@@ -103,7 +104,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     endpoint = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    reach.cache_clear()
     yield server
+    reach.cache_clear()
     server.shutdown()
     server.server_close()
     thread.join()
@@ -158,6 +161,7 @@ def test_an_upload_that_cannot_begin_is_refused_before_a_step(
     with pytest.raises(ConfigError, match="there is no token"):
         fit(policy, running)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    reach.cache_clear()
     with pytest.raises(ConfigError, match="cannot be reached"):
         fit(policy, running)
     assert running.global_step == 0

@@ -209,7 +209,7 @@ def test_an_agent_whose_opening_leaves_no_room_is_refused_before_a_server_starts
     policy: Path, tmp_path: Path
 ) -> None:
     strategy = lrl.AsyncSingleDevice(server=lrl.ServerSettings(tool_parser=PARSER))
-    text = r"request has \d+ tokens, and data.max_prompt_tokens is 8: raise"
+    text = r"request has \d+ tokens, its tools' schemas included, and data.max_prompt_tokens is 8"
     with pytest.raises(ConfigError, match=text):
         trained(policy, Agent(adds), strategy, tmp_path, max_prompt_tokens=8)
 

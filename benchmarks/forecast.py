@@ -131,7 +131,6 @@ def simulation(
         micro_batch_tokens=run["micro_batch_tokens"],
         max_num_seqs=run["max_num_seqs"],
         prompt_tokens=prompt_tokens,
-        prompts=ROWS,
         placement=run["placement"],
     )
 

@@ -39,7 +39,7 @@ class Trainer(L.Trainer):
     def __init__(
         self,
         *,
-        strategy: str | Strategy = "auto",
+        strategy: Strategy | str = "auto",  # a str first would be taken before a class of its name
         callbacks: list[L.Callback] | L.Callback | None = None,
         usual_callbacks: bool = True,
         max_epochs: int | None = -1,

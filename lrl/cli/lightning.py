@@ -48,7 +48,7 @@ class LrlCLI(LightningCLI):
             auto_configure_optimizers=False,
             trainer_class=Trainer,
             # Instead of Trainer's own `auto`: settings of a strategy need its class.
-            trainer_defaults={"strategy": {"class_path": "lrl.AsyncSingleDevice"}},
+            trainer_defaults={"strategy": {"class_path": parsing.DEFAULT_STRATEGY}},
             parser_class=parsing.Parser,
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False},
             save_config_callback=RunConfig,
@@ -56,7 +56,7 @@ class LrlCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the command line; a strategy may be named without its module, as all classes."""
+        """Parses the command line; a strategy's wrong name is reported as that of any other class."""
         try:
             super().parse_arguments(parser, args)
             verb = self.config.subcommand
@@ -66,8 +66,7 @@ class LrlCLI(LightningCLI):
             strategy = trainer.get("strategy")
             known = ("auto", *StrategyRegistry.available_strategies())
             if isinstance(strategy, str) and strategy not in known:
-                named = {verb: {"trainer": {"strategy": {"class_path": strategy}}}}
-                self.config = parser.parse_object(named, self.config)
+                parser.parse_object({verb: {"trainer": {"strategy": {"class_path": strategy}}}})
         except OmegaConfBaseException as error:
             parser.error(str(error))
 

@@ -1,5 +1,6 @@
 """What lrl's command line reads in another way than jsonargparse."""
 
+import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
@@ -7,10 +8,14 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace, _typehints
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lrl.callbacks import Evaluation
 
+log = logging.getLogger(__name__)
+
+DEFAULT_STRATEGY = "lrl.AsyncSingleDevice"
 NULLS = ("null", "Null", "NULL", "~")
 """YAML's words for nothing."""
 ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
@@ -18,13 +23,16 @@ ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
 _parse: Any = _typehints.parse_value_or_config
 _parse_leaf: Any = _typehints.basic_json_or_yaml_load
 _known_classes: Any = _typehints.get_all_subclass_paths
+_drop_settings: Any = _typehints.discard_init_args_on_class_path_change
 
 
 def install() -> None:
-    """Replaces jsonargparse's reading of values and of bare class names in this process."""
+    """Replaces jsonargparse's reading of values, bare class names and changed classes in this
+    process."""
     _typehints.parse_value_or_config = _value_at_its_setting
     _typehints.basic_json_or_yaml_load = _value_of_leaf
     _typehints.get_all_subclass_paths = _classes_of_lrl
+    _typehints.discard_init_args_on_class_path_change = _drop_settings_aloud
 
 
 def _value_at_its_setting(value: Any, *args: Any, **how: Any) -> tuple[Any, Any]:
@@ -62,6 +70,25 @@ def _import_all() -> None:
     for room in map(import_module, ROOMS):
         for name in room.__all__:
             getattr(room, name, None)  # lrl has no version where it is not installed
+
+
+def _drop_settings_aloud(parser: Any, previous: Any, value: Any) -> None:
+    """Where a setting's class changes, jsonargparse keeps what the new class takes too, and drops
+    the rest without a word."""
+    has_settings = isinstance(previous, Namespace) and "init_args" in previous
+    given = dict(vars(previous.init_args)) if has_settings else {}
+    _drop_settings(parser, previous, value)
+    dropped = {name: one for name, one in given.items() if name not in previous.init_args}
+    # jsonargparse drops them once more in copies, where it gives the setting, not the class.
+    if not dropped or isinstance(parser, _typehints.ActionTypeHint):
+        return
+    old, new = previous.class_path, value["class_path"]
+    unset: dict[str, Any] = {}
+    if old == DEFAULT_STRATEGY:  # jsonargparse writes out its defaults, which nobody has set
+        unset = vars(_typehints.ActionTypeHint.get_class_parser(old, {}).get_defaults())
+    if names := [name for name, one in dropped.items() if (name, one) not in unset.items()]:
+        text = "%s does not take what was set for %s, so this is left out: %s."
+        rank_zero_only(log.warning)(text, new, old, ", ".join(names))
 
 
 def from_the_root(words: Iterable[str], verb: str) -> list[str]:

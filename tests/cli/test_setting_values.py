@@ -149,3 +149,53 @@ def test_a_held_out_set_named_alone_stays_the_test_split_when_another_of_its_set
     words = (*HELD_OUT, "gsm8k", "--trainer.callbacks.prompts.limit", "2")
     found = config("trainer.callbacks.0.init_args.prompts", *words)
     assert settings_of(found, "source", "split", "limit") == ["lrl.Prompts", "gsm8k", "test", 2]
+
+
+STRATEGY = "trainer.strategy"
+USED = {
+    "class_path": "lrl.AsyncSingleDevice",
+    "init_args": {"generator_devices": 2, "server": {"dtype": "float16"}},
+}
+
+
+@pytest.mark.parametrize("form", ["AsyncFSDP", "lrl.AsyncFSDP", ".class_path"])
+def test_another_strategy_keeps_the_settings_of_the_one_before(
+    config: Config, caplog: pytest.LogCaptureFixture, form: str
+) -> None:
+    words = [f"--{STRATEGY}", form]
+    if form == ".class_path":
+        words = [f"--{STRATEGY}{form}", "AsyncFSDP"]
+    words += [f"--{STRATEGY}.server.max_num_seqs", "7"]
+    found = config(STRATEGY, *words, base={"trainer": {"strategy": USED}})
+    assert settings_of(found, "generator_devices") == ["lrl.AsyncFSDP", 2]
+    server = found["init_args"]["server"]
+    assert (server["dtype"], server["max_num_seqs"]) == ("float16", 7)
+    assert caplog.messages == [], "nobody has set what only AsyncSingleDevice takes"
+
+
+@pytest.mark.parametrize("form", ["typed", "written", "written_whole"])
+def test_a_setting_that_another_class_does_not_take_is_named_once(
+    config: Config, caplog: pytest.LogCaptureFixture, tmp_path: Path, form: str
+) -> None:
+    used = {"class_path": "lrl.objectives.AIPO", "init_args": {"rho": 4.0}}
+    base = {"model": {"init_args": {"objective": used}}}
+    other: dict[str, Any] = {"init_args": {"objective": {"class_path": "lrl.objectives.GSPO"}}}
+    if form == "written_whole":
+        other["class_path"] = "lrl.PolicyModule"
+    (tmp_path / "third.yaml").write_text(yaml.safe_dump({"model": other}))
+    words = ("--config", "third.yaml") if form != "typed" else ("--model.objective", "GSPO")
+    found = config("model.init_args.objective", *words, base=base)
+    assert found["class_path"] == "lrl.objectives.GSPO" and "rho" not in found["init_args"]
+    assert caplog.messages == [
+        "lrl.objectives.GSPO does not take what was set for lrl.objectives.AIPO, so this is left "
+        "out: rho."
+    ]
+
+
+def test_another_class_keeps_a_setting_that_both_take(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    typed = ("--model.objective", "PPO", "--model.objective.epsilon_low", "0.1")
+    found = config("model.init_args.objective", *typed, "--model.objective", "CISPO")
+    assert settings_of(found, "epsilon_low") == ["lrl.objectives.CISPO", 0.1]
+    assert caplog.messages == []

@@ -73,7 +73,8 @@ class Sharding:
         names = tuple(name for name in self.mesh.mesh_dim_names or () if name != "tensor")
         layers = [layer for network in networks for layer in layers_of(network)]
         precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
-        offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+        pins = self.mesh.device_type != "cpu"  # without a GPU torch cannot
+        offload = CPUOffloadPolicy(pin_memory=pins) if self.cpu_offload else OffloadPolicy()
         for module in [*layers, root]:
             fully_shard(module, mesh=self.mesh[names], mp_policy=precision, offload_policy=offload)
         if self.reduce_gradients == "once":

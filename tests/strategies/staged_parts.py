@@ -35,12 +35,12 @@ class Divided(lrl.PolicyModule):
     ranks: Any = None
     sharding: Any = None
 
-    def __init__(self, model: str, ranks: Ranks, sizes: dict[str, int]) -> None:
+    def __init__(self, model: str, ranks: Ranks, sizes: dict[str, int], offload: bool) -> None:
         super().__init__(model, lora=LORA if model.endswith("lora") else None)
         self.ranks = ranks
         if sizes:
             mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-            self.sharding = Sharding(mesh)
+            self.sharding = Sharding(mesh, cpu_offload=offload)
         self.configure_model()
         fill_new_weights(self)
 
@@ -67,14 +67,15 @@ def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
         return found.result(60)
 
 
-def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
-    """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh."""
+def main(models: Path, folder: Path, sizes: dict[str, int], offload: bool) -> None:
+    """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh, and weights
+    that `offload` wait on the CPU."""
     them = meet(folder)
     communicator.join_communicator = Communicator
     for model in sorted(models.iterdir()):
         if "tensor" in sizes and model.name in UNDIVIDED:
             continue
-        policy = Divided(str(model), them, sizes)
+        policy = Divided(str(model), them, sizes, offload)
         if them.rank == 0:
             of_file = {name: weight.clone() for name, weight in policy.staged_weights()}
             torch.save(of_file, folder / f"{model.name}-file.pt")

@@ -22,12 +22,13 @@ from tests.strategies.test_sharded import configs
 DIVISIONS = {
     "copies": {},
     "two_shards": {"shards": 2},
+    "two_shards_offloaded": {"shards": 2},
     "four_shards": {"shards": 4},
     "replicas_of_shards": {"replicas": 2, "shards": 2},
     "shards_and_tensor_parallelism": {"shards": 2, "tensor": 2},
     "replicas_and_tensor_parallelism": {"replicas": 2, "shards": 1, "tensor": 2},
 }
-RANKS = {"copies": 3, "two_shards": 2}
+RANKS = {"copies": 3, "two_shards": 2, "two_shards_offloaded": 2}
 """Four, where not said."""
 
 
@@ -52,7 +53,8 @@ def staged(
 ) -> tuple[Path, int]:
     """The folder with what the ranks have staged, and their number."""
     folder, ranks = tmp_path_factory.mktemp("staged"), RANKS.get(request.param, 4)
-    run_ranks(staged_parts.main, ranks, folder, models, folder, DIVISIONS[request.param])
+    offload = request.param.endswith("offloaded")
+    run_ranks(staged_parts.main, ranks, folder, models, folder, DIVISIONS[request.param], offload)
     return folder, ranks
 
 

@@ -5,7 +5,7 @@ import http.client
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
 from lrl.system.auth import bearer
@@ -44,6 +44,7 @@ class BlockClient:
         """Returns what `ask` gets from a rank of the trainer; raises FetchFailed after several
         attempts."""
         at, failures = self._order.ranks[rank], list[str]()
+        whence = f" from rank {rank} at {at.url}"
         for attempt in range(ATTEMPTS):
             time.sleep(min(BACKOFF_S * attempt, max(0.0, self._end - time.monotonic())))
             try:
@@ -51,13 +52,12 @@ class BlockClient:
                     return found
             except FAILURES as error:
                 failures.append(str(error) or type(error).__name__)
-            self.raise_if_over(*failures)
+            self.raise_if_over(whence, failures)
         raise FetchFailed(
-            f"{self._order.version} could not be fetched from rank {rank} at {at.url}: "
-            f"{'; '.join(failures)}"
+            f"{self._order.version} could not be fetched{whence}: {'; '.join(failures)}"
         )
 
-    def raise_if_over(self, *failures: str) -> None:
+    def raise_if_over(self, whence: str = "", failures: Sequence[str] = ()) -> None:
         """Raises FetchFailed if the deadline has passed or the trainer has sent another order."""
         over = ""
         if time.monotonic() > self._end:
@@ -66,7 +66,8 @@ class BlockClient:
             over = "the trainer has sent another order"
         if over:
             raise FetchFailed(
-                f"{self._order.version} could not be fetched: {'; '.join([*failures, over])}"
+                f"{self._order.version} could not be fetched{whence}: "
+                f"{'; '.join([*failures, over])}"
             )
 
     def get(self, at: Location, what: str, waits: bool = False) -> bytes | None:

@@ -47,7 +47,7 @@ class Ranks:
         self.listening = True
         """Rank 0's: whether the other ranks wait for it, or will before they call a collective of
         their own."""
-        self._on_their_way: list[tuple[dist.Work, Tensor]] = []
+        self._on_their_way: list[tuple[int, dist.Work, Tensor]] = []
 
     def scatter(self, each: Sequence[Any]) -> Any:
         """Sends every other rank its part, without waiting, and returns the first part. Only rank 0
@@ -58,14 +58,15 @@ class Ranks:
 
     def wait_sent(self) -> None:
         """Waits until all parts have arrived."""
-        with explain_rank_loss(self._other):
-            while self._on_their_way:
-                self._on_their_way.pop()[0].wait()
+        while self._on_their_way:
+            rank, work, _ = self._on_their_way.pop()
+            with explain_rank_loss(f"Rank {rank}"):
+                work.wait()
 
     def receive(self, rank: int = 0) -> Any:
         """Waits for the part that a rank has sent to this one."""
         size = torch.zeros(1, dtype=torch.int64)
-        with explain_rank_loss(self._other):
+        with explain_rank_loss(f"Rank {rank}"):
             dist.recv(size, rank, self._group)
             content = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(content, rank, self._group)
@@ -91,15 +92,13 @@ class Ranks:
 
     def _send(self, part: Any, rank: int) -> None:
         content = torch.frombuffer(bytearray(pickle.dumps(part)), dtype=torch.uint8)
-        with explain_rank_loss(self._other):
+        with explain_rank_loss(f"Rank {rank}"):
             for tensor in (torch.tensor([len(content)]), content):
                 work = dist.isend(tensor, rank, self._group)
                 assert work is not None, "this process is in the group"
-                self._on_their_way.append((work, tensor))  # a tensor must live until it is sent
-
-    @property
-    def _other(self) -> str:
-        return "Rank 0" if self.rank else "Another rank"
+                self._on_their_way.append(
+                    (rank, work, tensor)
+                )  # a tensor must live until it is sent
 
 
 @contextmanager

@@ -41,8 +41,9 @@ PLACES: dict[str, tuple[str, str]] = {
 there."""
 
 
-def die_at(place: str, call: int) -> None:
-    """Has this process kill itself at a call of the function of a place: nothing can clean up."""
+def die_at(place: str, call: int, by: int) -> None:
+    """Has this process get a signal at a call of the function of a place: killed by SIGKILL, it can
+    clean up nothing; stopped by SIGSTOP, it keeps its connections and answers no more."""
     module, path = PLACES[place]
     *inner, name = path.split(".")
     owner: Any = importlib.import_module(module)
@@ -53,7 +54,7 @@ def die_at(place: str, call: int) -> None:
     @functools.wraps(function)
     def dying(*args: Any, **settings: Any) -> Any:
         if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), by)
         return function(*args, **settings)
 
     setattr(owner, name, dying)
@@ -154,6 +155,7 @@ def main(
     ckpt_path: str | None = None,
     full_disk_at: int | None = None,
     dies_at: str | None = None,
+    dies_by: int = signal.SIGKILL,
     adapters: bool = False,
     dtype: str = "float32",
     **settings: Any,
@@ -169,7 +171,7 @@ def main(
         max_steps=steps,
     )
     if dies_at is not None and running.global_rank == 1:
-        die_at(dies_at, call=2)
+        die_at(dies_at, call=2, by=dies_by)
     found = fit(folder, running, ckpt_path, adapters, dtype)
     torch.save(found.pop("own"), Path(results) / f"own{running.global_rank}.pt")
     if running.is_global_zero:

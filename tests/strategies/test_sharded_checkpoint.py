@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lrl.training.model import ModelSource, open_tokenizer
 from tests.leftovers import left_in_shared_memory, wait_for_none
 from tests.run_without_generators import trainer
 from tests.strategies import sharded_fit
-from tests.strategies.forked_ranks import run_ranks
+from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
 from tests.strategies.sharded_fit import fit
 
 
@@ -175,6 +176,30 @@ def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpo
     before = set(os.listdir(SHM))
     text = run_ranks(call, 2, tmp_path, ends=[1, -signal.SIGKILL])
     wait_for_none(lambda: left_in_shared_memory(before), 60.0, "its files in shared memory")
-    assert re.search("Another rank has ended|Another rank does not take part", text), text
+    of_any = "(Rank 1|Another rank) has ended|Another rank does not take part"
+    assert re.search("Rank 1 has ended" if place == "sync" else of_any, text), text
     saved = sorted(path.name for path in tmp_path.glob("step=*"))
     assert saved == ([] if place == "load" else ["step=1.ckpt"]), "what was saved before"
+
+
+def test_a_rank_that_stops_in_a_sync_ends_the_run_at_strategy_timeout_and_is_named(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    call = functools.partial(
+        *(sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9),
+        dies_at="sync",
+        dies_by=signal.SIGSTOP,
+        timeout=timedelta(seconds=20),
+    )
+    port = free_port()
+    first, stopped = (start_rank(call, rank, 2, port, tmp_path) for rank in range(2))
+    try:
+        assert first.wait(DEADLINE_S) == 1, first.printed()
+        assert stopped.poll() is None
+    finally:
+        for one in (first, stopped):
+            one.process.kill()
+            one.wait(60)
+    said = first.printed()
+    assert "Rank 1 has ended or cannot be reached" in said
+    assert "Timed out waiting 20000ms" in said

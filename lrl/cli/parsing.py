@@ -12,6 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lrl.callbacks import Evaluation
+from lrl.system.import_by_name import ROOMS
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +23,20 @@ ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
 
 _parse: Any = _typehints.parse_value_or_config
 _parse_leaf: Any = _typehints.basic_json_or_yaml_load
-_known_classes: Any = _typehints.get_all_subclass_paths
+_path_of_class: Any = _typehints.resolve_class_path_by_name
+_extra_help: Any = _typehints.ActionTypeHint.extra_help
 _drop_settings: Any = _typehints.discard_init_args_on_class_path_change
 
 
 def install() -> None:
     """Replaces jsonargparse's reading of values, bare class names and changed classes in this
-    process."""
-    _typehints.parse_value_or_config = _value_at_its_setting
-    _typehints.basic_json_or_yaml_load = _value_of_leaf
-    _typehints.get_all_subclass_paths = _classes_of_lrl
-    _typehints.discard_init_args_on_class_path_change = _drop_settings_aloud
+    process. By itself it only knows the classes that are imported."""
+    patched: Any = _typehints
+    patched.parse_value_or_config = _value_at_its_setting
+    patched.basic_json_or_yaml_load = _value_of_leaf
+    patched.resolve_class_path_by_name = _path_of_shipped_class
+    patched.ActionTypeHint.extra_help = _help_with_shipped_classes
+    patched.discard_init_args_on_class_path_change = _drop_settings_aloud
 
 
 def _value_at_its_setting(value: Any, *args: Any, **how: Any) -> tuple[Any, Any]:
@@ -56,17 +60,23 @@ def _begins_as_comment(value: Any) -> bool:
     return isinstance(value, str) and value.lstrip().startswith("#")
 
 
-def _classes_of_lrl(*kinds: Any, **how: Any) -> list[str]:
-    """jsonargparse knows the classes that are imported; `--model.objective TBA` needs all."""
+def _path_of_shipped_class(kind: Any, name: str) -> str:
+    """Imports the class of a bare name, for `--model.objective TBA`."""
+    for room in map(import_module, ROOMS):
+        if name in room.__all__:
+            getattr(room, name)
+    path: str = _path_of_class(kind, name)
+    return path
+
+
+def _help_with_shipped_classes(action: Any) -> str:
     _import_all()
-    found: list[str] = _known_classes(*kinds, **how)
-    return found
+    text: str = _extra_help(action)
+    return text
 
 
-@cache  # a command looks for a bare name thirty times
+@cache  # a help has a hundred settings
 def _import_all() -> None:
-    from lrl.cli.setting_errors import ROOMS
-
     for room in map(import_module, ROOMS):
         for name in room.__all__:
             getattr(room, name, None)  # lrl has no version where it is not installed

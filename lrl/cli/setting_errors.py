@@ -32,13 +32,8 @@ WORDING = {
     r"Expected a <class '(?:[\w.]+\.)?(\w+)'>": r"expected \1",
     r"Expected a typing\.Literal\[(.*?)\]": r"expected one of \1",
 }
-ROOMS = (
-    *("lrl", "lrl.callbacks", "lrl.members.launchers", "lrl.objectives", "lrl.rewards"),
-    "lrl.routing.rankers",
-)
-"""Rooms that import a class at its first use."""
 CLASSES = (
-    *(*ROOMS, "lrl.advantages", "lrl.environments", "lrl.routing.dispatch"),
+    *(*import_by_name.ROOMS, "lrl.advantages", "lrl.environments", "lrl.routing.dispatch"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
 )
 """Where the classes are that a setting may name."""

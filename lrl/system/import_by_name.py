@@ -24,6 +24,11 @@ FORMS = "Write module:function, or file.py:function."
 MIN_SIMILARITY = 0.75
 """Least share of letters that a misspelt word has in common with the right one (difflib's
 ratio)."""
+ROOMS = (
+    *("lrl", "lrl.callbacks", "lrl.members.launchers", "lrl.objectives", "lrl.rewards"),
+    "lrl.routing.rankers",
+)
+"""Rooms that import a class at its first use, and whose classes a setting may name without them."""
 _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
 
 

@@ -6,6 +6,7 @@ Covers lrl/cli/parsing.py.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -199,3 +200,25 @@ def test_another_class_keeps_a_setting_that_both_take(
     found = config("model.init_args.objective", *typed, "--model.objective", "CISPO")
     assert settings_of(found, "epsilon_low") == ["lrl.objectives.CISPO", 0.1]
     assert caplog.messages == []
+
+
+def test_a_bare_name_imports_the_class_that_it_names_and_no_other() -> None:
+    program = """
+import sys
+from lrl.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*[name for name in sys.modules if name.startswith("lrl.")], file=sys.stderr)
+"""
+    words = ["fit", "--config", "quickstart", "--model.objective", "TBA", "--print_config"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=240
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert yaml.safe_load(ended.stdout)["model"]["init_args"]["objective"]["class_path"] == (
+        "lrl.objectives.TBA"
+    )
+    imported = set(ended.stderr.split())
+    others = ("lrl.objectives.gspo", "lrl.rewards.code", "lrl.strategies.several_ranks")
+    assert "lrl.objectives.tba" in imported and not imported & set(others)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from lrl.cli.setting_errors import ROOMS
+from lrl.system.import_by_name import ROOMS
 
 
 @pytest.mark.parametrize("room", ROOMS)

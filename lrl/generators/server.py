@@ -31,6 +31,9 @@ from lrl.system.endpoint import Location, connect
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+LONGEST_TEMPORARY = 107 - len("/lrl-xxxxxxxx/") - 36
+"""A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36. The
+temporary folder of a cluster can be longer."""
 
 SEED_VARIABLE = "PL_GLOBAL_SEED"
 """Lightning's `seed_everything` sets it."""
@@ -131,7 +134,7 @@ class Server:
     def start(self) -> None:
         """Starts the supervisor, which starts vLLM, and returns at once."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._scratch = supervisor.make_scratch()
+        self._scratch = make_scratch()
         files = tempfile.mkdtemp(prefix=self.own_files, dir=supervisor.SHM)
         owned = [str(os.getpid()), f"lrl-{self.run_id}-", self.own_files, self._scratch]
         command = [
@@ -350,6 +353,12 @@ def end_of(log: str) -> str:
     if found and not any(line and found.startswith(line) for line in shown):
         last = [found, "...", *last]
     return "\n".join(last)
+
+
+def make_scratch() -> str:
+    """Makes a folder for one generator: vLLM leaves sockets and compiler files behind."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
 
 
 def cause(log: str) -> str:

@@ -28,7 +28,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -46,9 +45,6 @@ TICK_S = 0.2
 """The longest delay in noticing an end that the pipe does not show."""
 SCAN_S = 2.0
 """Seconds between two scans of the shared memory in use; after a crash it is too late for one."""
-LONGEST_TEMPORARY = 107 - len("/lrl-xxxxxxxx/") - 36
-"""A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36. The
-temporary folder of a cluster can be longer."""
 
 
 class End(Enum):
@@ -132,12 +128,6 @@ def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
                 continue
             if found.st_ino in inodes or path.name.startswith(prefixes):
                 shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink()
-
-
-def make_scratch() -> str:
-    """Makes a folder for one generator: vLLM leaves sockets and compiler files behind."""
-    usual = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
 
 
 def clear(scratch: str, own_prefix: str) -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ import torch
 
 import lrl
 from lrl.errors import ServerError
-from lrl.generators.server import Server, cause, end_of, generator_seed, run_seed
+from lrl.generators.server import Server, cause, end_of, generator_seed, make_scratch, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
 from lrl.members.join import JoinSession, LocalOverrides
@@ -421,3 +422,14 @@ def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(
                 join.join(str(tmp_path), Kind.GENERATOR, LocalOverrides())
     assert len({seed_of(server.command()) for server in made}) == 4
     assert seed_of(made[0].command()) == str(generator_seed(1, made[0].number, 0))
+
+
+def test_the_path_of_the_temporary_folder_is_short_enough_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for usual in (tmp_path / "a", tmp_path / ("a" * 100)):
+        usual.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(usual))
+        scratch = make_scratch()
+        os.rmdir(scratch)
+        assert len(scratch) + len("/") + 36 <= 107, "vLLM's sockets have names of 36 characters"

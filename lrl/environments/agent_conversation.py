@@ -17,12 +17,11 @@ So what would change the distribution is refused, or left out and said so; it is
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from lrl.environments.base import BEGINNING, Message, Policy, ToolCall, Written
+from lrl.environments.base import BEGINNING, Message, Policy, ToolCall, Written, parsed_arguments
 
 log = logging.getLogger(__name__)
 
@@ -216,17 +215,6 @@ def called(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """Returns a call in a message."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
-
-
-def parsed_arguments(arguments: Any) -> Any:
-    """Returns the arguments of a call as a mapping, or as they are if they are no JSON of one."""
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):  # a policy writes any number of brackets
-        return arguments
-    return found if isinstance(found, dict) else arguments
 
 
 def _same(one: Sequence[Message], other: Sequence[Message]) -> bool:

@@ -1,5 +1,6 @@
 """The interface of an environment: the loop of one episode, from its side."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +24,17 @@ class ToolCall(NamedTuple):
     """As the policy wrote them: JSON, if it did well."""
     id: str
     """Nine letters and digits, which some chat templates ask for; the same in every replay."""
+
+
+def parsed_arguments(arguments: Any) -> Any:
+    """Returns the arguments of a call as a mapping, or as they are if they are no JSON of one."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):  # a policy writes any number of brackets
+        return arguments
+    return found if isinstance(found, dict) else arguments
 
 
 class ParsedTurn(NamedTuple):

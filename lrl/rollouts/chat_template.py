@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.environments.agent_conversation import parsed_arguments
-from lrl.environments.base import Message
+from lrl.environments.base import Message, parsed_arguments
 from lrl.errors import ConfigError
 from lrl.system.best_effort import writable
 from lrl.types import Chat

@@ -85,20 +85,21 @@ def _import_all() -> None:
 def _drop_settings_aloud(parser: Any, previous: Any, value: Any) -> None:
     """Where a setting's class changes, jsonargparse keeps what the new class takes too, and drops
     the rest without a word."""
-    has_settings = isinstance(previous, Namespace) and "init_args" in previous
-    given = dict(vars(previous.init_args)) if has_settings else {}
-    _drop_settings(parser, previous, value)
-    dropped = {name: one for name, one in given.items() if name not in previous.init_args}
-    # jsonargparse drops them once more in copies, where it gives the setting, not the class.
-    if not dropped or isinstance(parser, _typehints.ActionTypeHint):
+    if not isinstance(previous, Namespace) or "init_args" not in previous:
         return
-    old, new = previous.class_path, value["class_path"]
-    unset: dict[str, Any] = {}
-    if old == DEFAULT_STRATEGY:  # jsonargparse writes out its defaults, which nobody has set
-        unset = vars(_typehints.ActionTypeHint.get_class_parser(old, {}).get_defaults())
-    if names := [name for name, one in dropped.items() if (name, one) not in unset.items()]:
+    old, new, settings = previous.class_path, value["class_path"], previous.init_args
+    if old == DEFAULT_STRATEGY != new:  # jsonargparse writes out its defaults, which nobody has set
+        unset = _typehints.ActionTypeHint.get_class_parser(old, {}).get_defaults()
+        for name, one in vars(unset).items():
+            if name in settings and settings[name] == one:
+                settings.pop(name)
+    given = list(vars(settings))
+    _drop_settings(parser, previous, value)
+    dropped = [name for name in given if name not in settings]
+    # jsonargparse drops them once more in copies, where it gives the setting, not the class.
+    if dropped and not isinstance(parser, _typehints.ActionTypeHint):
         text = "%s does not take what was set for %s, so this is left out: %s."
-        rank_zero_only(log.warning)(text, new, old, ", ".join(names))
+        rank_zero_only(log.warning)(text, new, old, ", ".join(dropped))
 
 
 def from_the_root(words: Iterable[str], verb: str) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+import lrl
 from lrl.cli.main import main
 
 OWN = {
@@ -172,6 +173,19 @@ def test_another_strategy_keeps_the_settings_of_the_one_before(
     server = found["init_args"]["server"]
     assert (server["dtype"], server["max_num_seqs"]) == ("float16", 7)
     assert caplog.messages == [], "nobody has set what only AsyncSingleDevice takes"
+
+
+class Pulling(lrl.AsyncDDP):
+    """Has a default of its own."""
+
+    def __init__(self, *, weight_transfer: str = "pull", **settings: Any) -> None:
+        super().__init__(weight_transfer=weight_transfer, **settings)
+
+
+def test_a_strategy_of_ones_own_keeps_its_defaults(config: Config) -> None:
+    name = f"{__name__}.Pulling"
+    found = config(STRATEGY, f"--{STRATEGY}", name)
+    assert settings_of(found, "weight_transfer") == [name, "pull"]
 
 
 @pytest.mark.parametrize("form", ["typed", "written", "written_whole"])

@@ -400,9 +400,9 @@ class PolicyModule(PolicyModel):
         """Returns AdamW and its schedule, with one scheduler step per optimizer step.
 
         Override it for any other optimizer, parameter groups and scheduler; `lr`, `betas`,
-        `weight_decay`, `warmup_steps` and `schedule` then have no effect unless it reads them. A scheduler is
-        stepped at its `interval`, as in Lightning: an epoch unless it is `step`. A resumed run has
-        the optimizer state of its checkpoint.
+        `weight_decay`, `warmup_steps` and `schedule` then have no effect unless it reads them. A
+        scheduler is stepped at its `interval`, as in Lightning: an epoch unless it is `step`. A
+        resumed run has the optimizer state of its checkpoint.
         """
         own = set(self.critic_weights)
         trained = [one for one in self.parameters() if one.requires_grad and one not in own]

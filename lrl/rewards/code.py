@@ -25,8 +25,8 @@ _PYTHON = ("python", "py", "python3")
 
 
 class Verdict(NamedTuple):
-    """How many tests a response passes of how many; why the first one failed that did, and the
-    limit that the program has broken, if that is why."""
+    """The tests that a response passes, the reason of the first failure, and the limit that the
+    program broke, if it broke one."""
 
     passed: int
     tests: int

@@ -228,7 +228,7 @@ class RewardPool:
         }
 
     async def _last_outcome(self, prompt: str, response: Response, outcome: Outcome) -> Outcome:
-        """Returns an outcome if it is a reward, else that of another attempt, alone."""
+        """Returns the outcome, or that of a second attempt if the first gave no reward."""
         if outcome is None:
             (outcome,) = await self._outcomes(prompt, [response])
         if isinstance(outcome, str):

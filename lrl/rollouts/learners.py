@@ -58,8 +58,8 @@ class Learners:
         environment: Settings,
         kl_in_the_reward: Sequence[Any],
     ) -> dict[str, Settings]:
-        """Returns the settings on which the state of each part depends; those of the environment,
-        and of the KL penalty that is subtracted from the rewards, are empty without one."""
+        """Returns the settings on which the state of each part depends. Pass empty ones for an
+        environment, or a KL penalty in the rewards, that the run does not have."""
         kind = type(self.advantages)
         of_lengths: Settings = {
             "data.max_response_tokens": sampling.max_tokens,

@@ -66,7 +66,8 @@ def whole_samples(group: Group) -> list[TrainingSample]:
 
 
 def by_rollout(samples: Sequence[TrainingSample], numbers: Iterable[Tensor]) -> Numbers:
-    """Yields the rollouts of the samples; `numbers` has those of each sample's trained tokens."""
+    """Yields each rollout with a number for every token, put together from its samples: `numbers`
+    are those of each sample's trained tokens."""
     filled: dict[int, tuple[Rollout, Tensor]] = {}
     for sample, own in zip(samples, numbers, strict=True):
         empty = torch.zeros(len(sample.rollout.token_ids), *own.shape[1:])

@@ -157,13 +157,13 @@ class Members:
 
     @property
     def all(self) -> list[RemoteWorkers]:
-        """Those that were not removed."""
+        """The members, lost ones too, that were not removed."""
         with self._lock:
             return [each for each in self._known.values() if not each.removed]
 
     @property
     def ready(self) -> list[RemoteWorkers]:
-        """Those that get work."""
+        """The members that get work."""
         return [each for each in self.all if not each.lost and each.leaving_since is None]
 
     def replaced(self, pool: str) -> int:

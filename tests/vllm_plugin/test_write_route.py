@@ -35,8 +35,10 @@ class Writing:
         return [len(rollout.token_ids) for rollout in self.rollouts]
 
     async def begun(self) -> None:
-        """Waits until every response has its first token."""
-        while not all(self.lengths) and not self.task.done():
+        """Waits until every response has its first token; raises the error of the request."""
+        while not all(self.lengths):
+            if self.task.done():
+                await self.task
             await asyncio.sleep(0.001)
 
 
@@ -69,9 +71,8 @@ def test_after_a_flush_no_token_that_was_written_is_on_its_way(lent_server: Lent
             await call(client, "/pause?mode=keep&clear_cache=false")
             await client.flush(60.0)
             at_the_flush = writing.lengths
-            assert all(set(rollout.versions) == {0} for rollout in writing.rollouts), (
-                "a token is too new"
-            )
+            versions = {version for rollout in writing.rollouts for version in rollout.versions}
+            assert versions == {0}, "a token is too new"
             await call(client, "/update_weight_version", {"new_version": "1"})
             await call(client, "/resume")
             await writing.task

@@ -35,7 +35,9 @@ class Divided(lrl.PolicyModule):
     ranks: Any = None
     sharding: Any = None
 
-    def __init__(self, model: str, ranks: Ranks, sizes: dict[str, int], offload: bool) -> None:
+    def __init__(
+        self, model: str, ranks: Ranks, sizes: dict[str, int], offload: bool = False
+    ) -> None:
         super().__init__(model, lora=LORA if model.endswith("lora") else None)
         self.ranks = ranks
         if sizes:

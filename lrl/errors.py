@@ -143,28 +143,11 @@ class EpisodeError(CountedError):
     """An episode that has failed; its kind is one of `EPISODE_KINDS`."""
 
 
-class JudgeError(CountedError):
-    """A response that a judge has not scored; its kind begins with `judge_`."""
-
-
-class RewardModelError(CountedError):
-    """A response that a reward model has not scored; its kind begins with `reward_model_`."""
-
-
-class TeacherError(LrlError, RuntimeError):
-    """Log-probs that the server of a teacher has not given; the message names its address.
-
-    Args:
-        kind: `teacher_refused`: it would refuse again. `teacher_failed`: there was no answer in
-            time.
-        message: What has happened.
-    """
+class TeacherError(CountedError):
+    """Log-probs that the server of a teacher has not given; the message names its address. Its kind
+    is `teacher_refused` (it would refuse again) or `teacher_failed` (no answer in time)."""
 
     shown_alone = True
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
 
 
 class NoEnvironments(LrlError, RuntimeError):

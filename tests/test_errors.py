@@ -14,7 +14,6 @@ PRIVATE = {
     "Deadlock",
     "JoinEnded",
     "NotListeningError",
-    "NotSent",
     "OutOfTimeError",
     "Refusal",
     "RequestError",

@@ -217,8 +217,9 @@ def check_reward_models(rewards: Sequence[Reward], policy: PolicyModel) -> None:
     for reward in rewards:
         if not isinstance(reward, RewardModel) or reward.reads != "tokens":
             continue
+        endpoint = reward.endpoint
         try:
-            theirs = run_apart(lambda one=reward: one.tokens_of(SAMPLE))  # type: ignore[misc]
+            theirs, _ = run_apart(lambda one=endpoint: one.tokens_of(SAMPLE))  # type: ignore[misc]
         except CountedError as error:
             raise ConfigError(
                 f"RewardModel.reads is tokens, and the server does not say its own: {error}."
@@ -250,7 +251,7 @@ def check_teacher(teacher: Teacher, policy: PolicyModel, data: RolloutDataModule
     trial = [*sample, max(tokenizer.get_vocab().values())]
     try:
         theirs, context = run_apart(lambda: teacher.endpoint.tokens_of(text))
-        run_apart(lambda: teacher.endpoint.logprobs([trial], once=True))
+        run_apart(lambda: teacher.logprobs_of([trial], once=True))
     except TeacherError as error:
         raise ConfigError(f"model.reference.url cannot be the run's teacher: {error}") from error
     if theirs != ours:

@@ -11,8 +11,6 @@ from lrl.errors import RewardFailuresError
 
 log = logging.getLogger(__name__)
 
-BUDGET = "judge_budget"
-"""The reason at which the run ends at once: nothing that costs would come of it any more."""
 KINDS = {
     "exception": "Fix the reward: a text that it cannot read is worth 0.0, not an exception.",
     "crash": (
@@ -34,7 +32,6 @@ KINDS = {
         "See that the judge's endpoint answers; raise Judge.timeout_s and deadline_s if it is slow."
     ),
     "judge_no_score": "Take another judge, or another Judge.form: the answer was not in its form.",
-    "judge_budget": "Raise Judge.max_calls.",
     "reward_model_refused": "Correct the settings of the reward model.",
     "reward_model_failed": (
         "See that the server of the reward model answers; raise RewardModel.timeout_s and "
@@ -106,10 +103,7 @@ class FailureStats:
             )
 
     def check(self) -> None:
-        """Raises RewardFailuresError if too many of the last responses failed, or a budget is
-        used."""
-        if self.counts[BUDGET]:
-            raise RewardFailuresError(f"{self._samples[BUDGET]}. {KINDS[BUDGET]}")
+        """Raises RewardFailuresError if too many of the last responses failed."""
         responses = max(MIN_RESPONSES, len(self._last))
         kinds = Counter(kind for kind in self._last if kind)
         if kinds.total() <= self.max_failures * responses:

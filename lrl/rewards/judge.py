@@ -1,33 +1,25 @@
 """A language model as a reward: it reads the response and writes a score.
 
 A text in another form is a failure, and so is a score that is out of bounds: neither says that the
-response is bad. Many processes use the folder of answers at once, also those of later runs, so a
-file appears whole or not at all.
+response is bad.
 """
 
-import asyncio
-import fcntl
 import hashlib
 import json
-import logging
-import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-from lrl.errors import ConfigError, JudgeError
+from lrl.errors import ConfigError, CountedError
 from lrl.rewards.base import Reward, reference_of
 from lrl.rewards.model_endpoint import ModelEndpoint
 from lrl.system.best_effort import best_effort
-from lrl.system.config_errors import one_of
 
-log = logging.getLogger(__name__)
-
-OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
+OF_THE_RESPONSE = {"prompt", "response", "finish_reason", "num_tokens", "turn_rewards"}
 """Names that a template may have besides the columns of the row."""
 Form = Literal["json", "line"]
 _SCHEMA = {
@@ -46,11 +38,6 @@ _ASKED = {
 }
 _LINE = re.compile(r"Score: (-?[0-9]+(?:\.[0-9]+)?)")
 _SHOWN = 120
-_CALLS = "calls"
-"""Name of the file whose bytes are counted: one for each request. A byte is appended whole, so a
-process that is killed cannot damage the count."""
-LONGEST_HOLD_S = 10.0
-_POLL_S = 0.01
 
 
 class Judge(Reward):
@@ -81,8 +68,6 @@ class Judge(Reward):
         deadline_s: Seconds for a response, all requests and the waits between them.
         cache: Folder in which answers with a score stay, for all processes and later runs; null
             for none.
-        max_calls: Requests that may be sent, counted in `cache` over processes and resumes; after
-            the last one the run ends. Null for no limit.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
     """
@@ -104,24 +89,18 @@ class Judge(Reward):
         retries: int = 4,
         deadline_s: float = 120.0,
         cache: str | None = None,
-        max_calls: int | None = None,
         weight: float = 1.0,
         name: str = "judge",
     ) -> None:
         super().__init__(weight, name)
-        one_of("Judge", form=(get_args(Form), form))
-        if max_calls is not None and cache is None:
-            raise ConfigError(
-                f"Judge.max_calls is {max_calls}, and Judge.cache is not set: give the folder in "
-                "which all processes of a run, and those that resume it, count their requests."
-            )
         self.deadline_s = deadline_s
         self._form = form
         self._lowest = lowest
         self._highest = highest
         self._templates = {"system": system} if system is not None else {}
         self._templates["user"] = template
-        self._names = set().union(*map(_names_in, self._templates.values()))
+        parsed = [part for text in self._templates.values() for part in Formatter().parse(text)]
+        self._names = {name for _, name, _, _ in parsed if name is not None}
         if "response" not in self._names:
             raise ConfigError(
                 f"Judge.template is {template!r:.80}, without {{response}}: the judge would not "
@@ -132,17 +111,10 @@ class Judge(Reward):
         self._fields: dict[str, Any] = given | (parameters or {})
         if form == "json":
             self._fields["response_format"] = _RESPONSE_FORMAT
-        self._cache = None if cache is None else JudgeCache(Path(cache), max_calls)
+        self._cache = None if cache is None else Path(cache).expanduser().absolute()
+        route = "/v1/chat/completions"
         self._endpoint = ModelEndpoint(
-            owner="Judge",
-            kind="judge",
-            error=JudgeError,
-            route="/v1/chat/completions",
-            url=url,
-            api_key_env=api_key_env,
-            timeout_s=timeout_s,
-            retries=retries,
-            deadline_s=deadline_s,
+            "judge", route, url, api_key_env, timeout_s, retries, deadline_s
         )
 
     def __repr__(self) -> str:
@@ -152,24 +124,12 @@ class Judge(Reward):
         return f"Judge{(*asked, self._lowest, self._highest, self.weight, self.name)}"
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        for name in sorted(self._names - {*OF_THE_RESPONSE}):
+        for name in sorted(self._names - OF_THE_RESPONSE):
             _text_of(columns, name)
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns a number from 0 to 1; raises JudgeError if there is none."""
+        """Returns a number from 0 to 1; raises CountedError if there is none."""
         values = {**columns, "prompt": prompt, "response": response}
-        body = {**self._fields, "messages": self._messages(values)}
-        if self._cache is None:
-            return self._score(await self._endpoint.ask(body, _answer_in))
-        request = {"url": self._endpoint.url, "body": body}
-        if (kept := self._cache.read(request)) is not None:
-            return self._score(kept)
-        answer = await self._endpoint.ask(body, _answer_in, self._cache.count)
-        score = self._score(answer)
-        self._cache.write(request, answer)
-        return score
-
-    def _messages(self, values: Mapping[str, Any]) -> list[dict[str, str]]:
         texts = {name: _text_of(values, name) for name in self._names}
         messages = [
             {"role": role, "content": template.format_map(texts)}
@@ -177,10 +137,26 @@ class Judge(Reward):
         ]
         scale = f"where X is a number from {self._lowest:g} to {self._highest:g}."
         messages[-1]["content"] += f"\n\n{_ASKED[self._form]}{scale}"
-        return messages
+        body = {**self._fields, "messages": messages}
+        if self._cache is None:
+            return self._score(await self._endpoint.ask(body, _answer_in))
+        request = json.dumps({"url": self._endpoint.url, "body": body}, sort_keys=True)
+        digest = hashlib.sha256(request.encode()).hexdigest()
+        # A folder for each first two letters: a run may have millions.
+        file = self._cache / digest[:2] / f"{digest}.json"
+        with suppress(FileNotFoundError, ValueError, TypeError):  # not there, or cut by a crash
+            return self._score(Answer(**json.loads(file.read_text())))
+        answer = await self._endpoint.ask(body, _answer_in)
+        score = self._score(answer)
+        with best_effort("An answer of the judge", file):  # which has its score all the same
+            file.parent.mkdir(parents=True, exist_ok=True)
+            draft = file.with_name(f".{secrets.token_hex(8)}")
+            draft.write_text(json.dumps(answer._asdict()))
+            draft.rename(file)  # whole: many processes use the folder at once
+        return score
 
     def _score(self, answer: "Answer") -> float:
-        """Returns the score in an answer, from 0 to 1; raises JudgeError."""
+        """Returns the score in an answer, from 0 to 1."""
         score = _score_in(answer.text, self._form)
         if answer.finish_reason == "length":
             why = "is cut: raise Judge.max_tokens"
@@ -192,8 +168,8 @@ class Judge(Reward):
         else:
             return (score - self._lowest) / (self._highest - self._lowest)
         # Its end: a judge reasons first.
-        shown = answer.text if len(answer.text) <= _SHOWN else f"...{answer.text[-_SHOWN:]}"
-        raise JudgeError("judge_no_score", f"the judge's answer {why}: {shown!r}")
+        shown = answer.text[-_SHOWN:]
+        raise CountedError("judge_no_score", f"the judge's answer {why}: {shown!r}")
 
 
 class Answer(NamedTuple):
@@ -218,12 +194,11 @@ def _score_in(text: str, form: Form) -> float | None:
         last = _LINE.fullmatch(text.strip().rpartition("\n")[2].strip())
         return float(last[1]) if last else None
     try:
-        # As a tuple of pairs, which no list of JSON is, and in which a name may come twice.
-        found = json.loads(text, parse_int=float, object_pairs_hook=tuple)
+        found = json.loads(text, parse_int=float)
     except (ValueError, RecursionError):
         return None
-    match dict(found) if isinstance(found, tuple) and len(found) == 2 else None:
-        case {"reason": str(), "score": float(score)}:
+    match found:
+        case {"reason": str(), "score": float(score), **others} if not others:
             return score
     return None
 
@@ -234,95 +209,3 @@ def _text_of(values: Mapping[str, Any], name: str) -> str:
     if isinstance(value := values.get(name), list | tuple | dict):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     return reference_of(values, name)
-
-
-def _names_in(template: str) -> set[str]:
-    """Returns the names of the values in a template; raises ConfigError for other braces."""
-    names: set[str] = set()
-    for _, name, form, conversion in Formatter().parse(template):
-        if name is None:
-            continue
-        if form or conversion or not name.isidentifier():
-            raise ConfigError(
-                f"Judge.template or Judge.system is {template!r:.80}: write {{prompt}}, "
-                "{response} or a column in braces, and {{ and }} for braces that are no name."
-            )
-        names.add(name)
-    return names
-
-
-@dataclass
-class JudgeCache:
-    """A folder of answers, each under a hash of all that decides it, and the count of the requests
-    that they have cost, of which there may be `max_calls`."""
-
-    folder: Path
-    max_calls: int | None
-
-    def __post_init__(self) -> None:
-        self.folder = self.folder.expanduser().absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / _CALLS).touch()
-
-    def read(self, request: dict[str, Any]) -> Answer | None:
-        """Returns the answer to a request; None if there is none, or its file is damaged."""
-        file = self._file(request)
-        try:
-            match json.loads(file.read_text()):
-                case {"text": str(text), "finish_reason": str(reason)}:
-                    return Answer(text, reason)
-        except FileNotFoundError:
-            return None
-        except (ValueError, OSError):
-            pass
-        log.warning("%s is damaged: the judge is asked again.", file)
-        return None
-
-    def write(self, request: dict[str, Any], answer: Answer) -> None:
-        """Writes the answer to a request, or replaces it; only logs that it cannot: the answer has
-        its score."""
-        file = self._file(request)
-        with best_effort("An answer of the judge", file):
-            file.parent.mkdir(exist_ok=True)
-            draft = file.with_name(f".{secrets.token_hex(8)}")
-            draft.write_text(json.dumps(answer._asdict()))
-            draft.rename(file)
-
-    async def count(self, number: int) -> None:
-        """Counts one more request; raises JudgeError if it must not be sent."""
-        try:
-            # Not made here: on a machine with another folder it would begin at 0.
-            file = os.open(self.folder / _CALLS, os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError as error:
-            raise JudgeError(
-                "judge_budget",
-                f"{error}: Judge.cache must be a folder that all machines with reward workers "
-                "share, and stay in a run",
-            ) from error
-        try:
-            await _lock(file)
-            if self.max_calls is not None and os.fstat(file).st_size >= self.max_calls:
-                raise JudgeError(
-                    "judge_budget",
-                    f"Judge.max_calls is {self.max_calls}, and so many requests are made (counted "
-                    f"in {self.folder / _CALLS})",
-                )
-            os.write(file, b".")
-        finally:
-            os.close(file)  # and with it the lock
-
-    def _file(self, request: dict[str, Any]) -> Path:
-        text = json.dumps(request, sort_keys=True)
-        name = hashlib.sha256(text.encode()).hexdigest()
-        # A folder for each first two letters: a run may have millions.
-        return self.folder / name[:2] / f"{name}.json"
-
-
-async def _lock(file: int) -> None:
-    """Locks a file. Others hold it for the moment of a write, or are stopped."""
-    for _ in range(round(LONGEST_HOLD_S / _POLL_S)):
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_POLL_S)
-    raise JudgeError("judge_failed", f"another process holds the file {_CALLS} of Judge.cache")

@@ -3,10 +3,9 @@
 import math
 from typing import Any, Literal, get_args
 
-from lrl.errors import RewardModelError
 from lrl.rewards.base import Reward
 from lrl.rewards.model_endpoint import ModelEndpoint
-from lrl.system.config_errors import at_least, one_of
+from lrl.system.config_errors import one_of
 
 Reads = Literal["messages", "text", "tokens"]
 
@@ -54,39 +53,23 @@ class RewardModel(Reward):
         name: str = "reward_model",
     ) -> None:
         super().__init__(weight, name)
-        at_least(0, "RewardModel", label=label)
         one_of("RewardModel", reads=(get_args(Reads), reads))
         self.reads = reads
         self.label = label
         self.activation = activation
         self.deadline_s = deadline_s
-        self._endpoint = ModelEndpoint(
-            owner="RewardModel",
-            kind="reward_model",
-            error=RewardModelError,
-            route="/classify",
-            url=url,
-            api_key_env=api_key_env,
-            timeout_s=timeout_s,
-            retries=retries,
-            deadline_s=deadline_s,
+        self.endpoint = ModelEndpoint(
+            "reward_model", "/classify", url, api_key_env, timeout_s, retries, deadline_s
         )
 
     def __repr__(self) -> str:
         """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
         changed."""
-        how = (self._endpoint.url, self.reads, self.label, self.activation)
+        how = (self.endpoint.url, self.reads, self.label, self.activation)
         return f"RewardModel{(*how, self.weight, self.name)}"
 
-    async def tokens_of(self, text: str) -> list[int]:
-        """Returns the tokens that the server makes of a text, without special ones."""
-        body = {"prompt": text, "add_special_tokens": False}
-        return await self._endpoint.sibling("/tokenize").ask(
-            body, lambda found: [int(token) for token in found["tokens"]]
-        )
-
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns the score; raises RewardModelError if there is none, or none of `label`."""
+        """Returns the score; raises CountedError if there is none, or none of `label`."""
         body: dict[str, Any] = {"use_activation": self.activation}
         if self.reads == "tokens":
             body["input"] = [*columns["prompt_token_ids"], *columns["response_token_ids"]]
@@ -95,15 +78,14 @@ class RewardModel(Reward):
         else:
             before = columns["prompt_messages"] or [{"role": "user", "content": prompt}]
             body["messages"] = [*before, {"role": "assistant", "content": response}]
-        scores = await self._endpoint.ask(body, _scores_in)
+        scores = await self.endpoint.ask(body, _scores_in)
         if self.label is None and len(scores) == 1:
             return scores[0]
-        if self.label is not None and self.label < len(scores):
+        if self.label is not None and 0 <= self.label < len(scores):
             return scores[self.label]
-        labels = f"the model gives {len(scores)} number{'s' * (len(scores) > 1)}"
-        raise self._endpoint.refused(
-            f"{labels}, and RewardModel.label is {self.label}. Set it to the number of the label "
-            f"that is the reward, from 0 to {len(scores) - 1}"
+        raise self.endpoint.refused(
+            f"the model gives {len(scores)} numbers, and RewardModel.label is {self.label}. Set it "
+            f"to the number of the label that is the reward, from 0 to {len(scores) - 1}"
         )
 
 

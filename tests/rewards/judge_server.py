@@ -1,20 +1,15 @@
 """An endpoint for a judge or a reward model: a real server, which answers each response as a test
-says; and a process that asks a judge about many responses at once. It imports no torch."""
+says."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-
-from lrl.errors import JudgeError
-from lrl.rewards import Judge
 
 TEMPLATE = "Score it from 0 to 10.\n{response}"
 """The line before the form of the answer is the response, by which the server chooses its reply."""
@@ -131,16 +126,3 @@ def served(judge_server: JudgeServer | None = None) -> Iterator[JudgeServer]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-async def scores_of(judge: Judge, responses: list[str]) -> list[float | str]:
-    """Returns the score of each response, or the kind of its failure."""
-    found = await asyncio.gather(
-        *(judge("", response) for response in responses), return_exceptions=True
-    )
-    return [one.kind if isinstance(one, JudgeError) else one for one in found]  # type: ignore[misc]
-
-
-def judged(settings: dict[str, Any], responses: list[str]) -> tuple[list[float | str], bool]:
-    """Returns the scores, and whether torch is loaded."""
-    return asyncio.run(scores_of(Judge(**settings), responses)), "torch" in sys.modules

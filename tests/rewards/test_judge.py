@@ -7,22 +7,18 @@ Covers lrl/rewards/model_endpoint.py.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import logging
-import multiprocessing
 import pickle
 import subprocess
 import sys
 import threading
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from lrl.errors import ConfigError, JudgeError
-from lrl.rewards import Judge, RewardFailuresError, RewardPool
+from lrl.errors import ConfigError, CountedError
+from lrl.rewards import Judge, RewardPool
 from tests.rewards import odd_rewards
-from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, judged, says, served
+from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, says, served
 from tests.rewards.scenes import counted, scored, started
 
 URL = "http://127.0.0.1:9"
@@ -50,13 +46,9 @@ def score(judge, response="r", prompt="", **columns):
 
 
 def failure(judge, response="r"):
-    with pytest.raises(JudgeError) as caught:
+    with pytest.raises(CountedError) as caught:
         score(judge, response)
     return caught.value
-
-
-def calls_in(folder):
-    return len((folder / "calls").read_bytes())
 
 
 def answer_files(folder):
@@ -102,7 +94,7 @@ NO_SCORE = [
     "Score: 7\nIt is good.", '{"reason": "", "score": "7"}', '{"reason": "", "score": true}',
     '{"reason": "", "score": [7]}', '{"reason": 7, "score": 7}',
     '{"reason": "", "score": NaN}', '{"reason": "", "score": 7, "max": 9}', '{"reason": "", "score": 7} 8',
-    '{"reason": "", "score": 9, "score": 7}', '[["reason", ""], ["score", 7]]', "[" * 100_000,
+    '[["reason", ""], ["score", 7]]', "[" * 100_000,
 ]  # fmt: skip
 
 
@@ -151,14 +143,14 @@ def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
         (fails(429, "slow down"), "slow down"),
         (fails(500, "oh"), "oh"),
         (CLOSE, "RemoteProtocolError"),
-        (HANG, "no answer within 0.1 s"),
+        (HANG, "no answer in time"),
     ],
 )
 def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, named):
     server.replies["r"] = [reply]
     found = failure(judge_at(server.url, retries=2, timeout_s=0.1 if reply is HANG else 30))
     assert found.kind == "judge_failed" and named in found.message
-    assert "3 requests (Judge.retries is 2)" in found.message and server.asked["r"] == 3
+    assert "retries 2" in found.message and server.asked["r"] == 3
 
 
 @pytest.mark.parametrize(
@@ -169,7 +161,6 @@ def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, nam
         (verdict(10**400), "no_score", "not in 0 to 10"),
         (says('{"reason": "It', "length"), "no_score", "Judge.max_tokens"),
         (fails(401, f"bad key {KEY}"), "refused", "bad key ***"),
-        (fails(307, Location="http://127.0.0.1:9/"), "refused", "307"),
         (verdict(7)._replace(body="<html>hello"), "refused", "<html>hello"),
         (verdict(7)._replace(body='{"choices": []}'), "refused", "cannot read its answer"),
         (verdict(7)._replace(status=404, body="plain"), "refused", "404"),
@@ -186,25 +177,12 @@ def test_a_score_out_of_bounds_and_a_refusal_are_failures_and_are_not_asked_agai
     assert KEY not in found.message and len(found.message) < 400
 
 
-def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server):
-    server.replies["r"] = [fails(429, Retry_After="600"), verdict(7)]
-    found = failure(judge_at(server.url))
-    assert found.kind == "judge_failed" and server.asked["r"] == 1
-
-
 def test_a_request_gets_no_more_than_what_is_left_of_the_deadline(server, monkeypatch):
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.5)
     server.replies["r"] = [fails(500), HANG]
     score(judge_at(server.url), "loads the client")
     found = failure(judge_at(server.url, timeout_s=3.0, deadline_s=3.0))
-    assert "no answer within 3 s in all" in found.message and server.asked["r"] == 2
-
-
-def test_a_judge_gets_nothing_that_the_environment_has_for_openai(server, monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
-        monkeypatch.setenv(name, KEY)
-    score(judge_at(server.url))
-    assert KEY not in str(server.headers) and "Authorization" not in server.headers[0]
+    assert "no answer in time" in found.message and server.asked["r"] == 2
 
 
 def test_the_key_is_in_no_object_text_or_file(server, tmp_path, monkeypatch):
@@ -216,12 +194,15 @@ def test_the_key_is_in_no_object_text_or_file(server, tmp_path, monkeypatch):
     assert len(kept) == 3 and all(KEY.encode() not in one for one in kept)
 
 
-def test_a_machine_without_the_key_says_which_variable_is_not_set(server, monkeypatch):
-    monkeypatch.setenv("JUDGE_KEY", KEY)
-    judge = judge_at(server.url, api_key_env="JUDGE_KEY")
-    monkeypatch.delenv("JUDGE_KEY")
-    found = failure(judge)
-    assert found.kind == "judge_refused" and "JUDGE_KEY" in found.message and not server.asked
+def test_a_machine_without_the_key_sends_nothing(server, monkeypatch):
+    found = failure(judge_at(server.url, api_key_env="JUDGE_KEY"))
+    assert found.kind == "judge_refused" and "api_key_env" in found.message and not server.asked
+
+
+def test_a_key_for_openai_is_not_sent_to_a_judge(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    score(judge_at(server.url))
+    assert KEY not in str(server.headers)
 
 
 def test_a_judge_behind_the_environments_proxy_is_asked_through_it(server, monkeypatch):
@@ -232,12 +213,9 @@ def test_a_judge_behind_the_environments_proxy_is_asked_through_it(server, monke
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
-def test_this_machine_is_not_asked_through_a_proxy(server, monkeypatch, caplog, host):
+def test_this_machine_is_not_asked_through_a_proxy(server, monkeypatch, host):
     monkeypatch.setenv("http_proxy", URL)
-    monkeypatch.setenv("JUDGE_KEY", KEY)
-    url = server.url.replace("127.0.0.1", host)
-    assert score(judge_at(url, api_key_env="JUDGE_KEY")) == 0.7
-    assert "anyone able to read" not in caplog.text
+    assert score(judge_at(server.url.replace("127.0.0.1", host))) == 0.7
 
 
 def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, tmp_path):
@@ -254,86 +232,18 @@ def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, t
     ]  # fmt: skip
     assert [asks(**other) for other in others] == [1] * 8
     assert [asks(**other) for other in others] == [0] * 8
-    assert calls_in(tmp_path) == 9
     with served() as other:
         other.replies["r"] = [verdict(2)]
         assert score(judge_at(other.url, cache=str(tmp_path))) == 0.2, "another endpoint's own"
 
 
-@pytest.mark.parametrize("damage", ["", '{"text": 1, "finish_reason": "stop"}', "\udcff"])
-def test_a_damaged_answer_is_asked_again_and_said(server, tmp_path, caplog, damage):
+@pytest.mark.parametrize("damage", [b"", b'{"text": "a"}', b"\xff"])
+def test_a_damaged_answer_is_asked_again(server, tmp_path, damage):
     judge = judge_at(server.url, cache=str(tmp_path))
     score(judge)
     (file,) = answer_files(tmp_path)
-    file.write_bytes(damage.encode(errors="surrogateescape"))
-    with caplog.at_level(logging.WARNING):
-        assert score(judge) == 0.7
-    assert f"{file} is damaged" in caplog.text
-    assert score(judge) == 0.7 and server.asked["r"] == 2
-
-
-def test_an_answer_that_cannot_be_kept_has_its_score_all_the_same(server, tmp_path, caplog):
-    """A response had none on a full disk, although its answer was paid for."""
-    judge = judge_at(server.url, cache=str(tmp_path))
-    score(judge)
-    (file,) = answer_files(tmp_path)
-    file.unlink()
-    file.parent.rmdir()
-    file.parent.write_text("in the place of the folder")
-    with caplog.at_level(logging.WARNING):
-        assert score(judge) == 0.7
-    assert server.asked["r"] == 2 and "An answer of the judge cannot be written" in caplog.text
-
-
-def test_a_budget_holds_over_processes_that_count_at_once_and_over_resumes(server, tmp_path):
-    settings = {"url": server.url, "model": "m", "template": TEMPLATE, "highest": 10}
-    settings |= {"cache": str(tmp_path), "max_calls": 40}
-    jobs = [[f"{job} {number}" for number in range(20)] for job in range(3)]
-    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as processes:
-        found = list(processes.map(judged, [settings] * 3, jobs))
-    scores = [one for some, _ in found for one in some]
-    assert (scores.count(0.7), scores.count("judge_budget"), len(scores)) == (40, 20, 60)
-    assert (server.asked.total(), calls_in(tmp_path), len(answer_files(tmp_path))) == (40, 40, 40)
-    assert not any(loaded for _, loaded in found)
-    # A resume asks nothing more, and still has what was answered.
-    again, _ = judged(settings, jobs[0] + jobs[1] + jobs[2])
-    assert again == scores and server.asked.total() == 40
-    assert not [file for file in tmp_path.rglob(".*") if file.is_file()]
-
-
-def test_every_request_counts_also_those_that_fail(server, tmp_path):
-    server.replies["r"] = [fails(500)]
-    judge = judge_at(server.url, cache=str(tmp_path), max_calls=3, retries=5)
-    assert failure(judge).kind == "judge_budget"
-    assert server.asked["r"] == calls_in(tmp_path) == 3
-
-
-def test_a_machine_with_another_folder_does_not_begin_a_budget_of_its_own(server, tmp_path):
-    judge = judge_at(server.url, cache=str(tmp_path), max_calls=3)
-    (tmp_path / "calls").unlink()
-    found = failure(judge)
-    assert found.kind == "judge_budget" and "share" in found.message and not server.asked
-
-
-def test_a_count_that_another_process_holds_is_not_waited_for_without_an_end(
-    server, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("lrl.rewards.judge.LONGEST_HOLD_S", 0.1)
-    judge = judge_at(server.url, cache=str(tmp_path))
-    with (tmp_path / "calls").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        found = failure(judge)
-        assert found.kind == "judge_failed" and "holds the file calls" in found.message
-    assert not server.asked
-
-
-def test_a_budget_ends_the_run_whatever_share_of_failures_is_allowed(server, tmp_path):
-    judge = judge_at(server.url, cache=str(tmp_path), max_calls=2, timeout_s=30, deadline_s=30)
-    with started([judge], workers=1, timeout_s=60.0, max_failures=1.0) as pool:
-        scored(pool, "a", "b")
-        with pytest.raises(RewardFailuresError, match="Judge.max_calls is 2.*Raise"):
-            scored(pool, "c")
-        assert counted(pool) == {"scored": 2, "retried": 1, "judge_budget": 1}
+    file.write_bytes(damage)
+    assert [score(judge), score(judge)] == [0.7, 0.7] and server.asked["r"] == 2
 
 
 def test_in_a_worker_a_group_is_judged_at_once_and_each_failure_has_its_name(server):
@@ -384,38 +294,9 @@ def test_names_of_the_template_are_columns_or_facts_of_the_response():
         score(judge, rubric="short", num_tokens=1)
 
 
-BROKEN = [
-    ({"url": "judge:8000"}, "Judge.url is 'judge:8000'"),
-    ({"url": f"https://me:{KEY}@h/v1"}, "Judge.api_key_env"),
-    ({"template": "{prompt}"}, "Write {response}"),
-    ({"template": '{"a": 1} {response}'}, "write {prompt}, {response}"),
-    ({"system": "{level:.2f}"}, "{level:.2f}"),
-    ({"api_key_env": KEY}, "may be the key itself"),
-    ({"api_key_env": "abcdef0123456789"}, "may be the key itself"),
-    ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
-    ({"api_key_env": "EMPTY_KEY"}, "EMPTY_KEY, which is not set"),
-    ({"max_calls": 5}, "Judge.cache is not set"),
-]
-
-
-@pytest.mark.parametrize(("settings", "named"), BROKEN)
-def test_a_setting_that_cannot_work_is_refused_by_name(monkeypatch, settings, named):
-    monkeypatch.setenv("EMPTY_KEY", "")
-    with pytest.raises(ConfigError) as caught:
-        judge_at(**({"url": URL} | settings))
-    message = str(caught.value)
-    assert named in message and "\n" not in message
-    assert KEY not in message and "abcdef0123456789" not in message
-
-
-def test_a_key_over_plain_http_is_warned_of_unless_it_stays_on_the_machine(monkeypatch, caplog):
-    monkeypatch.setenv("JUDGE_KEY", KEY)
-    for url in ("http://127.0.0.1:1", "https://judge/v1"):
-        judge_at(url, api_key_env="JUDGE_KEY")
-    judge_at("http://judge/v1")
-    assert not caplog.records
-    judge_at("http://judge/v1", api_key_env="JUDGE_KEY")
-    assert "anyone able to read that network sees the key" in caplog.text
+def test_a_judge_that_would_not_see_the_response_is_refused():
+    with pytest.raises(ConfigError, match="Write {response}"):
+        judge_at(URL, template="{prompt}")
 
 
 def test_no_reward_imports_the_client_before_its_first_request():

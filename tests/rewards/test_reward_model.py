@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from lrl.errors import ConfigError, RewardModelError
+from lrl.errors import ConfigError, CountedError
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.preflight.model import check_reward_models
@@ -45,7 +45,7 @@ def score(model, response="r", prompt="p", **columns):
 
 
 def failure(model, response="r", **columns):
-    with pytest.raises(RewardModelError) as caught:
+    with pytest.raises(CountedError) as caught:
         score(model, response, **columns)
     return caught.value
 
@@ -82,7 +82,7 @@ def test_the_score_is_that_of_the_label(server):
     server.replies["r"] = [gives(-3.0, 0.25)]
     assert score(RewardModel(url=server.url, label=1)) == 0.25
     assert score(RewardModel(url=server.url, label=0)) == -3.0
-    for label in (None, 2):
+    for label in (None, 2, -1):
         found = failure(RewardModel(url=server.url, label=label))
         assert found.kind == "reward_model_refused"
         assert f"gives 2 numbers, and RewardModel.label is {label}" in found.message

@@ -4,8 +4,8 @@ It is in the trainer, or behind a server that somebody runs: a teacher that has 
 policy. A server is asked as soon as a group is scored, while the policy trains on others.
 """
 
-import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +18,6 @@ from lrl.system.config_errors import above, fault
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import by_rollout, whole_samples
 from lrl.types import Group
-
-log = logging.getLogger(__name__)
 
 TIMEOUT_S = 300.0
 DEADLINE_S = 900.0
@@ -74,8 +72,9 @@ class Teacher(Reference):
                 "of them."
             )
         if url is not None:
-            self.endpoint = TeacherEndpoint(url, api_key_env, timeout_s, deadline_s)
-            self.url = self.endpoint.completions.url
+            settings = (url, api_key_env, timeout_s, MOST_RETRIES, deadline_s)
+            self.endpoint = ModelEndpoint("teacher", "/v1/completions", *settings, TeacherError)
+            self.url = self.endpoint.url
         elif (api_key_env, timeout_s, deadline_s) != (None, TIMEOUT_S, DEADLINE_S):
             fault(
                 "model.reference.api_key_env, timeout_s and deadline_s are for a teacher at "
@@ -93,76 +92,30 @@ class Teacher(Reference):
             return
         samples = whole_samples(group)
         texts = [sample.token_ids for sample in samples]
-        found = await self.endpoint.logprobs(texts) if texts else []
+        found = await self.logprobs_of(texts) if texts else []
         written = [
             torch.tensor(numbers[len(sample.prompt) - 1 :])[torch.tensor(sample.trained)]
             for sample, numbers in zip(samples, found, strict=True)
         ]
         self.fill(group, by_rollout(samples, written))
 
-    def advantages(self, tokens: Tokens) -> Tensor:
-        """See `Reference.advantages`."""
-        assert tokens.reference_logprobs is not None, "every group passes `fill` first"
-        nearer = clamp_log_ratio(tokens.reference_logprobs - tokens.logprobs.detach())
-        return tokens.advantages + self.worth * nearer
-
-
-class TeacherEndpoint:
-    """The server of a teacher, which is asked until the deadline; see `ModelEndpoint`."""
-
-    def __init__(
-        self, url: str, api_key_env: str | None, timeout_s: float, deadline_s: float
-    ) -> None:
-        self.deadline_s = deadline_s
-        self.completions = ModelEndpoint(
-            owner="Teacher",
-            kind="teacher",
-            error=TeacherError,
-            route="/v1/completions",
-            url=url,
-            api_key_env=api_key_env,
-            timeout_s=timeout_s,
-            retries=MOST_RETRIES,
-            deadline_s=deadline_s,
-        )
-        self._silent = False
-        """Whether its last request had no answer."""
-
-    async def logprobs(self, texts: list[list[int]], *, once: bool = False) -> list[list[float]]:
-        """Returns log-probs in nats of `text[1:]` for each text of token ids, each token given
-        those before it, at temperature 1. One request asks for all of them.
+    async def logprobs_of(self, texts: list[list[int]], *, once: bool = False) -> list[list[float]]:
+        """Returns what the server at `url` says: log-probs in nats of `text[1:]` for each text of
+        token ids, each token given those before it, at temperature 1. One request asks for all.
 
         Args:
             texts: At least one token each.
             once: Whether a request without an answer is the last one.
         """
-        endpoint = self.completions.once() if once else self.completions
+        endpoint = replace(self.endpoint, retries=0) if once else self.endpoint
         body = {"prompt": texts, "max_tokens": 1, "prompt_logprobs": 0}
-        found = await endpoint.ask(body, lambda answer: _logprobs_in(answer, texts), self._count)
-        if self._silent:
-            self._silent = False
-            log.warning("The teacher at %s answers again.", endpoint.url)
-        return found
+        return await endpoint.ask(body, lambda found: _logprobs_in(found, texts))
 
-    async def tokens_of(self, text: str) -> tuple[list[int], int]:
-        """Returns the server's tokens of a text, without special ones at its ends, and the most
-        tokens of a request, those that it writes included. It is asked once.
-        """
-        body = {"prompt": text, "add_special_tokens": False}
-
-        def read(found: Any) -> tuple[list[int], int]:
-            return [int(one) for one in found["tokens"]], int(found["max_model_len"])
-
-        return await self.completions.sibling("/tokenize").ask(body, read)
-
-    async def _count(self, number: int) -> None:
-        if number > 1 and not self._silent:
-            self._silent = True
-            log.warning(
-                "The teacher at %s does not answer. It is asked again, for at most %g s "
-                "(Teacher.deadline_s).",
-                *(self.completions.url, self.completions.deadline_s),
-            )
+    def advantages(self, tokens: Tokens) -> Tensor:
+        """See `Reference.advantages`."""
+        assert tokens.reference_logprobs is not None, "every group passes `fill` first"
+        nearer = clamp_log_ratio(tokens.reference_logprobs - tokens.logprobs.detach())
+        return tokens.advantages + self.worth * nearer
 
 
 def _logprobs_in(found: Any, texts: list[list[int]]) -> list[list[float]]:

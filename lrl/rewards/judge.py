@@ -112,9 +112,14 @@ class Judge(Reward):
         if form == "json":
             self._fields["response_format"] = _RESPONSE_FORMAT
         self._cache = None if cache is None else Path(cache).expanduser().absolute()
-        route = "/v1/chat/completions"
         self._endpoint = ModelEndpoint(
-            "judge", route, url, api_key_env, timeout_s, retries, deadline_s
+            kind="judge",
+            route="/v1/chat/completions",
+            url=url,
+            api_key_env=api_key_env,
+            timeout_s=timeout_s,
+            retries=retries,
+            deadline_s=deadline_s,
         )
 
     def __repr__(self) -> str:

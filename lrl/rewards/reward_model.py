@@ -59,7 +59,13 @@ class RewardModel(Reward):
         self.activation = activation
         self.deadline_s = deadline_s
         self.endpoint = ModelEndpoint(
-            "reward_model", "/classify", url, api_key_env, timeout_s, retries, deadline_s
+            kind="reward_model",
+            route="/classify",
+            url=url,
+            api_key_env=api_key_env,
+            timeout_s=timeout_s,
+            retries=retries,
+            deadline_s=deadline_s,
         )
 
     def __repr__(self) -> str:

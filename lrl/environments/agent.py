@@ -13,9 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from numbers import Real
-from reprlib import repr as shortened
 from typing import Any
 
 from lrl.environments.agent_conversation import AgentConversation
@@ -31,8 +28,6 @@ MOST_THREADS = 256
 data.environment_memory_gib."""
 THREAD_END_S = 60.0
 """Seconds that the thread of an episode that has ended gets to end; then its process ends."""
-LONGEST_OUTPUT = 2**20
-"""Bytes of the end of each output of a program that are kept."""
 _playing: list[float] = []
 """When the episodes of this process have begun."""
 _threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="agent")
@@ -86,12 +81,13 @@ class Agent(Environment):
                 "Agent needs a function, `agent`, a program, `command`, or a `port` for agents that "
                 "run elsewhere: one of them."
             )
-        if isinstance(command, str) or (command is not None and not command):
-            raise ConfigError(
-                f"Agent.command is {command!r}: give a list, the program and its arguments."
-            )
-        self.agent = None if agent is None else _function_of(agent)
-        self.command = None if command is None else [str(word) for word in command]
+        if isinstance(agent, str):
+            try:
+                agent = function(agent)
+            except ValueError as error:
+                raise ConfigError(f"Agent.agent is {agent!r}, and {error}") from error
+        self.agent = agent
+        self.command = command
         self.ignore = tuple(ignore)
         self.branches = branches
         self.port = port
@@ -99,66 +95,43 @@ class Agent(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
         conversation = AgentConversation(policy, self.ignore, self.branches)
-        server = server_of_this_process()
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _playing.append(began)
         try:
-            async with server.serving(conversation) as address:
-                return _reward(await self._run(address, prompt, columns))
+            async with server_of_this_process().serving(conversation) as address:
+                reward = await self._run(address, columns | {"prompt": prompt})
+                return 0.0 if reward is None else reward
         finally:
             _playing.remove(began)
             # A process that began while another episode played may be that one's.
             processes.end_children(since=began, before=min(_playing, default=math.inf))
 
-    async def _run(self, address: AgentAddress, prompt: str, columns: dict[str, Any]) -> Any:
+    async def _run(self, address: AgentAddress, row: dict[str, Any]) -> Any:
         if self.command is not None:
-            return await run_command(self.command, address, {"prompt": prompt, **columns})
+            return await run_command(self.command, address, row)
         assert self.agent is not None, "agents elsewhere are played by `ExternalAgents`"
-        told = columns | {"prompt": prompt, **address._asdict()}
+        told = row | address._asdict()
         if inspect.iscoroutinefunction(self.agent):
             return await self.agent(**told)
         return await _in_thread(self.agent, told)
 
 
-def _function_of(agent: Callable[..., Any] | str) -> Callable[..., Any]:
-    if isinstance(agent, str):
-        try:
-            return function(agent)
-        except ValueError as error:
-            raise ConfigError(f"Agent.agent is {agent!r}, and {error}") from error
-    if not callable(agent):
-        raise ConfigError(f"Agent.agent is a {type(agent).__name__}: give a function, or its name.")
-    return agent
-
-
 async def _in_thread(agent: Callable[..., Any], told: dict[str, Any]) -> Any:
-    running = asyncio.get_running_loop().run_in_executor(_threads, lambda: agent(**told))
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(_threads, lambda: agent(**told))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        _end_later(running)
+        # Nothing else ends a thread that outlives its episode.
+        late = loop.call_later(THREAD_END_S, os._exit, 1)
+
+        def ended(future: asyncio.Future[Any]) -> None:
+            late.cancel()
+            if not future.cancelled():
+                future.exception()  # nobody waits for it
+
+        running.add_done_callback(ended)
         raise
-
-
-def _end_later(running: asyncio.Future[Any]) -> None:
-    """Ends this process if a thread outlives its episode: nothing else ends a thread."""
-    loop = asyncio.get_running_loop()
-    late = loop.call_later(THREAD_END_S, os._exit, 1)
-
-    def ended(future: asyncio.Future[Any]) -> None:
-        late.cancel()
-        if not future.cancelled():
-            future.exception()  # nobody waits for it
-
-    running.add_done_callback(ended)
-
-
-def _reward(found: Any) -> float:
-    if found is None:
-        return 0.0
-    if isinstance(found, Real):
-        return float(found)
-    raise TypeError(f"the agent returned {shortened(found)}: give a reward, a number, or None")
 
 
 async def run_command(
@@ -176,7 +149,7 @@ async def run_command(
     """
     owner = os.getpid()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", processes.__file__, *command),
+        *(sys.executable, "-I", "-S", processes.__file__, *map(str, command)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -185,39 +158,17 @@ async def run_command(
         preexec_fn=lambda: die_with(owner, signal.SIGTERM),
     )
     try:
-        assert process.stdin is not None, "it is a pipe"
-        process.stdin.write(json.dumps(row, default=str).encode())
-        with suppress(ConnectionError):  # it reads nothing, which is its right
-            await process.stdin.drain()
-        process.stdin.close()
-        output, errors = await asyncio.gather(_end_of(process.stdout), _end_of(process.stderr))
-        status = await process.wait()
+        said = await process.communicate(json.dumps(row, default=str).encode())
     finally:
         if process.returncode is None:
             process.terminate()
         await process.wait()
-    if status:
-        last = (errors.strip() or output.strip()).splitlines()[-1:]
-        raise RuntimeError(f"{command[0]} ended with status {status}: {' '.join(last)}")
-    return reward_in(output)
-
-
-def reward_in(output: str) -> float | None:
-    """Returns the reward in the last line of an output, if it is a JSON object with one."""
-    line = output.strip().rpartition("\n")[2]
+    output, errors = (text.decode(errors="replace").strip() for text in said)
+    if process.returncode:
+        last = (errors or output).splitlines()[-1:]
+        raise RuntimeError(f"{command[0]} ended with status {process.returncode}: {' '.join(last)}")
     try:
-        found = json.loads(line)
+        found = json.loads(output.rpartition("\n")[2])
     except ValueError:
         return None
-    if not isinstance(found, dict) or "reward" not in found:
-        return None
-    return float(found["reward"])
-
-
-async def _end_of(stream: asyncio.StreamReader | None) -> str:
-    """Returns the end of an output, at most `LONGEST_OUTPUT` bytes."""
-    assert stream is not None, "it is a pipe"
-    kept = b""
-    while block := await stream.read(2**16):
-        kept = (kept + block)[-LONGEST_OUTPUT:]
-    return kept.decode(errors="replace")
+    return float(found["reward"]) if isinstance(found, dict) and "reward" in found else None

@@ -1,11 +1,11 @@
 """The conversations of an agent with the policy, as an episode: a request is an observation, and its
 answer a turn.
 
-Each request of an agent holds a whole conversation. What it adds to one that was answered is what the
-policy reads next; the turns themselves are never read again, so nothing is tokenised twice. An
-agent that says something else of the past, or gives other tools, has begun a branch. It continues
-the longest conversation that says the same, or begins anew with all of its messages: tokens that
-were read otherwise are never patched.
+Each request holds a whole conversation. What it adds to one that was answered is what the policy
+reads next; the turns themselves are never read again, so nothing is tokenised twice. An agent that
+says something else of the past, or gives other tools, has begun a branch. It continues the longest
+conversation that says the same, or begins anew with all of its messages: tokens that were read
+otherwise are never patched.
 
 The turns of an episode are written one after the other, also for requests that come at once: its
 record is in the order of time.
@@ -17,69 +17,43 @@ So what would change the distribution is refused, or left out and said so; it is
 from __future__ import annotations
 
 import asyncio
-import logging
+import json
+import secrets
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from aiohttp import web
+
 from lrl.environments.base import BEGINNING, Message, Policy, ToolCall, Written, parsed_arguments
 
-log = logging.getLogger(__name__)
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "tool_choice": ("auto",),
-    "response_format": ({"type": "text"},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "stop": ([],),
-    "top_p": (1,),
-    "parallel_tool_calls": (True,),
-    "modalities": (["text"],),
-    # vLLM's own
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
-    "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(["n", "top_p", "best_of", "length_penalty"], 1),
+    **dict.fromkeys(["frequency_penalty", "presence_penalty", "min_tokens"], 0),
+    **dict.fromkeys(["logprobs", "use_beam_search", "ignore_eos", "echo"], False),
+    **dict.fromkeys(["parallel_tool_calls", "add_generation_prompt"], True),
+    **dict.fromkeys(["stop", "stop_token_ids", "bad_words", "allowed_token_ids", "documents"], []),
+    **dict.fromkeys(["logit_bias", "chat_template_kwargs"], {}),
+    "continue_final_message": False,
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    # Every value of these asks for something.
+    **dict.fromkeys(["temperature", "max_tokens", "max_completion_tokens", "seed", "top_k"]),
+    **dict.fromkeys(["min_p", "top_logprobs", "repetition_penalty", "functions", "function_call"]),
+    **dict.fromkeys(["reasoning_effort", "verbosity", "prediction", "audio", "web_search_options"]),
+    **dict.fromkeys(["chat_template", "structured_outputs", "guided_json", "guided_regex"]),
+    **dict.fromkeys(["guided_choice", "guided_grammar", "prompt_logprobs"]),
+    **dict.fromkeys(["truncate_prompt_tokens", "thinking_token_budget"]),
 }
-"""Settings of a request that the policy does not follow, with their values that ask for nothing;
-null asks for nothing either."""
-NEVER_NEUTRAL = (
-    *("temperature", "max_tokens", "max_completion_tokens", "seed", "top_k", "min_p"),
-    *("top_logprobs", "repetition_penalty", "functions", "function_call", "reasoning_effort"),
-    *("verbosity", "prediction", "audio", "web_search_options"),
-    # vLLM's own
-    *("chat_template", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-    *("guided_grammar", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
-)
-"""Those of which every value asks for something."""
-ROLES = {"developer": "system"}
-"""Roles of OpenAI's interface, and what chat templates call them."""
-_said_once: set[str] = set()
-"""Settings of requests that this process has said to leave out."""
+"""Settings of a request, OpenAI's and vLLM's, that the policy does not follow, with the value that
+asks for nothing; null asks for nothing either."""
 
 
-class RequestError(Exception):
-    """A request that is refused; the message is for the author of the agent."""
-
-
-class ChatRequest(NamedTuple):
-    """A request for a chat completion, without what the policy does not follow."""
-
-    messages: list[Message]
-    tools: list[dict[str, Any]]
-    left_out: list[str]
-    """Settings that the policy does not follow."""
+def refusal(kind: type[web.HTTPError], message: str) -> web.HTTPError:
+    """Returns the answer to a request that is refused, for the author of the agent."""
+    code = str(kind.status_code)
+    error = {"message": message, "type": "invalid_request_error", "code": code}
+    return kind(text=json.dumps({"error": error}), content_type="application/json")
 
 
 class Answered(NamedTuple):
@@ -88,8 +62,6 @@ class Answered(NamedTuple):
     history: list[Message]
     """Its messages, and the answer."""
     tools: list[dict[str, Any]]
-    key: str | None
-    """Its Idempotency-Key."""
     turn: Written
 
 
@@ -103,118 +75,114 @@ class AgentConversation:
     """
 
     def __init__(self, policy: Policy, ignore: Collection[str], branches: bool = False) -> None:
+        self.key = secrets.token_hex(16)
+        """By which the agent finds it."""
+        self.asked: set[asyncio.Task[Written]] = set()
+        """Requests for which the policy still writes."""
         self._policy = policy
         self._ignore = ignore
         self._branches = branches
-        self._answered: list[Answered] = []
+        self.answered: list[Answered] = []
         """By the number of the turn."""
         self._one_at_a_time = asyncio.Lock()
 
-    @property
-    def turns(self) -> int:
-        """The turns that the agent has got."""
-        return len(self._answered)
-
-    async def answer(self, body: Any, *, again: bool = False, key: str | None = None) -> Written:
+    async def answer(self, body: Any, *, again: bool = False) -> Written:
         """Returns a turn of the policy.
 
         Args:
             body: The JSON of a request.
             again: Whether the agent says that it sends this request once more.
-            key: Its Idempotency-Key: a request is sent once more with the same one.
 
         Raises:
-            RequestError: It is refused. The conversation stays as it was.
+            HTTPBadRequest: It is refused. The conversation stays as it was.
         """
-        request = read_request(body, ignore=self._ignore)
-        for name in sorted(set(request.left_out) - _said_once):
-            _said_once.add(name)
-            log.warning("Requests of the agent have %s, which is left out (Agent.ignore).", name)
+        messages, tools = read_request(body, ignore=self._ignore)
         # A request that is sent again may come while the first one is still being answered.
         async with self._one_at_a_time:
-            for one in reversed(self._answered):
-                sent_before = again or (key is not None and key == one.key)
-                if sent_before and _same(request.messages, one.history[:-1]):
+            for one in reversed(self.answered) if again else ():
+                if _same(messages, one.history[:-1]):
                     return one.turn
-            last = len(self._answered) - 1
-            after = self._continued(request)
+            last = len(self.answered) - 1
+            after = self._continued(messages, tools)
             if after != last and not self._branches:
-                raise RequestError(
+                raise refusal(
+                    web.HTTPBadRequest,
                     "it does not continue the last request: the tools and all messages that were "
                     "said, with the policy's answer, and at least one more that is no assistant's. "
-                    "Without branches (Agent.branches) an episode is one such conversation"
+                    "Without branches (Agent.branches) an episode is one such conversation",
                 )
             begins = after == BEGINNING
-            known = 0 if begins else len(self._answered[after].history)
+            known = 0 if begins else len(self.answered[after].history)
             turn = await self._policy.turn(
-                request.messages[known:],
-                tools=request.tools if begins else (),
+                messages[known:],
+                tools=tools if begins else (),
                 after=None if after == last else after,
             )
-            history = [*request.messages, turn_message(turn.content, turn.calls)]
-            self._answered.append(Answered(history, request.tools, key, turn))
+            self.answered.append(Answered([*messages, turn_message(turn)], tools, turn))
             return turn
 
-    def _continued(self, request: ChatRequest) -> int:
+    def _continued(self, messages: list[Message], tools: list[dict[str, Any]]) -> int:
         """Returns the number of the turn with the longest history that the request continues;
         `BEGINNING` if it continues none."""
         found, longest = BEGINNING, 0
-        for number, one in enumerate(self._answered):
+        for number, one in enumerate(self.answered):
             known = len(one.history)
-            added = request.messages[known:]
+            added = messages[known:]
             if (
                 added
                 and known >= longest
-                and request.tools == one.tools
-                and _same(request.messages[:known], one.history)
+                and tools == one.tools
+                and _same(messages[:known], one.history)
                 and not any(message["role"] == "assistant" for message in added)
             ):
                 found, longest = number, known
         return found
 
 
-def read_request(body: Any, *, ignore: Collection[str]) -> ChatRequest:
-    """Returns a request.
+def read_request(
+    body: Any, *, ignore: Collection[str]
+) -> tuple[list[Message], list[dict[str, Any]]]:
+    """Returns the messages and the tools of a request.
 
     Args:
         body: The JSON of `POST /v1/chat/completions`.
         ignore: Settings that are left out, and not refused.
 
     Raises:
-        RequestError: It asks for what the policy does not do, or cannot be read.
+        HTTPBadRequest: It asks for what the policy does not do, or cannot be read.
     """
     try:
-        unfollowed = sorted(name for name in (*NEUTRAL, *NEVER_NEUTRAL) if _asks(body, name))
+        refused = [name for name in NEUTRAL if name not in ignore and _asks(body, name)]
         messages = _messages(body["messages"])
         tools = body.get("tools") if body.get("tool_choice") != "none" else None
         for tool in tools or []:
             _check_name(tool["function"])
         (body.get("stream_options") or {}).get("include_usage")
     except (AttributeError, LookupError, TypeError) as error:
-        raise RequestError(f"the body is no chat: {error!r}") from error
-    if refused := [name for name in unfollowed if name not in ignore]:
-        name = refused[0]
-        raise RequestError(
-            f"`{name}` is {body[name]!r:.80}, and the policy samples as the run does. Leave it out of "
-            "the request, or name it in Agent.ignore to have it left out"
+        raise refusal(web.HTTPBadRequest, f"the body is no chat: {error!r}") from error
+    if refused:
+        raise refusal(
+            web.HTTPBadRequest,
+            f"`{refused[0]}` is {body[refused[0]]!r:.80}, and the policy samples as the run does. "
+            "Leave it out of the request, or name it in Agent.ignore to have it left out",
         )
-    return ChatRequest(messages, tools or [], unfollowed)
+    return messages, tools or []
 
 
-def turn_message(content: str, calls: Collection[ToolCall]) -> Message:
+def turn_message(turn: Written) -> Message:
     """Returns a turn of the policy as `read_request` returns it."""
-    message: Message = {"role": "assistant", "content": content}
-    if calls:
+    message: Message = {"role": "assistant", "content": turn.content}
+    if turn.calls:
         message["tool_calls"] = [
-            called(call.id, call.name, parsed_arguments(call.arguments)) for call in calls
+            called(call, parsed_arguments(call.arguments)) for call in turn.calls
         ]
     return message
 
 
-def called(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+def called(call: ToolCall, arguments: Any) -> dict[str, Any]:
     """Returns a call in a message."""
-    function = {"name": name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _same(one: Sequence[Message], other: Sequence[Message]) -> bool:
@@ -237,7 +205,7 @@ def _asks(body: dict[str, Any], name: str) -> bool:
     value = body.get(name)
     if name == "tool_choice" and value == "none":  # the tools are not shown then
         return False
-    return value is not None and value not in NEUTRAL.get(name, ())
+    return value is not None and value != NEUTRAL[name]
 
 
 def _messages(found: list[dict[str, Any]]) -> list[Message]:
@@ -246,7 +214,7 @@ def _messages(found: list[dict[str, Any]]) -> list[Message]:
     messages: list[Message] = []
     names: dict[str, str] = {}
     for one in found:
-        role = ROLES.get(one["role"], one["role"])
+        role = "system" if one["role"] == "developer" else one["role"]
         message: Message = {"role": role, "content": _text(one.get("content"))}
         if calls := one.get("tool_calls"):
             message["tool_calls"] = [_call(call) for call in calls]
@@ -257,15 +225,15 @@ def _messages(found: list[dict[str, Any]]) -> list[Message]:
             message["name"] = str(one.get("name") or names.get(call_id) or "tool")
         messages.append(message)
     if not messages:
-        raise RequestError("`messages` is empty")
+        raise LookupError("`messages` is empty")
     return messages
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     _check_name(function)
-    arguments = parsed_arguments(function.get("arguments"))
-    return called(str(call.get("id") or ""), function["name"], arguments)
+    made = ToolCall(function["name"], "", str(call.get("id") or ""))
+    return called(made, parsed_arguments(function.get("arguments")))
 
 
 def _check_name(function: dict[str, Any]) -> None:
@@ -279,5 +247,5 @@ def _text(content: Any) -> str:
         return content or ""
     for part in content:
         if not isinstance(part.get("text"), str):
-            raise RequestError(f"a part of type {part.get('type')!r}: the policy reads text")
+            raise TypeError(f"a part of type {part.get('type')!r}: the policy reads text")
     return "".join(part["text"] for part in content)

@@ -1,5 +1,8 @@
 """The episodes of a run whose agents lrl does not start: each waits until an agent takes it.
 
+    POST /episodes     takes an episode; with the run's key for agents, which can do no more
+    POST /KEY/v1/end   ends it, with a reward or an error
+
 From then on it is an episode as all others are: a request is an observation, and its answer a turn.
 No code of an agent runs here, so there is no process that could hang or die. What is left of an
 agent that does is its silence.
@@ -8,24 +11,28 @@ agent that does is its silence.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiohttp import web
+
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.environments.agent import Agent
-from lrl.environments.agent_conversation import AgentConversation
-from lrl.environments.agent_server import EPISODES, AgentServer, ServedEpisode
+from lrl.environments.agent_conversation import AgentConversation, refusal
+from lrl.environments.agent_server import AgentAddress, AgentServer
 from lrl.environments.base import Observation, Written
-from lrl.environments.play import Reply
+from lrl.environments.play import Reply, finite
 from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S
 from lrl.errors import EpisodeError, NoEnvironments, WorkerLost
-from lrl.system.auth import given_secret
+from lrl.system.auth import given_secret, is_allowed
 from lrl.system.best_effort import best_effort
 
 if TYPE_CHECKING:
@@ -36,16 +43,17 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "LRL_AGENT_KEY"
 """A run that is started with it takes it as its key for agents."""
+EPISODES = "/episodes"
 FOLDER, FILE = "agents", "address.json"
+RETRY_AFTER_S = 1
+"""Seconds after which an agent asks again for an episode, if none waits."""
 LONGEST_ERROR = 500
 """Characters of an agent's error that are kept."""
-_LOOK_S = 5.0
-"""Seconds between two looks of an episode that waits for an agent."""
 
 
-class ExternalAgents:
-    """The episodes of a run, for agents elsewhere; in the place of an `EnvironmentPool`. Use it on
-    one event loop, but for `listen` and `close`.
+class ExternalAgents(AgentServer):
+    """The episodes of a run, for agents elsewhere, and the server at which these take them; in the
+    place of an `EnvironmentPool`. Use it on one event loop, but for `listen` and `close`.
 
     Args:
         agent: What holds for the agents.
@@ -55,25 +63,21 @@ class ExternalAgents:
     deterministic = False
 
     def __init__(self, agent: Agent, turn_timeout_s: float) -> None:
+        super().__init__()
         self.agent = agent
         self.turn_timeout_s = turn_timeout_s
         self.counts: Counter[str] = Counter()
         """See `EnvironmentPool.counts`."""
         self.answered_by: Counter[str] = Counter()
         """Empty: agents do not say on which machines they are."""
-        key = given_secret(KEY_VARIABLE, "play episodes of the run and give rewards")
-        self.server = AgentServer(key, self._next_waiting)
-        """Where agents take episodes, from `listen` on."""
-        self._key = key
+        self._key = given_secret(KEY_VARIABLE, "play episodes of the run and give rewards")
         self._endpoint: Endpoint
         self._listener: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
         self._files: OwnerOnlyFolder | None = None
-        self._url = ""
         self._waiting: deque[ExternalEpisode] = deque()
         self._heard_at = 0.0
-        """When the last sign of an agent came, or the first episode began to wait for one."""
-        self._logged_at = 0.0
+        """When the last sign of an agent came."""
 
     def listen(self, endpoint: Endpoint, folder: Path) -> str:
         """Takes the port, at which it serves once an episode waits; returns what agents must know.
@@ -90,14 +94,14 @@ class ExternalAgents:
         self._endpoint = endpoint
         self._listener = endpoint.reserve_port(self.agent.port, "Agent.port")
         name = socket.gethostname() if endpoint.is_everywhere else ""
-        self._url = endpoint.url(self._listener.getsockname()[1], name)
+        self.url = endpoint.url(self._listener.getsockname()[1], name)
         file = folder / FOLDER / FILE
         with best_effort("The address for agents", file):
             self._files = OwnerOnlyFolder(file.parent)
             self._files.make()
-            self._files.write(FILE, {"url": self._url, "key": self._key})
+            self._files.write(FILE, {"url": self.url, "key": self._key})
         return (
-            f"Agents take episodes by POST {self._url}{EPISODES}, from the first step on; their "
+            f"Agents take episodes by POST {self.url}{EPISODES}, from the first step on; their "
             f"key is in {file}."
         )
 
@@ -111,15 +115,21 @@ class ExternalAgents:
         Raises:
             NoEnvironments: No agent has taken any for `OUTAGE_S`.
         """
-        self._serve()
-        if not self._waiting:
-            self._heard_at = time.monotonic()
+        if self._serving is None:
+            if self._listener is None:
+                raise WorkerLost("the run has ended")
+            serves = self.serve(self._listener, self._endpoint.identity())
+            self._serving = asyncio.ensure_future(serves)
+            self._listener = None  # the server closes it
+        began = time.monotonic()
         self._waiting.append(episode)
         try:
             while not episode.taken.is_set():
+                if episode is self._waiting[0]:  # the one that waits longest
+                    self._check_outage(began)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(episode.taken.wait(), _LOOK_S)
-                self._check_outage()
+                    async with asyncio.timeout(LOG_EVERY_S):
+                        await episode.taken.wait()
         finally:
             if episode in self._waiting:
                 self._waiting.remove(episode)
@@ -139,52 +149,73 @@ class ExternalAgents:
                 self._files.path.rmdir()
             self._files = None
 
-    def _serve(self) -> None:
-        if self._serving is None:
-            if self._listener is None:
-                raise WorkerLost("the run has ended")
-            serves = self.server.serve(self._listener, self._endpoint.identity())
-            self._serving = asyncio.ensure_future(serves)
-            self._listener = None  # the server closes it
+    def routes(self) -> Sequence[web.RouteDef]:
+        """See `AgentServer.routes`."""
+        own = [web.post(EPISODES, self._take), web.post("/{key}/v1/end", self._end)]
+        return [*own, *super().routes()]
 
-    def _next_waiting(self) -> ServedEpisode | None:
+    async def _take(self, request: web.Request) -> web.Response:
+        if not is_allowed(request.raw_headers, self._key):
+            raise refusal(web.HTTPUnauthorized, "the API key is not the run's key for agents")
         self._heard_at = time.monotonic()
         if not self._waiting:
-            return None
+            text = "no episode waits for an agent: as many are played as the run may need now"
+            response = refusal(web.HTTPTooManyRequests, f"{text}. Ask again")
+            response.headers["Retry-After"] = str(RETRY_AFTER_S)
+            raise response
         episode = self._waiting.popleft()
         episode.taken.set()
-        return episode.served
+        self.playing[episode.key] = episode
+        # By the address at which the agent has reached this server, be it a tunnel's.
+        url = f"{request.scheme}://{request.host}/{episode.key}/v1"
+        told = episode.row | AgentAddress(url, episode.key)._asdict()
+        return web.json_response(told, dumps=partial(json.dumps, default=str))
 
-    def _check_outage(self) -> None:
+    async def _end(self, request: web.Request) -> web.Response:
+        body = await self.body_of(request)
+        episode = self.episode_of(request)
+        assert isinstance(episode, ExternalEpisode), "an agent has taken it here"
+        try:
+            if not isinstance(body, dict) or body.keys() - {"reward", "error"}:
+                raise TypeError('give {"reward": 0.5}, {"error": "why"} or {}')
+            reward, error = body.get("reward"), body.get("error")
+            if error is not None and not (error and isinstance(error, str)):
+                raise TypeError("`error` is no text")
+            if not error and not episode.answered:
+                text = "the policy has not written a turn yet. Ask for one, or give an `error`"
+                raise TypeError(text)
+            episode.end(0.0 if reward is None else finite(reward), error or "")
+        except TypeError as wrong:
+            raise refusal(web.HTTPBadRequest, str(wrong)) from wrong
+        self.end(episode.key)
+        return web.json_response({})
+
+    def _check_outage(self, began: float) -> None:
+        """Looks for agents on behalf of an episode that has waited since `began`."""
         if self._serving is not None and self._serving.done():
             self._serving.result()  # an error of the server is one of the run
-        now = time.monotonic()
-        if self.server.playing:
-            self._heard_at = now
-        silent_s = now - self._heard_at
+        if self.playing:
+            self._heard_at = time.monotonic()
+        silent_s = time.monotonic() - max(self._heard_at, began)
         text = (
             f"No agent has asked for an episode for {silent_s:.0f} s: data.environment is of agents "
-            f"that lrl does not start (Agent.port). Start some, for POST {self._url}{EPISODES}"
+            f"that lrl does not start (Agent.port). Start some, for POST {self.url}{EPISODES}"
         )
         if silent_s > OUTAGE_S:
             raise NoEnvironments(f"{text}.")
-        if silent_s > LOG_EVERY_S and now - self._logged_at > LOG_EVERY_S:
-            self._logged_at = now
+        if silent_s > LOG_EVERY_S:
             log.warning("%s; %d episodes wait, for %g s.", text, len(self._waiting), OUTAGE_S)
 
 
-class ExternalEpisode:
+class ExternalEpisode(AgentConversation):
     """An episode that an agent elsewhere plays; see `lrl.rollouts.episodes.episode.Conversation`.
     It is also the `Policy` of the agent's requests."""
 
     def __init__(self, agents: ExternalAgents, prompt: Prompt) -> None:
-        self.served = ServedEpisode(
-            AgentConversation(self, agents.agent.ignore, agents.agent.branches),
-            row=prompt.columns | {"prompt": prompt.text},
-            end=self._end,
-        )
+        super().__init__(self, agents.agent.ignore, agents.agent.branches)
+        self.row = prompt.columns | {"prompt": prompt.text}
+        """What the agent is told."""
         self.taken = asyncio.Event()
-        """Whether an agent has taken it."""
         self._agents = agents
         self._replies: asyncio.Queue[Reply | EpisodeError] = asyncio.Queue()
         self._written: asyncio.Queue[Written] = asyncio.Queue()
@@ -209,7 +240,7 @@ class ExternalEpisode:
     def close(self, why: str = "") -> None:
         """Ends it, if it has not ended: the agent's key is of no use any more; it gets to know
         `why`."""
-        self._agents.server.end(self.served.key, why)
+        self._agents.end(self.key, why)
 
     async def turn(
         self,
@@ -222,7 +253,8 @@ class ExternalEpisode:
         self._replies.put_nowait(Reply(observation, False, reward, tuple(tools), after=after))
         return await self._written.get()
 
-    def _end(self, reward: float, error: str) -> None:
+    def end(self, reward: float, error: str) -> None:
+        """Notes how the agent has ended it."""
         if error:
             text = f"the agent has said: {error[:LONGEST_ERROR]}"
             self._replies.put_nowait(EpisodeError("environment_error", text))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import json
 import os
 import pickle
@@ -42,30 +41,22 @@ class Reply(NamedTuple):
 
 def check_opening(opening: Reply) -> None:
     """Raises EpisodeError if an episode has ended, or has a reward, before its first turn."""
-    if opening.done:
-        text = "the episode has ended before the policy's first turn"
-        raise EpisodeError("environment_error", text)
-    if opening.reward:
-        text = f"the first Policy.turn has the reward {opening.reward}, and no turn has earned it"
+    if opening.done or opening.reward:
+        what = "ended" if opening.done else f"the reward {opening.reward}"
+        text = f"the episode has {what} before the policy's first turn"
         raise EpisodeError("environment_error", text)
 
 
 class Play:
-    """The environment's side of an episode; it is the `Policy` that the environment gets.
-
-    Args:
-        environment: It is copied.
-        replied: Receives each reply.
-    """
+    """The environment's side of an episode, played with a copy of `environment`; it is the `Policy`
+    that this gets. `replied` receives each reply."""
 
     def __init__(self, environment: Environment, replied: Callable[[Reply], None]) -> None:
         self._environment = copy.deepcopy(environment)
         self._replied = replied
         self._written: asyncio.Queue[Written] = asyncio.Queue()
-        self._asked = 0
-        """Turns that the environment has asked for."""
-        self._turns = 0
-        """Turns that the policy has written."""
+        self._asked = 0  # turns that the environment has asked for
+        self._turns = 0  # turns that the policy has written
         self.task: asyncio.Task[None] | None = None
         """Runs it, for a `Player`."""
         self.ran_s = 0.0
@@ -75,10 +66,8 @@ class Play:
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
         """Plays the episode to its end; raises the errors of the environment."""
-        played = self._environment.rollout(self, prompt, **columns)
-        if not inspect.isawaitable(played):
-            raise TypeError("rollout is a plain function; define it with `async def`")
-        self._replied(Reply("", True, finite(await played)))
+        reward = await self._environment.rollout(self, prompt, **columns)
+        self._replied(Reply("", True, finite(reward)))
 
     def wrote(self, turn: Written) -> None:
         """Gives the environment the turn for which it waits."""
@@ -109,12 +98,12 @@ class Play:
 
 def readable(observation: Any) -> Observation:
     """Returns an observation; raises TypeError for what is none."""
-    if isinstance(observation, str):
-        return observation
-    if isinstance(observation, list):
-        if all(type(token) is int for token in observation):
+    match observation:
+        case str():
             return observation
-        if all(map(_is_message, observation)):
+        case [*parts] if all(type(token) is int for token in parts):
+            return observation
+        case [*parts] if all(map(_is_message, parts)):
             return observation
     raise TypeError(
         f"the observation is {shortened(observation)}; give text, a list of token ids, or a list "
@@ -123,9 +112,10 @@ def readable(observation: Any) -> Observation:
 
 
 def _is_message(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+    match value:
+        case {"role": str(), "content": str()}:
+            return True
+    return False
 
 
 def finite(reward: Any) -> float:

@@ -87,22 +87,20 @@ class EnvironmentPool:
         """
         began = time.monotonic()
         while (job := self.workers.job()) is None:
-            waited = time.monotonic() - began
-            if waited > OUTAGE_S:
-                raise NoEnvironments(self._outage(waited))
-            if time.monotonic() - self._logged_at > LOG_EVERY_S:
-                self._logged_at = time.monotonic()
-                log.warning("%s Episodes wait for one, for %g s.", self._outage(waited), OUTAGE_S)
+            now = time.monotonic()
+            lost = self.workers.members.last_loss
+            cause = f" The last one was lost because: {lost}." if lost else ""
+            outage = (
+                f"No environment has played for {now - began:.0f} s: data.environment_workers is 0, "
+                f"and no member of kind worker serves.{cause}"
+            )
+            if now - began > OUTAGE_S:
+                raise NoEnvironments(outage)
+            if now - self._logged_at > LOG_EVERY_S:
+                self._logged_at = now
+                log.warning("%s Episodes wait for one, for %g s.", outage, OUTAGE_S)
             await asyncio.sleep(_POLL_S)
         return job
-
-    def _outage(self, waited: float) -> str:
-        lost = self.workers.members.last_loss
-        cause = f" The last one was lost because: {lost}." if lost else ""
-        return (
-            f"No environment has played for {waited:.0f} s: data.environment_workers is 0, and no "
-            f"member of kind worker serves.{cause}"
-        )
 
     def start(
         self,
@@ -141,7 +139,7 @@ class EnvironmentPool:
     ) -> None:
         job = self.workers.job_on(machine)
         try:
-            opening = await _reply(job.begin(_packed(prompt), read_reply))
+            opening = await _begin(job, prompt)
             check_opening(opening)
             check(opening, await _reply(job.turn(turn._asdict(), read_reply)))
         except EpisodeError as error:
@@ -169,21 +167,28 @@ class EpisodeElsewhere:
 
     async def begin(self) -> Reply:
         """Begins it."""
-        self._job = job = await self._pool.job()
-        return await _reply(job.begin(_packed(self._prompt), read_reply))
+        self._job = await self._pool.job()
+        return await _begin(self._job, self._prompt)
 
     async def reply(self, turn: Written) -> Reply:
         """Gives it a turn, and returns the reply."""
-        job = self._job
-        assert job is not None, "it has begun"
-        reply = await _reply(job.turn(turn._asdict(), read_reply))
-        self._pool.answered_by[job.machine.name] += 1
+        assert self._job is not None, "it has begun"
+        reply = await _reply(self._job.turn(turn._asdict(), read_reply))
+        self._pool.answered_by[self._job.machine.name] += 1
         return reply
 
     def close(self, why: str = "") -> None:
         """Ends it, if it has not ended; `why` is for those who still ask in it."""
         if self._job is not None:
             self._job.end(why)
+
+
+async def _begin(job: WorkerJob, prompt: Prompt) -> Reply:
+    # Columns of these names would clash with the arguments.
+    columns = {
+        name: value for name, value in prompt.columns.items() if name not in ("prompt", "policy")
+    }
+    return await _reply(job.begin(pickle.dumps((prompt.text, columns)), read_reply))
 
 
 async def _reply(call: Awaitable[Reply]) -> Reply:
@@ -209,12 +214,3 @@ def read_reply(answer: Any) -> Reply:
                 seen = readable(observation)
                 return Reply(seen, done, finite(reward), tuple(tools), after=after)
     raise BadAnswer(f"{str(answer)[:80]!r} is no reply")
-
-
-def _packed(prompt: Prompt) -> bytes:
-    """Returns prompt and columns for the worker; a column `prompt` or `policy` would clash with the
-    arguments."""
-    columns = {
-        name: value for name, value in prompt.columns.items() if name not in ("prompt", "policy")
-    }
-    return pickle.dumps((prompt.text, columns))

@@ -18,16 +18,16 @@ from lrl.workers.user_code import message_of
 Tool = Callable[..., Any]
 LONGEST_ERROR = 500
 """Characters of an error that the policy reads."""
-JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
+JSON_TYPES: dict[type, set[str]] = {
+    str: {"string"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
 }
-"""The values that Python reads from JSON of these types."""
+"""What JSON calls the values that Python reads from it."""
 
 
 class BadCallError(ValueError):
@@ -89,21 +89,12 @@ class Tools(Environment):
     async def _results(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Runs all calls of a turn, and returns their messages in its order."""
         results = [self._begun(call) for call in calls]
-        waiting = [number for number, result in enumerate(results) if not isinstance(result, str)]
+        works = [self._ended(result) for result in results if not isinstance(result, str)]
         # A call alone is awaited here, in no task of its own: then it is known whose code hangs.
-        works = [self._ended(results[number]) for number in waiting]
         ended = [await works[0]] if len(works) == 1 else await asyncio.gather(*works)
-        for number, result in zip(waiting, ended, strict=True):
-            results[number] = result
-        return [
-            {
-                "role": "tool",
-                "name": _text_of(call.name),
-                "tool_call_id": call.id,
-                "content": result,
-            }
-            for call, result in zip(calls, results, strict=True)
-        ]
+        results = [result if isinstance(result, str) else ended.pop(0) for result in results]
+        heads = ({"role": "tool", "name": _text_of(c.name), "tool_call_id": c.id} for c in calls)
+        return [head | {"content": result} for head, result in zip(heads, results, strict=True)]
 
     def _begun(self, call: ToolCall) -> Any:
         """Returns the text that a call gives, or the awaitable of an `async` function."""
@@ -113,8 +104,6 @@ class Tools(Environment):
         try:
             result = tool(**_arguments_of(call.arguments, tool, self.schemas[call.name]))
             return result if inspect.isawaitable(result) else self._cut(_text_of(result))
-        except BadCallError as error:
-            return f"error: {error}"[:LONGEST_ERROR]
         except MemoryError:  # the machine's fault, and not the policy's
             raise
         except (Exception, SystemExit) as error:
@@ -202,10 +191,9 @@ def _check_type(name: str, value: Any, schema: dict[str, Any]) -> None:
     object is the tool's own affair."""
     types = schema.get("type", [])
     types = [types] if isinstance(types, str) else types
-    if not types or (value is None and schema.get("nullable")):
+    if value is None and schema.get("nullable"):
         return
-    of_bool = isinstance(value, bool) and "boolean" not in types
-    if of_bool or not any(isinstance(value, JSON_TYPES.get(one, object)) for one in types):
+    if types and not JSON_TYPES[type(value)] & set(types):
         raise BadCallError(
             f"{name} should be of type {' or '.join(types)}, and is {_json(value):.80}"
         )
@@ -224,4 +212,5 @@ def _json(value: Any) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    return _text_of(f"error: {message_of(error)}"[:LONGEST_ERROR])
+    message = str(error) if isinstance(error, BadCallError) else message_of(error)
+    return _text_of(f"error: {message}"[:LONGEST_ERROR])

@@ -121,10 +121,9 @@ def asks_in_vain(*, prompt: str, base_url: str, api_key: str, **columns: Any) ->
     """Waits for a turn, which does not come."""
     with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         try:
-            messages: list[Any] = [{"role": "user", "content": prompt}]
-            stream = columns["stream"]
-            answer = client.chat.completions.create(model="any", messages=messages, stream=stream)
-            list(answer)
+            client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": prompt}]
+            )
         except openai.APIError as error:
             said.append(str(error))
             ended.set()

@@ -104,11 +104,6 @@ class NeedsTheLoop(Turns):
         return asyncio.run(asyncio.sleep(0.0, ("", True, 1.0)))
 
 
-class Plain(Environment):
-    def rollout(self, policy: Policy, prompt: str, **columns: Any) -> Any:  # type: ignore[override]
-        return 1.0
-
-
 class NeverAsks(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         return 1.0

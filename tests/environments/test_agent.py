@@ -82,14 +82,13 @@ async def begin_and_cancel(agent: Agent, reached: Callable[[], bool], **row: Any
         await task
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_who_waits_for_a_turn_learns_that_the_episode_has_ended_and_why(stream: bool) -> None:
+def test_who_waits_for_a_turn_learns_that_the_episode_has_ended_and_why() -> None:
     """Else its thread would go on, and end the process with the episodes of all others."""
     agents.ended.clear()
     agents.said.clear()
 
     async def end_while_it_waits() -> None:
-        await begin_and_cancel(Agent(agents.asks_in_vain), lambda: False, stream=stream)
+        await begin_and_cancel(Agent(agents.asks_in_vain), lambda: False)
         await asyncio.to_thread(agents.ended.wait, DEADLINE_S)
 
     asyncio.run(asyncio.wait_for(end_while_it_waits(), 2 * DEADLINE_S))
@@ -121,7 +120,7 @@ def test_a_function_that_outlives_its_episode_ends_the_process(
     [
         (agents.changes_history, [ANSWER], agents.openai.BadRequestError, "does not continue"),
         (agents.asks_for_a_temperature, [], agents.openai.BadRequestError, "`temperature` is 0.2"),
-        (agents.returns_text, [ANSWER], TypeError, "returned 'good': give a reward"),
+        (agents.returns_text, [ANSWER], TypeError, "the reward is 'good'; give a finite number"),
     ],
 )
 def test_what_an_agent_does_wrong_is_said_to_its_author(
@@ -131,10 +130,9 @@ def test_what_an_agent_does_wrong_is_said_to_its_author(
         played(Agent(agent, branches=False), turns)
 
 
-def test_settings_that_are_named_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_are_named_are_left_out() -> None:
     agent = Agent(agents.asks_for_a_temperature, ignore=["temperature"])
     assert played(agent, [ANSWER])[-1].done
-    assert "Requests of the agent have temperature, which is left out" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -144,9 +142,6 @@ def test_settings_that_are_named_are_left_out(caplog: pytest.LogCaptureFixture) 
         ({"agent": agents.adds, "command": ["x"]}, "run elsewhere: one of them"),
         ({"agent": agents.adds, "port": 0}, "run elsewhere: one of them"),
         ({"agent": "no.such:thing"}, "Agent.agent is 'no.such:thing'"),
-        ({"agent": 3}, "Agent.agent is a int: give a function"),
-        ({"command": "python agent.py"}, "Agent.command is 'python agent.py': give a list"),
-        ({"command": []}, "Agent.command is []"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:

@@ -45,7 +45,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRL_AGENT_KEY", KEY)
-    monkeypatch.setattr(external_agents, "_LOOK_S", 0.05)
 
 
 class Outside:
@@ -148,7 +147,7 @@ def played(
                     task.cancel()
                 agents.close()
         await score(prompt, rollouts, lambda tokens, before: tokenizer.decode(tokens), NoRewards())
-        assert not agents.server.playing
+        assert not agents.playing
 
     asyncio.run(run())
     assert not (folder / "agents").exists()
@@ -161,7 +160,7 @@ def play(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Play:
 
 
 async def _is_listening(agents: ExternalAgents) -> None:
-    where = urlsplit(agents._url)
+    where = urlsplit(agents.url)
     while True:
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -424,27 +423,21 @@ def test_a_run_that_no_agent_serves_ends(
     assert "1 episodes wait, for 0.5 s" in caplog.text
 
 
-def test_an_agent_that_plays_or_asks_is_no_outage(play: Play) -> None:
-    rollout = Rollout()
+def test_an_agent_that_plays_is_no_outage(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_agents, "OUTAGE_S", 0.5)
+    monkeypatch.setattr(external_agents, "LOG_EVERY_S", 0.05)
+    rollouts = [Rollout(), Rollout()]
 
     async def work(outside: Outside) -> None:
-        agents = outside.agents
         episode = await outside.take()
         await outside.turn(episode)
-        agents._heard_at -= 2 * external_agents.OUTAGE_S
-        agents._check_outage()
+        await asyncio.sleep(1.5)  # the other one waits
         await outside.end(episode)
-        agents._heard_at -= 2 * external_agents.OUTAGE_S
-        with pytest.raises(NoEnvironments):
-            agents._check_outage()
-        url, key = f"{outside.address['url']}/episodes", outside.address["key"]
-        await outside.ask("POST", url, "0" * 32)
-        with pytest.raises(NoEnvironments):
-            agents._check_outage()
-        await outside.ask("POST", url, key)
-        agents._check_outage()
+        other = await outside.take()
+        await outside.turn(other)
+        await outside.end(other)
 
-    play(work, [rollout])
+    play(work, rollouts)
 
 
 def test_an_open_episode_of_a_checkpoint_begins_anew_with_an_agent_and_is_counted(

@@ -296,7 +296,6 @@ IN_A_TRIAL: dict[type[Environment], str] = {
     broken.Yields: "reply returned <generator",
     broken.StartsWithNumber: "the observation is 5; give text, a list of token ids, or a list of chat",
     broken.NeedsTheLoop: "asyncio.run() cannot be called from a running event loop",
-    broken.Plain: "rollout is a plain function; define it with `async def`",
     broken.Silent: "the reward is None; give a finite number",
     broken.NeverAsks: "the episode has ended before the policy's first turn",
 }

@@ -17,7 +17,9 @@ import pytest
 from aiohttp import web
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lrl.environments import Agent
 from lrl.environments.agent_server import AgentServer
+from lrl.environments.external_agents import ExternalAgents
 from lrl.generators.frames import FLUSH, WRITE
 from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware, TokenServer
 from lrl.system.endpoint import Endpoint
@@ -184,7 +186,7 @@ def ports() -> Iterator[list[int]]:
     )
     loop = LoopThread("test")
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    servers = [AgentServer(), AgentServer("key")]
+    servers = [AgentServer(), ExternalAgents(Agent(port=0), 1.0)]
     serving = [
         loop.submit(server.serve(listener))
         for server, listener in zip(servers, listeners, strict=True)

@@ -262,7 +262,7 @@ class PaysAtOnce(Environment):
 
 def test_a_reward_that_no_turn_has_earned_fails_the_episode_and_is_not_dropped() -> None:
     rollout = one(Here(PaysAtOnce()), [[4, 2]])
-    assert rollout.failure.startswith("environment_error: the first Policy.turn has the reward 1.0")
+    assert rollout.failure.startswith("environment_error: the episode has the reward 1.0 before")
 
 
 @pytest.mark.parametrize("reward", [1e300, -3e38, 1e16, 10**400])

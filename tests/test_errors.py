@@ -15,8 +15,6 @@ PRIVATE = {
     "JoinEnded",
     "NotListeningError",
     "OutOfTimeError",
-    "Refusal",
-    "RequestError",
     "RunEnded",
     "TooLargeError",
     "_Tried",

@@ -40,10 +40,6 @@ class SimulatedResponse:
     order: tuple[int, int]
     """(group, arrival): the smallest joins first, the largest is preempted first."""
     ended: Callable[[SimulatedResponse], None]
-    cached: int = 0
-    """Tokens of the prompt whose keys and values the generator has already."""
-    shares_prompt: bool = True
-    """Whether the responses of its group have the same prompt."""
     written: int = 0
     """Tokens when it last joined or left the batch."""
     joined: int = 0
@@ -84,8 +80,6 @@ class ModelGenerator(Slots):
         self.busy_s = self.paused_s = self.idle_s = 0.0
         """Seconds of work, of pause in syncs and without a response: the time since its start."""
         self.preemptions = 0
-        self.mark = 0
-        """Tokens that its prefix cache has taken in so far."""
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
@@ -119,11 +113,6 @@ class ModelGenerator(Slots):
         if self._paused is None:  # a pause has cut the planned work short already
             self._wake()
 
-    def holds(self, mark: int) -> bool:
-        """Returns whether the prefix cache still has what was written at `mark`: what has come
-        since fits beside the batch. The oldest leaves first, as in vLLM."""
-        return self.mark - mark <= self.costs.kv_tokens - self._context_tokens
-
     async def pause(self) -> None:
         """Pauses after the current decode step; returns when paused."""
         self.serving = False
@@ -136,7 +125,6 @@ class ModelGenerator(Slots):
         self.paused_s += self._passed()
         self._versions.append((self._steps, version))
         self.version = version
-        self.mark += self.costs.kv_tokens + 1  # a sync empties the prefix cache
         self._paused = None
         self.serving = True
         self._next()
@@ -210,12 +198,10 @@ class ModelGenerator(Slots):
             context_tokens=self._context_tokens + responses * (steps - 1) / 2,
         )
         self._record(done)
-        written = done.tokens
         self.busy_s += done.seconds
         self._steps += steps
-        self.tokens += written
-        self.mark += written
-        self._context_tokens += written
+        self.tokens += done.tokens
+        self._context_tokens += done.tokens
         while self._batch and self._batch[0].last_step == self._steps:
             response = self._batch[0]
             self._leave(response)
@@ -226,7 +212,7 @@ class ModelGenerator(Slots):
 
     def _join(self) -> int:
         """Admits the requests that fit; returns prefill tokens. The responses to one prompt that
-        join together share its prefill, as in vLLM; a later turn reads what is not cached."""
+        join together share its prefill, as in vLLM."""
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
         while self._waiting and (
@@ -235,12 +221,11 @@ class ModelGenerator(Slots):
             response = self._waiting.pop(0)
             response.joined = self._steps
             insort(self._batch, response, key=lambda response: response.last_step)
-            joining += response.context - response.cached
-            if response.shares_prompt and response.order[0] == prompt_of:
+            joining += response.context
+            if response.order[0] == prompt_of:
                 joining -= response.prompt_tokens
-            prompt_of = response.order[0] if response.shares_prompt else None
+            prompt_of = response.order[0]
             self._context_tokens += response.context
-        self.mark += joining
         return joining
 
     def _steps_until_change(self) -> int:
@@ -248,7 +233,6 @@ class ModelGenerator(Slots):
         while self._room() < 1 and len(self._batch) > 1:
             last = max(self._batch, key=_order)
             self._leave(last)
-            last.cached = 0
             insort(self._waiting, last, key=_order)
             self.preemptions += 1
         to_end = self._batch[0].last_step - self._steps

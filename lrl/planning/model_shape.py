@@ -20,8 +20,8 @@ KINDS: dict[str, dict[str, bool]] = {
     "qwen3_moe": {"norms": True, "mixture": True},
 }
 """Known architectures (`model_type`) and their differences from Llama."""
-BYTES = {"bf16": 2, "fp8": 1}
-"""Bytes of a number by format."""
+BF16_BYTES = 2
+"""Of a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +45,15 @@ class ModelShape:
     small_per_layer: int = 0
     """Parameters of a layer's norms and biases."""
 
-    @property
-    def attention_parameters(self) -> int:
-        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-
-    @property
-    def expert_parameters(self) -> int:
-        return 3 * self.hidden * self.ffn
-
-    @property
-    def router_parameters(self) -> int:
-        return self.hidden * self.experts if self.experts > 1 else 0
+    def matrices_of_a_layer(self, experts: float) -> float:
+        """Returns the parameters in a layer's matrices, with this number of experts."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return attention + router + experts * 3 * self.hidden * self.ffn
 
     @property
     def layer_parameters(self) -> int:
-        experts = self.experts * self.expert_parameters
-        return self.attention_parameters + self.router_parameters + experts + self.small_per_layer
+        return int(self.matrices_of_a_layer(self.experts)) + self.small_per_layer
 
     @property
     def embedding_parameters(self) -> int:
@@ -88,8 +81,7 @@ class ModelShape:
         - (1 - k/E)^n).
         """
         chosen = self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
-        layer = self.attention_parameters + self.router_parameters + chosen * self.expert_parameters
-        return self.layers * layer + self.embedding_parameters
+        return self.layers * self.matrices_of_a_layer(chosen) + self.embedding_parameters
 
     @property
     def flops_per_token(self) -> float:
@@ -104,7 +96,7 @@ class ModelShape:
     @property
     def kv_bytes(self) -> int:
         """Bytes of one token's keys and values over all layers, in bfloat16."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES["bf16"]
+        return 2 * self.layers * self.kv_heads * self.head_dim * BF16_BYTES
 
 
 def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:

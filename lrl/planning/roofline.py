@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from lrl.planning.model_shape import BYTES, ModelShape
+from lrl.planning.model_shape import BF16_BYTES, ModelShape
 
 GB, TB, TFLOPS = 1e9, 1e12, 1e12
 DEVICES_PER_NODE = 8
@@ -55,8 +55,6 @@ class Device:
     name: str
     bf16_flops: float
     """FLOP/s of dense bfloat16 matrix products."""
-    fp8_flops: float
-    """FLOP/s of dense float8 matrix products; 0 without float8."""
     memory: float
     """Bytes."""
     bandwidth: float
@@ -71,30 +69,29 @@ SHEETS = tuple(
     Device(
         name,
         bf16_flops=bf16 * TFLOPS,
-        fp8_flops=fp8 * TFLOPS,
         memory=memory * GB,
         bandwidth=width * TB,
         node_link=link * GB,
         network=network * GB,
     )
-    for name, bf16, fp8, memory, width, link, network in (
-        # name, TFLOP/s of bfloat16 and of float8, memory in GB and TB/s, link and network in GB/s
+    for name, bf16, memory, width, link, network in (
+        # name, TFLOP/s, memory in GB and TB/s, link and network in GB/s
         # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
-        ("H100", 989.4, 1978.9, 80, 3.35, 450, 50),
+        ("H100", 989.4, 80, 3.35, 450, 50),
         # NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device
-        ("H200", 989.4, 1978.9, 141, 4.8, 450, 50),
-        # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node; float8 as in H100, the same chip
-        ("H800", 989.5, 1979.0, 80, 3.35, 200, 25),
-        # StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node: a guess
-        ("H20", 148, 296, 96, 4.0, 450, 50),
+        ("H200", 989.4, 141, 4.8, 450, 50),
+        # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node
+        ("H800", 989.5, 80, 3.35, 200, 25),
+        # StreamRL (2504.15930), table 1; network as in H100's node: a guess
+        ("H20", 148, 96, 4.0, 450, 50),
         # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
-        ("A100-80GB", 312, 0, 80, 2.039, 300, 25),
+        ("A100-80GB", 312, 80, 2.039, 300, 25),
         # NVIDIA A100 40GB data sheet, SXM; network as in the DGX A100
-        ("A100-40GB", 312, 0, 40, 1.555, 300, 25),
+        ("A100-40GB", 312, 40, 1.555, 300, 25),
         # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
-        ("B200", 2250, 4500, 180, 8.0, 900, 50),
+        ("B200", 2250, 180, 8.0, 900, 50),
         # NVIDIA Ada architecture whitepaper, products added up in float32; link: PCIe 4.0; network: a guess
-        ("RTX4090", 165.2, 330.3, 24, 1.008, 32, 12.5),
+        ("RTX4090", 165.2, 24, 1.008, 32, 12.5),
     )
 )
 KNOWN = {device.name.lower(): device for device in SHEETS}
@@ -133,15 +130,13 @@ class Cluster:
         return min(self.device.node_link, together * self.device.network)
 
 
-def parse_cluster(
-    text: str, setting: str = "--cluster", devices_per_node: int = DEVICES_PER_NODE
-) -> Cluster:
+def parse_cluster(text: str, devices_per_node: int = DEVICES_PER_NODE) -> Cluster:
     """Returns the cluster that a text like `8xH100` (number, `x`, name of a sheet) names; raises
     ValueError for another form, a number below 1, or a name without a sheet."""
     match = re.fullmatch(r"([1-9]\d*)x(\S+)", text.lower())
     if match is None or match[2] not in KNOWN:
         names = ", ".join(device.name for device in SHEETS)
-        raise ValueError(f"{setting} is {text!r}; give a number and one of {names}, like 8xH100.")
+        raise ValueError(f"--cluster is {text!r}; give a number and one of {names}, like 8xH100.")
     return Cluster(device=KNOWN[match[2]], count=int(match[1]), devices_per_node=devices_per_node)
 
 
@@ -214,8 +209,8 @@ def training_memory(shape: ModelShape, shards: int, tp: int, held: Held = Held()
     inner += INNER_KEY_WIDTHS * shape.kv_heads * shape.head_dim
     one_layer = 2 * (10 * shape.hidden + 4 * wide)
     return Memory(
-        fixed=held.state_bytes(shape) / shards + (BYTES["bf16"] * at_work + logits) / tp,
-        per_token=BYTES["bf16"] * (inputs + kept_whole * inner + one_layer) / tp,
+        fixed=held.state_bytes(shape) / shards + (BF16_BYTES * at_work + logits) / tp,
+        per_token=BF16_BYTES * (inputs + kept_whole * inner + one_layer) / tp,
     )
 
 
@@ -229,13 +224,11 @@ def all_reduce_s(size: float, cluster: Cluster, tp: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineGenerator:
-    """One generator on `tp` devices."""
+    """One generator on `tp` devices, in bfloat16."""
 
     shape: ModelShape
     cluster: Cluster
     tp: int = 1
-    precision: str = "bf16"
-    """Of weights and products; keys and values are bfloat16."""
     room: float | None = None
     """Bytes of each device that it may fill; None for all usable ones."""
 
@@ -244,7 +237,7 @@ class RooflineGenerator:
         """Of each of its devices, by the tokens in its KV cache. With more devices than key-value
         heads, each head is held more than once."""
         return Memory(
-            fixed=BYTES[self.precision] * self.shape.parameters / self.tp,
+            fixed=BF16_BYTES * self.shape.parameters / self.tp,
             per_token=self.shape.kv_bytes / min(self.tp, self.shape.kv_heads),
         )
 
@@ -259,7 +252,7 @@ class RooflineGenerator:
         if responses <= 0:
             return 0.0
         reads = self._reads_s(context_tokens * self.memory.per_token)
-        attention = max(reads, context_tokens * self.shape.attention_flops / self._flops("bf16"))
+        attention = max(reads, context_tokens * self.shape.attention_flops / self._flops)
         return self._pass_s(responses) + attention
 
     def prefill_s(self, tokens: float) -> float:
@@ -270,25 +263,23 @@ class RooflineGenerator:
     def sync_pause_s(self) -> float:
         """Each device receives its own shard of the weights once (LlamaRL's DDMA); many generators
         are served along a tree (StreamRL, section on weight transfer), which costs no more."""
-        shard = BYTES[self.precision] * self.shape.parameters / self.tp
+        shard = BF16_BYTES * self.shape.parameters / self.tp
         return shard / (self.cluster.outward * LINK_SHARE)
 
     def _pass_s(self, tokens: float) -> float:
         """Returns the seconds of one pass over `tokens` tokens without attention."""
-        weights = BYTES[self.precision] * self.shape.read_parameters(math.ceil(tokens)) / self.tp
-        computing = tokens * self.shape.flops_per_token / self._flops(self.precision)
-        size = BYTES["bf16"] * tokens * self.shape.hidden
+        weights = BF16_BYTES * self.shape.read_parameters(math.ceil(tokens)) / self.tp
+        computing = tokens * self.shape.flops_per_token / self._flops
+        size = BF16_BYTES * tokens * self.shape.hidden
         all_reduces = 2 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
         return max(self._reads_s(weights), computing) + all_reduces + STEP_OVERHEAD_S
 
     def _reads_s(self, size: float) -> float:
         return size / (self.cluster.device.bandwidth * BANDWIDTH_SHARE)
 
-    def _flops(self, precision: str) -> float:
-        """Returns the reached FLOP/s of all its devices together."""
-        device = self.cluster.device
-        peak = device.fp8_flops if precision == "fp8" else device.bf16_flops
-        return self.tp * peak * MATMUL_SHARE
+    @property
+    def _flops(self) -> float:
+        return self.tp * self.cluster.device.bf16_flops * MATMUL_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,13 +304,13 @@ class RooflineTrainer:
         attention = self.shape.attention_flops * tokens_squared / 2  # causal: half of the square
         flops = (PASSES + again) * (self.shape.flops_per_token * tokens + attention)
         computing = flops / (self.devices * self.cluster.device.bf16_flops * MATMUL_SHARE)
-        size = BYTES["bf16"] * self.shape.hidden * tokens * self.tp / self.devices
+        size = BF16_BYTES * self.shape.hidden * tokens * self.tp / self.devices
         all_reduces = (
             (4 + 2 * again) * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
         )
         traffic = 0.0
         if (members := self.shards // self.tp) > 1:
-            part = BYTES["bf16"] * self.shape.parameters / self.tp * (members - 1) / members
+            part = BF16_BYTES * self.shape.parameters / self.tp * (members - 1) / members
             traffic = 3 * part / (self.cluster.link(members, stride=self.tp) * LINK_SHARE)
         return max(computing, traffic) + all_reduces
 
@@ -332,10 +323,10 @@ class RooflineTrainer:
         if copies == 1:
             return update
         link = self.cluster.link(copies, stride=self.shards) * LINK_SHARE
-        return update + 2 * BYTES["bf16"] * mine * (copies - 1) / copies / link
+        return update + 2 * BF16_BYTES * mine * (copies - 1) / copies / link
 
     @property
     def sync_s(self) -> float:
         """Every device sends its own share of the weights once, in bfloat16."""
-        share = BYTES["bf16"] * self.shape.parameters / self.shards
+        share = BF16_BYTES * self.shape.parameters / self.shards
         return share / (self.cluster.outward * LINK_SHARE)

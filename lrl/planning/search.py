@@ -1,28 +1,26 @@
-"""Plans for a cluster and the best of them: a division of the devices, and a layout for each side.
+"""The plans for a cluster that lrl can run, and the best of them: a division of the devices, and a
+layout for each side.
 
-The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on resource allocation) with
-the roofline for its profiler: each side's best layout for each number of devices, and the division
-with the fastest slower side. The seconds of a step with lag k are the largest of
+The search is StreamRL's Algorithm 1 (2504.15930, section on resource allocation) with the roofline
+for its profiler: each side's best layout for each number of devices, and the division with the
+fastest slower side. The seconds of a step with lag k are the largest of
 
     training + sync
     writing + sync
-    (responses of a step / as many as pacing lets be in flight) * (tools + writing of one) + sync
     (from a step's admission to the end of its longest response + last micro-batch + sync) / (k + 1)
 
 The last is pacing's bound: a group admitted by version v is trained by the end of step v + k, which
-is k + 1 steps later. The one before counts only for episodes: those that wait for tools write
-nothing. On-policy (k = 0) nothing else is in flight: training takes groups as they become complete,
-and the step ends after the last of them. A synchronous plan takes turns on all devices, with both
-sides in memory.
+is k + 1 steps later. On-policy (k = 0) nothing else is in flight: training takes groups as they
+become complete, and the step ends after the last of them. On a single device both sides take turns,
+with both in memory.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
 
-from lrl.planning.model_shape import BYTES, ModelShape
+from lrl.planning.model_shape import ModelShape
 from lrl.planning.roofline import (
     GB,
     Cluster,
@@ -42,7 +40,6 @@ MICRO_BATCHES = tuple(2**power for power in range(10, 18))
 class Training:
     """A step's training."""
 
-    devices: int
     costs: RooflineTrainer
     micro_batch_tokens: int
     """Tokens that each rank (group of `costs.tp` devices) has in a micro-batch."""
@@ -58,7 +55,6 @@ class Training:
 class Generation:
     """A step's generation."""
 
-    devices: int
     generators: int
     costs: RooflineGenerator
     """Costs of one generator."""
@@ -66,51 +62,158 @@ class Generation:
     memory: float
     """Bytes of each device with all slots taken."""
 
+    @property
+    def devices(self) -> int:
+        return self.generators * self.costs.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Devices, layouts and lag of a run, and the forecast of its step."""
+
+    cluster: Cluster
+    """The cluster, or one node of it."""
+    shared: bool = False
+    """Whether both sides take turns on the one device."""
+    training: Training
+    generation: Generation
+    lag: int
+    """Most versions between writing and training."""
+    sync_s: float
+    step_s: float
+    bound: str
+    """The step's bottleneck: `training`, `writing`, `longest response` (on-policy: all responses)
+    or `in turn`."""
+
+    @property
+    def devices(self) -> int:
+        return self.training.costs.devices + (0 if self.shared else self.generation.devices)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the fullest device."""
+        both = self.training.memory, self.generation.memory
+        return sum(both) if self.shared else max(both)
+
+    @property
+    def trainer_apart(self) -> bool:
+        """Whether the trainer has whole nodes, evenly, and the generators have others."""
+        node, trainers = self.cluster.devices_per_node, self.training.costs.devices
+        nodes = self.cluster.nodes_of(trainers) + self.cluster.nodes_of(self.generation.devices)
+        even = trainers <= node or trainers % node == 0
+        return even and nodes <= self.cluster.nodes_of(self.cluster.count)
+
+    def idle(self, busy_s: float) -> float:
+        """Returns the share of the step in which a side waits that is busy for these seconds: the
+        trainer for groups, generators for pacing."""
+        return max(0.0, 1 - (busy_s + self.sync_s) / self.step_s)
+
 
 @dataclass(frozen=True)
-class Layouts:
-    """Layouts for one model and workload."""
+class Search:
+    """Plans for one model, workload and cluster."""
 
     shape: ModelShape
     workload: Workload
-    precisions: tuple[str, ...] = ("bf16",)
-    """Of the generators."""
-    trainer_tp: int | None = None
-    """Most devices of a trainer rank; None for a node's."""
+    cluster: Cluster
     held: Held = Held()
 
+    def plans(self, max_lag: int) -> Iterator[Plan]:
+        """Yields the plans on all devices of one node, and of all nodes."""
+        node = min(self.cluster.count, self.cluster.devices_per_node)
+        alone = replace(self, cluster=replace(self.cluster, count=node))
+        if node == 1:
+            yield from alone.in_turn()
+        yield from alone.divided(max_lag, sharded=False)
+        yield from alone.divided(max_lag)
+        if self.cluster.count > node:
+            yield from self.divided(max_lag)
+
+    def divided(self, max_lag: int, sharded: bool = True) -> Iterator[Plan]:
+        """Yields a plan for each division of the devices and each lag: both sides on one node, on
+        whole nodes each, or with as many devices of either on each node. The trainer's state is
+        spread over all of its devices if `sharded`, else whole on each."""
+        cluster, node = self.cluster, self.cluster.devices_per_node
+        nodes = cluster.nodes_of(cluster.count)
+        # Numbers of generator devices: each one within two nodes, whole nodes beyond.
+        unit = 1 if nodes <= 2 else node
+        for writers in range(unit, cluster.count, unit):
+            trainers = cluster.count - writers
+            training = self.training(trainers, trainers if sharded else 1)
+            for lag in range(max_lag + 1) if training else ():
+                generation = self.generation(writers, lag)
+                if training and generation:
+                    plan = self.plan(training, generation, lag)
+                    evenly = trainers % nodes == generation.generators % nodes == 0
+                    if evenly or plan.trainer_apart:
+                        yield plan
+
+    def plan(self, training: Training, generation: Generation, lag: int) -> Plan:
+        """Returns the plan of two sides on devices of their own."""
+        sync_s = max(training.costs.sync_s, generation.costs.sync_pause_s)
+        writing = generation.writing
+        bounds = {"training": training.seconds + sync_s}
+        if lag:
+            bounds["writing"] = writing.busy_s + sync_s
+            bounds["longest response"] = (writing.span_s + training.last_s + sync_s) / (lag + 1)
+        else:
+            after_s = writing.trained_s(training.seconds, training.last_s)
+            bounds["longest response"] = after_s + sync_s
+        bound = max(bounds, key=bounds.__getitem__)
+        return Plan(
+            cluster=self.cluster,
+            training=training,
+            generation=generation,
+            lag=lag,
+            sync_s=sync_s,
+            step_s=bounds[bound],
+            bound=bound,
+        )
+
+    def in_turn(self) -> Iterator[Plan]:
+        """Yields the plans on a single device, where keys and values get what training leaves."""
+        for training in self.trainings(1, 1):
+            room = usable(self.cluster.device) - training.memory
+            for generation in self.generations(1, lag=0, room=room):
+                sync_s = generation.costs.sync_pause_s
+                yield Plan(
+                    cluster=self.cluster,
+                    shared=True,
+                    training=training,
+                    generation=generation,
+                    lag=0,
+                    sync_s=sync_s,
+                    step_s=generation.writing.span_s + training.seconds + sync_s,
+                    bound="in turn",
+                )
+
     @cache  # noqa: B019 - it lives as long as the search
-    def training(
-        self, cluster: Cluster, devices: int, shards: int | None = None
-    ) -> Training | None:
-        found = self.trainings(cluster, devices, shards)
+    def training(self, devices: int, shards: int) -> Training | None:
+        found = self.trainings(devices, shards)
         return min(found, key=lambda one: one.seconds + one.last_s, default=None)
 
-    def trainings(
-        self, cluster: Cluster, devices: int, shards: int | None = None
-    ) -> Iterator[Training]:
-        """Yields all trainings on `devices` devices that fit. The state is spread over `shards` of
-        them, which also limits tensor parallelism; None for all."""
-        work = self.workload
-        most_tp = min(self.trainer_tp or cluster.devices_per_node, shards or devices)
-        for tp in self.divisions(most_tp):
-            used = devices // tp * tp
-            spread = shards or used
+    def trainings(self, devices: int, shards: int) -> Iterator[Training]:
+        """Yields the trainings that fit. The state is spread over `shards` devices: all, or one.
+        With tensor parallelism there are two groups or more, and no experts."""
+        work, shape = self.workload, self.shape
+        divides = shards == devices and shape.experts == 1
+        for tp in self.divisions(min(self.cluster.devices_per_node, devices // 2 * divides)):
+            if tp > 1 and (devices % tp or shape.kv_heads % tp):
+                continue
             costs = RooflineTrainer(
-                shape=self.shape,
-                cluster=cluster,
-                devices=used,
+                shape=shape,
+                cluster=self.cluster,
+                devices=devices,
                 tp=tp,
-                shards=spread,
+                shards=shards,
                 held=self.held,
             )
-            taken = training_memory(self.shape, spread, tp, self.held)
-            room = taken.tokens_in(usable(cluster.device))
+            taken = training_memory(shape, shards, tp, self.held)
+            room = taken.tokens_in(usable(self.cluster.device))
             for tokens in (size for size in MICRO_BATCHES if work.longest <= size <= room):
-                count = math.ceil(work.tokens / (used // tp * tokens))
+                count = math.ceil(work.tokens / (devices // tp * tokens))
                 micro_s = costs.micro_batch_s(work.tokens / count, work.tokens_squared / count)
                 yield Training(
-                    devices=devices,
                     costs=costs,
                     micro_batch_tokens=tokens,
                     seconds=count * micro_s + costs.update_s,
@@ -119,234 +222,50 @@ class Layouts:
                 )
 
     @cache  # noqa: B019 - it lives as long as the search
-    def generation(self, cluster: Cluster, devices: int, lag: int) -> Generation | None:
-        found = self.generations(cluster, devices, lag, usable(cluster.device))
+    def generation(self, devices: int, lag: int) -> Generation | None:
+        found = self.generations(devices, lag, usable(self.cluster.device))
         return min(found, key=lambda one: one.writing.shortest_step_s(lag), default=None)
 
-    def generations(
-        self, cluster: Cluster, devices: int, lag: int, room: float
-    ) -> Iterator[Generation]:
-        """Yields all generations on `devices` devices with this bound on lag, and `room` bytes on
-        each for weights, keys and values."""
-        for tp in self.divisions(devices):
-            for precision in self.precisions:
-                if precision == "fp8" and not cluster.device.fp8_flops:
-                    continue
-                costs = RooflineGenerator(
-                    shape=self.shape, cluster=cluster, tp=tp, precision=precision, room=room
-                )
-                if not slots_of(costs, self.workload):
-                    continue
-                count = devices // tp
-                work = self.workload
-                writing = steady(costs, work, count, lag) if lag else drained(costs, work, count)
-                memory = costs.memory.bytes_for(writing.slots * work.live_tokens)
-                yield Generation(
-                    devices=devices, generators=count, costs=costs, writing=writing, memory=memory
-                )
+    def generations(self, devices: int, lag: int, room: float) -> Iterator[Generation]:
+        """Yields the generations with this bound on lag, and `room` bytes on each device for
+        weights, keys and values."""
+        work = self.workload
+        for tp in self.divisions(min(self.cluster.devices_per_node, devices)):
+            costs = RooflineGenerator(shape=self.shape, cluster=self.cluster, tp=tp, room=room)
+            if not slots_of(costs, work):
+                continue
+            count = devices // tp
+            writing = steady(costs, work, count, lag) if lag else drained(costs, work, count)
+            memory = costs.memory.bytes_for(writing.slots * work.live_tokens)
+            yield Generation(generators=count, costs=costs, writing=writing, memory=memory)
 
     def divisions(self, most: int) -> list[int]:
-        """Returns the powers of two up to `most` that divide the model's heads."""
-        powers = (2**power for power in range(most.bit_length()))
-        return [size for size in powers if self.shape.heads % size == 0 and size <= most]
+        """Returns 1 and the powers of two up to `most` that divide the model's heads."""
+        powers = (2**power for power in range(1, most.bit_length()))
+        return [1, *(size for size in powers if self.shape.heads % size == 0)]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Devices, layouts and lag of a run, and the forecast of its step."""
-
-    placement: Literal["split", "shared"]
-    """`split`: each side has its own devices; `shared`: both use all devices, in turn."""
-    training: Training
-    generation: Generation
-    lag: int
-    """Most versions between writing and training."""
-    sync_s: float
-    step_s: float
-    bound: str
-    """The step's bottleneck: `training`, `writing`, `tools`, `longest response` (on-policy: all
-    responses) or `in turn`."""
-
-    @property
-    def devices(self) -> int:
-        shared = self.placement == "shared"
-        return self.training.devices if shared else self.training.devices + self.generation.devices
-
-    @property
-    def memory(self) -> float:
-        """Bytes of the fullest device."""
-        both = self.training.memory, self.generation.memory
-        return sum(both) if self.placement == "shared" else max(both)
-
-    def idle(self, busy_s: float) -> float:
-        """Returns the share of the step in which a side waits that is busy for these seconds: the
-        trainer for groups; generators for pacing, or while all their episodes wait for tools."""
-        return max(0.0, 1 - (busy_s + self.sync_s) / self.step_s)
-
-
-def split(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
-    """Returns the plan of two sides on separate devices; a version's weights take `between` seconds
-    from one cluster to another (0 within one)."""
-    sync_s = max(training.costs.sync_s, generation.costs.sync_pause_s, between)
-    writing = generation.writing
-    if lag:
-        tail = writing.span_s + training.last_s + sync_s
-        bounds = {
-            "writing": writing.busy_s + sync_s,
-            "tools": writing.flow_s + sync_s,
-            "longest response": tail / (lag + 1),
-        }
-    else:
-        bounds = {"longest response": writing.trained_s(training.seconds, training.last_s) + sync_s}
-    bounds["training"] = training.seconds + sync_s
-    bound = max(bounds, key=bounds.__getitem__)
-    return Plan(
-        placement="split",
-        training=training,
-        generation=generation,
-        lag=lag,
-        sync_s=sync_s,
-        step_s=bounds[bound],
-        bound=bound,
-    )
-
-
-def asynchronous(
-    layouts: Layouts, cluster: Cluster, max_lag: int, shards: int | None = None
-) -> Iterator[Plan]:
-    """Yields a plan for each division of the cluster and each lag (Algorithm 1, one datacentre); a
-    side may leave devices idle. The trainer's state is spread over `shards` devices, or all of its."""
-    # Numbers of generator devices: each one within two nodes, whole nodes beyond.
-    unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
-    for writers in range(unit, cluster.count, unit):
-        training = layouts.training(cluster, cluster.count - writers, shards)
-        for lag in range(max_lag + 1) if training else ():
-            generation = layouts.generation(cluster, writers, lag)
-            if training and generation:
-                yield split(training, generation, lag)
-
-
-def across(
-    layouts: Layouts, trainers: Cluster, writers: Cluster, lag: int, link: float
-) -> Plan | None:
-    """Returns StreamRL's Algorithm 1 for two datacentres: all devices of the slower side, as many
-    as needed of the other; None if one does not fit. One copy of the weights goes over the link
-    (bytes/s)."""
-    between = BYTES["bf16"] * layouts.shape.parameters / link
-    training = layouts.training(trainers, trainers.count)
-    generation = layouts.generation(writers, writers.count, lag)
-    if training is None or generation is None:
-        return None
-    train_s = training.seconds
-    write_s = generation.writing.shortest_step_s(lag)
-    if write_s < train_s:
-        counts = range(1, writers.count + 1)
-        written = filter(None, (layouts.generation(writers, count, lag) for count in counts))
-        generation = min(written, key=lambda one: abs(one.writing.shortest_step_s(lag) - train_s))
-    else:
-        counts = range(1, trainers.count + 1)
-        trained = filter(None, (layouts.training(trainers, count) for count in counts))
-        training = min(trained, key=lambda one: abs(one.seconds - write_s))
-    return split(training, generation, lag, between)
-
-
-def synchronous(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
-    """Yields plans that train and write in turn on all devices, on-policy, with both sides in
-    memory: keys and values get what training leaves."""
-    for training in layouts.trainings(cluster, cluster.count):
-        room = usable(cluster.device) - training.memory
-        for generation in layouts.generations(cluster, cluster.count, lag=0, room=room):
-            sync_s = generation.costs.sync_pause_s
-            yield Plan(
-                placement="shared",
-                training=training,
-                generation=generation,
-                lag=0,
-                sync_s=sync_s,
-                step_s=generation.writing.span_s + training.seconds + sync_s,
-                bound="in turn",
-            )
+    def memory_needed(self) -> str:
+        """Explains why there is no plan: what training takes, spread over all devices but one."""
+        trainers = max(1, self.cluster.count - 1)
+        longest = self.workload.longest
+        taken = training_memory(self.shape, trainers, tp=1, held=self.held).bytes_for(longest)
+        return (
+            f"with one response of {longest:,} tokens, training takes {taken / GB:.0f} GB of each "
+            f"of {trainers} devices, of which plans may fill {usable(self.cluster.device) / GB:.0f}"
+            ", and generators need room beside it. Take more devices, larger ones, or a smaller "
+            "model."
+        )
 
 
 def best(plans: Iterable[Plan], most: int) -> list[Plan]:
     """Returns the fastest `most` plans; within 1 % less lag comes first, then less memory. Of plans
-    that differ only in layout, the first stands for all. If all are of one placement, the best of
-    the other takes the last place, for comparison."""
+    that differ only in layout, the first stands for all."""
 
     def order(plan: Plan) -> tuple[float, ...]:
         return round(math.log(plan.step_s), 2), plan.lag, plan.memory
 
-    ranked: dict[tuple[object, ...], Plan] = {}
+    ranked: dict[tuple[int, ...], Plan] = {}
     for plan in sorted(plans, key=order):
-        kind = plan.placement, plan.lag, plan.generation.costs.precision, plan.training.devices
+        kind = plan.lag, plan.training.costs.devices, plan.generation.devices
         ranked.setdefault(kind, plan)
-    chosen = list(ranked.values())[:most]
-    others = [plan for plan in ranked.values() if plan.placement != chosen[0].placement]
-    if others and others[0] not in chosen and most > 1:
-        chosen[-1] = others[0]
-    return chosen
-
-
-def runs_today(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether lrl can run the plan: generators in bfloat16, and both sides on one node, on
-    whole nodes each, or with as many devices of either on each node."""
-    generation, node = plan.generation.costs, cluster.devices_per_node
-    plain = generation.precision == "bf16" and generation.tp <= node and _divides(plan.training)
-    if plan.placement == "shared":
-        return plain and plan.devices == 1
-    nodes = cluster.nodes_of(plan.devices)
-    equal = plan.training.devices % nodes == 0 and plan.generation.generators % nodes == 0
-    several = on_nodes_of_its_own(plan, cluster) or equal and plan.devices <= cluster.count
-    return plain and (plan.devices <= node or several)
-
-
-def _divides(training: Training) -> bool:
-    """Returns whether lrl has the trainer's tensor parallelism: without experts, by a divisor of the
-    heads, in two or more groups."""
-    costs, shape = training.costs, training.costs.shape
-    whole_heads = shape.heads % costs.tp == shape.kv_heads % costs.tp == 0
-    return costs.tp == 1 or (
-        shape.experts == 1 and whole_heads and 2 * costs.tp <= training.devices == costs.shards
-    )
-
-
-def on_nodes_of_its_own(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether the trainer has whole nodes, evenly, and the generators have others."""
-    node, trainers = cluster.devices_per_node, plan.training.devices
-    nodes = cluster.nodes_of(trainers) + cluster.nodes_of(plan.generation.devices)
-    return (trainers <= node or trainers % node == 0) and nodes <= cluster.nodes_of(cluster.count)
-
-
-def plans_today(layouts: Layouts, cluster: Cluster, max_lag: int) -> Iterator[Plan]:
-    """Yields all plans that lrl can run on one node of a cluster, and on several; with the whole
-    state on each trainer device on one node only."""
-    node = replace(cluster, count=min(cluster.count, cluster.devices_per_node))
-    plain = replace(layouts, precisions=("bf16",), trainer_tp=1)
-    if node.count == 1:
-        yield from synchronous(plain, node)
-    yield from asynchronous(plain, node, max_lag, shards=1)
-    for where in {node.count: node, cluster.count: cluster}.values():
-        for trainer_tp in (1, None):
-            divided = replace(plain, trainer_tp=trainer_tp)
-            plans = asynchronous(divided, where, max_lag)
-            yield from (plan for plan in plans if runs_today(plan, cluster))
-
-
-def today_first(today: list[Plan], later: list[Plan], most: int) -> list[Plan]:
-    """Returns the best `most` plans: first those that lrl can run, then others, two of five."""
-    able, others = (best(plans, most) if plans else [] for plans in (today, later))
-    kept = max(most - len(others), most - 2 * most // 5)
-    return (able[:kept] + others)[:most]
-
-
-def memory_needed(layouts: Layouts, cluster: Cluster) -> str:
-    """Explains why there is no plan: what training takes, spread over all devices but one."""
-    trainers = max(1, cluster.count - 1)
-    longest = layouts.workload.longest
-    memory = training_memory(layouts.shape, trainers, tp=1, held=layouts.held)
-    taken = memory.bytes_for(longest)
-    return (
-        f"with one response of {longest:,} tokens, training takes {taken / GB:.0f} GB of each of "
-        f"{trainers} devices, of which plans may fill {usable(cluster.device) / GB:.0f}, and "
-        "generators need room beside it. Take more devices, larger ones, or a smaller model."
-    )
+    return list(ranked.values())[:most]

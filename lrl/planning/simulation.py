@@ -5,8 +5,7 @@ and trainer.
 
 The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after
 every step: first the work that runs while the generators write, then their pause. Rewards take no
-time. Episodes are played by the real loop, with a model of their environment. Failures of
-generators, proofs and deadlines are not modelled.
+time. Episodes, failures of generators, proofs and deadlines are not modelled.
 """
 
 from __future__ import annotations
@@ -20,15 +19,8 @@ from typing import Any, Literal
 from lrl.planning import clock
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.generator_model import ModelGenerator, SimulatedResponse
-from lrl.planning.responses import (
-    UNLIMITED,
-    EpisodeShapes,
-    LengthSampler,
-    ModelEpisodes,
-    RunLengths,
-    fill,
-)
-from lrl.rollouts.controller import Controller, Write
+from lrl.planning.responses import LengthSampler, ReplayedLengths
+from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import BinPacker, Rows
 from lrl.rollouts.timeline import (
@@ -39,10 +31,13 @@ from lrl.rollouts.timeline import (
     group_record,
     split_waits,
 )
-from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.training.tree_cost import tree_lengths
-from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
+from lrl.types import Group, Prompt, Rollout, Sampling
+
+UNLIMITED = 2**62
+"""Tokens and prompts that nothing limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +50,7 @@ class Simulation:
 
     generators: Sequence[GeneratorCosts]
     trainer: TrainerCosts
-    lengths: LengthSampler
-    """Of responses; with `episodes`, of their turns."""
+    lengths: LengthSampler | ReplayedLengths
     steps: int
     groups_per_step: int = 16
     rollouts_per_group: int = 8
@@ -71,10 +65,6 @@ class Simulation:
     dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
     """`shared`: both sides have all devices, and none trains while responses are written."""
-    episodes: EpisodeShapes | None = None
-    """The later turns of episodes; None for responses of a single turn."""
-    prefix_cache: bool = True
-    """Whether a later turn reads only what is new; else the whole episode."""
     attention_tokens: int = 0
     """See `lrl.training.tree_cost`; 0 gives each response its own prompt in training."""
 
@@ -97,12 +87,9 @@ class Simulation:
             wait_for_stragglers=self.stragglers == "wait",
         )
         fleet = ModelFleet(self, record)
-        write: Write = fleet.generate
-        if self.episodes is not None:
-            write = ModelEpisodes(fleet.generate, self.episodes, self.lengths).generate
         controller = Controller(
             ModelPrompts(self.prompt_tokens),
-            write,
+            fleet.generate,
             rewards=NoRewards(),
             ledger=Ledger(pacing),
             sampling=Sampling(n=self.rollouts_per_group, max_tokens=UNLIMITED),
@@ -114,8 +101,7 @@ class Simulation:
         steps = [await trainer.step(number) for number in range(self.steps)]
         for generator in fleet.generators:
             generator.end()
-        reuse = fleet.reused / fleet.later_turns if fleet.later_turns else None
-        return Forecast(steps, fleet.generators, reuse)
+        return Forecast(steps, fleet.generators)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +110,6 @@ class Forecast:
 
     steps: list[StepRecord]
     generators: list[ModelGenerator]
-    prefix_reuse: float | None
-    """Share of later turns that found their episode in the prefix cache; None without any."""
 
     @property
     def seconds(self) -> float:
@@ -144,7 +128,7 @@ class ModelPrompts:
     prompt_tokens: int
 
     def __getitem__(self, index: int) -> Prompt:
-        tokens: Any = RunLengths([(0, self.prompt_tokens)])
+        tokens: Any = range(self.prompt_tokens)
         return Prompt(id=index, token_ids=tokens, text="")
 
 
@@ -154,6 +138,27 @@ class NoRewards:
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
             rollout.reward = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Stands for a response's lists of tokens, whose 20,000 versions would take 160 kB."""
+
+    runs: Sequence[tuple[int, int]]
+    """(version, how many tokens it wrote), in order."""
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self.runs)
+
+    def count(self, version: int) -> int:
+        return sum(count for one, count in self.runs if one == version)
+
+
+def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
+    """Finishes an empty rollout of `versions`: (version, tokens) in order."""
+    tokens: Any = Tokens(versions)
+    rollout.token_ids = rollout.versions = rollout.logprobs = tokens
+    rollout.finish_reason = "stop"
 
 
 class ModelFleet:
@@ -168,9 +173,6 @@ class ModelFleet:
             scene.dispatch(), lambda: [one for one in self.generators if one.serving]
         )
         self.lengths = scene.lengths
-        self.prefix_cache = scene.prefix_cache
-        self.later_turns = self.reused = 0
-        """Requests for a later turn of an episode, and those whose generator still had it."""
         self._arrivals = 0
 
     async def generate(
@@ -181,19 +183,16 @@ class ModelFleet:
         *,
         priority: int,
         due: int,
-        deadline_s: float,
         ended: Callable[[], None] = lambda: None,
-        home: Home | None = None,
+        **how: Any,
     ) -> None:
         """See `GeneratorPool.generate`; the rollouts have no token yet."""
-        home = home or Home()
         written = False
         while not written:
-            request = Request(prompt, len(rollouts), priority, due, home=home.generator)
+            request = Request(prompt, len(rollouts), priority, due)
             generator = await self.requests.enter(request, rollouts)
             try:
                 if written := generator.serving:  # it may have closed since the dispatch
-                    home.generator = generator
                     await self._write(generator, request, rollouts, ended)
             finally:
                 self.requests.leave(generator, request)
@@ -209,41 +208,21 @@ class ModelFleet:
         rollout_of: dict[SimulatedResponse, Rollout] = {}
 
         def one_ended(response: SimulatedResponse) -> None:
-            fill(rollout_of.pop(response), response.versions, token=-1 - generator.mark)
+            fill(rollout_of.pop(response), response.versions)
             self.requests.release(generator, request)
             ended()
             if not rollout_of:
                 whole.set_result(None)
 
         prompt = request.prompt
-        later = isinstance(prompt.token_ids, RunLengths) and len(prompt.token_ids.runs) > 1
-        lengths = (
-            [prompt.token_ids[-1]]  # of the observation
-            if later
-            else self.lengths.of(prompt.id, request.priority, request.responses)
-        )
+        lengths = self.lengths.of(prompt.id, request.priority, request.responses)
         for length, rollout in zip(lengths, rollouts, strict=True):
             self._arrivals += 1
-            response = SimulatedResponse(
-                len(prompt.token_ids), length, (request.priority, self._arrivals), one_ended
-            )
+            order = request.priority, self._arrivals
+            response = SimulatedResponse(len(prompt.token_ids), length, order, one_ended)
             rollout_of[response] = rollout
-        if later:
-            (response,) = rollout_of
-            response.shares_prompt = False
-            response.cached = self._cached(generator, request)
         generator.write(list(rollout_of))
         await whole
-
-    def _cached(self, generator: ModelGenerator, request: Request) -> int:
-        """Returns the cached tokens of a later turn's prompt: all but the observation, or none."""
-        *_, (token, _), (_, observation) = request.prompt.token_ids.runs  # type: ignore[attr-defined]
-        self.later_turns += 1
-        at_home = self.prefix_cache and generator is request.home
-        if not at_home or not generator.holds(-1 - token):
-            return 0
-        self.reused += 1
-        return len(request.prompt.token_ids) - observation
 
     async def sync(self, version: int) -> float:
         """Pauses all generators and resumes them with `version`; returns the longest pause."""
@@ -347,17 +326,16 @@ class ModelTrainer:
     def _take(self, group: Group, step: int, tally: StepTally) -> int:
         """Adds the group's trees to the cuts as `Packer` would; returns their tokens."""
         prompt = len(group.prompt.token_ids)
-        lengths = []
+        lengths: list[int] = []
         tally.groups.append(group)
+        masked = self.scene.stragglers == "mask"
         for rollout in group.rollouts:
-            assert isinstance(rollout.versions, RunLengths)
-            lags = Counter[int]()
-            for version, tokens in rollout.versions.runs:
-                if version != ENVIRONMENT:
-                    lags[step - version] += tokens
-            tally.lags += lags
-            masked = self.scene.stragglers == "mask"
-            trained = sum(n for lag, n in lags.items() if not masked or lag <= self.scene.max_lag)
+            written: Any = rollout.versions
+            trained = 0
+            for version, tokens in written.runs:
+                lag = step - version
+                tally.lags[lag] += tokens
+                trained += tokens * (not masked or lag <= self.scene.max_lag)
             tally.tokens += trained
             if trained:
                 lengths.append(prompt + len(rollout.token_ids))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lrl.types import Group, Rollout
+    from lrl.types import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +100,6 @@ class GroupRecord:
     prompt_tokens: int
     lengths: list[int]
     """Tokens of each response, what an environment wrote included."""
-    turns: list[list[list[int]]] = field(default_factory=list)
-    """With an environment, of each response the turns: the environment's tokens before it, and its
-    own. The environment's tokens after the last one belong to none."""
 
 
 Record = StepRecord | MicroBatchRecord | GeneratorRecord | GroupRecord
@@ -154,6 +151,7 @@ def read(path: Path) -> list[Record]:
 def _record(text: str) -> Record:
     found = json.loads(text)
     kind = KINDS[found.pop("kind")]
+    found.pop("turns", None)  # of groups in files of lrl 0.2
     if "lags" in found:
         found["lags"] = {int(lag): tokens for lag, tokens in found["lags"].items()}
     return kind(**found)
@@ -184,19 +182,9 @@ def generation_s(groups: Sequence[Group]) -> float:
 
 
 def group_record(group: Group) -> GroupRecord:
-    """Returns the lengths of a group's responses and of their turns."""
-    played = any(rollout.turn_ends for rollout in group.rollouts)
+    """Returns the lengths of a group's responses."""
     return GroupRecord(
         index=group.index,
         prompt_tokens=len(group.prompt.token_ids),
         lengths=[len(rollout.token_ids) for rollout in group.rollouts],
-        turns=[_turns(rollout) for rollout in group.rollouts] if played else [],
     )
-
-
-def _turns(rollout: Rollout) -> list[list[int]]:
-    ends = [0, *(turn.stop for turn in rollout.turns)]
-    return [
-        [turn.start - end, turn.stop - turn.start]
-        for turn, end in zip(rollout.turns, ends, strict=False)
-    ]

@@ -6,7 +6,6 @@ Covers lrl/planning/report.py.
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
 import re
@@ -20,12 +19,9 @@ from typing import Any
 import lightning as L
 import pytest
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 import lrl
 from lrl.cli.main import main
-from lrl.planning.report import print_whole
 from tests.cli.conftest import Say
 from tests.planning.shapes import LLAMA_8B, LLAMA_70B, QWEN_1_5B
 
@@ -51,12 +47,6 @@ def plan(qwen: str, say: Say) -> Callable[..., str]:
     return printed
 
 
-FILES = {
-    "no_recipe": "model: {}",
-    "turns": "{model: {}, data: {init_args: {environment: a.B, max_turns: 0}}, trainer: {}}",
-}
-
-
 def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
     plan: Callable[..., str],
 ) -> None:
@@ -64,23 +54,8 @@ def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
     steps = [float(cell) for cell in row(printed, "step (s)")]
     assert len(steps) == len(row(printed, "price of a step")) == 5
     assert steps[0] <= min(steps) * 1.01
-    assert row(printed, "today's lrl") == ["runs it"] * 4 + ["cannot yet"]
-    for message in ("nothing here was measured", " binds: ", "8 in turn"):
+    for message in ("nothing here was measured", " binds: "):
         assert message in printed
-
-
-def test_a_plan_with_an_environment_has_its_turns_and_the_recipe_their_limits(
-    plan: Callable[..., str], tmp_path: Path
-) -> None:
-    turns = ["--turns", "lognormal:mean=2,max=5", "--tool-ms", "fixed:30000"]
-    episodes = [*turns, "--base", "calculator", "--observation-tokens", "8"]
-    out = tmp_path / "planned.yaml"
-    printed = " ".join(plan("--cluster", "2xH100", *episodes, "--out", str(out)).split())
-    assert "in episodes of 2 turns in the mean and 5 at most" in printed
-    assert "At most 256 episodes are in flight (max_lag + 1 = 2 times 16 prompts" in printed
-    data = yaml.safe_load(out.read_text())["data"]["init_args"]
-    assert data["max_turns"] == 5 and data["max_turn_tokens"] == 2000
-    assert 2000 < data["max_response_tokens"] <= 5 * 2000 + 4 * 8
 
 
 def test_a_plan_imports_neither_torch_nor_vllm(qwen: str) -> None:
@@ -130,7 +105,6 @@ def test_a_plan_holds_the_policy_as_it_is_told_and_the_recipe_says_so(
     plan: Callable[..., str], tmp_path: Path
 ) -> None:
     cluster = ("--cluster", "2xRTX4090", "--lengths", "fixed:900")
-    assert "lrl can run none of these plans today: with one response" in plan(*cluster)
     out = tmp_path / "planned.yaml"
     plan(*cluster, "--dtype", "bfloat16", "--recompute-every", "2", "--out", str(out))
     recipe = yaml.safe_load(out.read_text())
@@ -160,53 +134,19 @@ def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
     assert trainer.strategy.shards == trainer.num_nodes * (trainer.num_devices or 1)
 
 
-def test_a_simulated_plan_writes_the_fastest_dispatch_policy(
-    plan: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fastest = {"class_path": "lrl.routing.dispatch.LeastTokens"}
-    monkeypatch.setattr("lrl.planning.simulated.best_dispatch", lambda outcomes: fastest)
-    out = tmp_path / "planned.yaml"
-    printed = plan("--cluster", "2xH100", "--simulate", "1", "--out", str(out))
-    for message in ("Simulated", "LeastLoaded", "LeastTokens", "more", "write"):
-        assert message in printed
-    assert yaml.safe_load(out.read_text())["data"]["init_args"]["dispatch"] == fastest
-
-
-def test_a_plan_that_lrl_cannot_run_is_printed_and_not_written(tmp_path: Path, say: Say) -> None:
-    config, out = tmp_path / "config.json", tmp_path / "planned.yaml"
-    config.write_text(json.dumps(LLAMA_8B))
-    words = ["plan", "--model", str(config), "--cluster", "2xH100", *SMALL]
-    status, printed, error = say(*words, "--out", out)
-    assert status == 2 and "cannot yet" in printed and "runs it" not in printed
-    assert "nothing was written" in error and not out.exists()
-    for why in (printed.split("Forecasts")[0], error):  # said before the table, too
-        assert "lrl can run none of these plans today" in why and "takes 13" in why
-
-
 def row(printed: str, name: str) -> list[str]:
-    """Returns the cells of a row of the first table."""
-    line = next(line for line in printed.splitlines() if line.startswith(f"│ {name} "))
-    return [cell.strip() for cell in line.split("│")[2:-1]]
-
-
-def test_a_table_wider_than_the_terminal_loses_nothing() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=20)
-    table = Table("name", "what is found")
-    table.add_row("transport", "shared_memory, ipc, nccl")
-    print_whole(console, table)
-    assert "│ transport │ shared_memory, ipc, nccl │" in console.file.getvalue()  # type: ignore[attr-defined]
+    """Returns the cells of a row of the table."""
+    line = next(line for line in printed.splitlines() if line.startswith(f"{name}  "))
+    return line.removeprefix(name).split()
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--cluster", "8xTPU"], "--cluster is '8xTPU'"),
-        (["--simulate", "2", "--generators", "8xH20"], "--generators: --simulate and --out"),
         (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),
         (["--base", "no_recipe"], "--base is 'no_recipe'"),
-        (["--base", "calculator"], "--turns is missing"),
-        (["--base", "turns"], "data.max_turns of --base is 'fixed:0'"),
-        (["--tool-ms", "fixed:9"], "--turns is missing"),
+        (["--cluster", "2xRTX4090", "--lengths", "fixed:900"], "nothing fits: with one response"),
         (["--compare", "no/where"], "[Errno 2] No such file or directory: 'no/where/timeline"),
     ],
 )
@@ -214,8 +154,7 @@ def test_bad_input_is_one_error_with_the_setting(
     words: list[str], named: str, qwen: str, tmp_path: Path, monkeypatch: Any, say: Say
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+    (tmp_path / "no_recipe").write_text("model: {}")
     status, out, error = say("plan", "--model", qwen, "--cluster", "8xH100", *SMALL, *words)
     assert status == 2 and error.startswith(f"lrl: error: {named}")
     assert not out, "it is said before anything is planned"
@@ -233,13 +172,5 @@ def test_on_one_device_both_sides_share_its_memory(
     assert planned["data"]["init_args"]["max_lag"] == 0
 
 
-def test_generators_may_be_in_a_second_cluster(plan: Callable[..., str]) -> None:
-    words = ["--cluster", "16xH800", "--generators", "32xH20", "--max-lag", "0"]
-    slow, fast = (plan(*words, "--link", link) for link in ("0.1", "1000"))
-    assert row(slow, "step (s)") != row(fast, "step (s)")
-    assert set(row(slow, "today's lrl")) == {"cannot yet"}
-
-
 def test_too_small_a_number_is_refused(say: Say) -> None:
-    for setting in ("--prompts", "--link"):
-        assert f"argument {setting}: 0 is below" in say("plan", f"{setting}=0")[2]
+    assert "argument --prompts: 0 is below" in say("plan", "--prompts=0")[2]

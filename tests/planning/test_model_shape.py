@@ -65,9 +65,7 @@ def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
     shape = read_shape({"model_type": "mixtral", **SIZES, **experts})
 
     def reads(experts: int) -> float:
-        layer = shape.attention_parameters + shape.router_parameters
-        layer += experts * shape.expert_parameters
-        return shape.layers * layer + shape.embedding_parameters
+        return shape.layers * shape.matrices_of_a_layer(experts) + shape.embedding_parameters
 
     one, many, all_of_them = (shape.read_parameters(tokens) for tokens in (1, 4, 10_000))
     assert one == pytest.approx(reads(2)) and all_of_them == pytest.approx(reads(8))

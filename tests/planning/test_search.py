@@ -1,111 +1,126 @@
-"""Plans fit their devices, their times add up, and the search finds the best."""
+"""Plans fit their devices and agree with the simulator, and the search finds the best."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from lrl.planning.responses import ReplayedLengths
 from lrl.planning.roofline import parse_cluster, usable
-from lrl.planning.search import (
-    Layouts,
-    Plan,
-    across,
-    asynchronous,
-    best,
-    memory_needed,
-    plans_today,
-    runs_today,
-    split,
-    synchronous,
-)
+from lrl.planning.search import Plan, Search, best
+from lrl.planning.simulation import Simulation
 from lrl.planning.workload import Workload, parse_lengths
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
 LENGTHS = parse_lengths("lognormal:mean=1000,max=4000")
 WORK = Workload(prompts=64, responses=8, prompt_tokens=512, lengths=LENGTHS)
-QWEN = Layouts(shape(QWEN_1_5B), WORK)
-LLAMA = Layouts(shape(LLAMA_8B), WORK)
+QWEN = Search(shape(QWEN_1_5B), WORK, EIGHT)
+LLAMA = Search(shape(LLAMA_8B), WORK, EIGHT)
 
 
-@pytest.mark.parametrize("layouts", [QWEN, LLAMA], ids=["1.5B", "8B"])
-def test_every_plan_fits_its_devices(layouts: Layouts) -> None:
-    plans = [*asynchronous(layouts, EIGHT, max_lag=2), *synchronous(layouts, EIGHT)]
-    assert {plan.placement for plan in plans} == {"split", "shared"}
-    for plan in plans:
-        assert plan.devices == 8 and plan.memory <= usable(EIGHT.device)
-        assert plan.generation.generators * plan.generation.costs.tp <= plan.generation.devices
+@pytest.mark.parametrize("search", [QWEN, LLAMA], ids=["1.5B", "8B"])
+def test_every_plan_fits_its_devices(search: Search) -> None:
+    for plan in search.plans(max_lag=2):
+        assert 6 <= plan.devices <= 8 and plan.memory <= usable(EIGHT.device)
         assert plan.training.micro_batch_tokens >= WORK.longest
 
 
 def test_the_step_is_the_largest_of_its_bounds() -> None:
-    training, generation = QWEN.training(EIGHT, 4), QWEN.generation(EIGHT, 4, 1)
+    training, generation = QWEN.training(4, 4), QWEN.generation(4, 1)
     assert training is not None and generation is not None
     slow_training = replace(training, seconds=1000.0)
-    assert split(slow_training, generation, 1).bound == "training"
+    assert QWEN.plan(slow_training, generation, 1).bound == "training"
     sync_s = max(training.costs.sync_s, generation.costs.sync_pause_s)
-    assert split(slow_training, generation, 1).step_s == pytest.approx(1000 + sync_s)
+    assert QWEN.plan(slow_training, generation, 1).step_s == pytest.approx(1000 + sync_s)
     long_response = replace(generation, writing=replace(generation.writing, span_s=3000.0))
-    plan = split(training, long_response, 1)
+    plan = QWEN.plan(training, long_response, 1)
     assert plan.bound == "longest response"
     assert plan.step_s == pytest.approx((3000 + training.last_s + plan.sync_s) / 2)
     slow_writing = replace(generation, writing=replace(generation.writing, busy_s=2000.0))
-    assert split(training, slow_writing, 1).bound == "writing"
-    assert split(training, slow_writing, 1, between=50.0).step_s == pytest.approx(2050)
+    assert QWEN.plan(training, slow_writing, 1).bound == "writing"
 
 
-def test_of_two_clusters_the_slower_side_uses_all_devices_and_the_other_fewer() -> None:
-    few, many = parse_cluster("1xH800"), parse_cluster("64xH20")
-    plan = across(QWEN, few, many, lag=1, link=10e9)
-    assert plan is not None and plan.training.devices == 1 and plan.generation.devices < 64
-    turned = across(QWEN, parse_cluster("64xH800"), parse_cluster("8xH20"), lag=1, link=10e9)
-    assert turned is not None and turned.generation.devices == 8 and turned.training.devices < 64
-    slow_link = across(QWEN, few, many, lag=1, link=1e9)
-    over_it_s = 2 * QWEN.shape.parameters / 1e9
-    assert slow_link is not None and slow_link.sync_s == pytest.approx(over_it_s)
+def simulated_step_s(plan: Plan, work: Workload) -> float:
+    """Returns the seconds of a step in the simulator, once the pipeline is full."""
+    drawn = work.lengths.of(work.samples).astype(int)
+    by_group = drawn[(7919 * np.arange(work.samples)) % work.samples].reshape(work.prompts, -1)
+    filled, training = 2 * (plan.lag + 1), plan.training
+    simulation = Simulation(
+        generators=[plan.generation.costs] * plan.generation.generators,
+        trainer=training.costs,
+        lengths=ReplayedLengths(by_group.tolist() * (filled + 8)),
+        steps=filled + 4 + plan.lag,
+        groups_per_step=work.prompts,
+        rollouts_per_group=work.responses,
+        max_lag=plan.lag,
+        micro_batch_tokens=training.micro_batch_tokens
+        * training.costs.devices
+        // training.costs.tp,
+        max_num_seqs=plan.generation.writing.slots,
+        prompt_tokens=work.prompt_tokens,
+        placement="shared" if plan.shared else "split",
+    )
+    steps = simulation.run().steps[filled : filled + 4]
+    return sum(step.seconds for step in steps) / 4
 
 
-def test_the_best_plans_prefer_less_lag_and_include_the_other_placement() -> None:
-    plans = [*asynchronous(QWEN, EIGHT, max_lag=4), *synchronous(QWEN, EIGHT)]
-    ranked: list[Plan] = best(plans, 4)
+@pytest.mark.parametrize(
+    ("bound", "lag"),
+    [("training", 3), *(("longest response", lag) for lag in (0, 1, 3))],
+)
+def test_the_simulator_agrees_with_plans_that_are_clearly_bound(bound: str, lag: int) -> None:
+    work = replace(WORK, prompts=32, prompt_tokens=256)
+    search = replace(
+        QWEN, workload=replace(work, lengths=parse_lengths("lognormal:mean=500,max=4000"))
+    )
+    plans = [one for one in search.plans(lag) if (one.bound, one.lag) == (bound, lag)]
+    plan = max(plans, key=lambda plan: plan.step_s)
+    assert simulated_step_s(plan, search.workload) == pytest.approx(plan.step_s, rel=0.1)
+
+
+def test_the_simulator_agrees_with_a_plan_that_takes_turns() -> None:
+    search = replace(QWEN, cluster=parse_cluster("1xH100"))
+    plan = min(search.plans(1), key=lambda plan: plan.step_s)
+    assert plan.shared
+    assert simulated_step_s(plan, WORK) == pytest.approx(plan.step_s, rel=0.25)
+
+
+def test_the_best_plans_prefer_less_lag() -> None:
+    plans = list(QWEN.plans(max_lag=4))
+    ranked = best(plans, 4)
     assert len(ranked) == 4 and ranked[0].step_s <= min(plan.step_s for plan in plans) * 1.01
-    assert {plan.placement for plan in ranked} == {"split", "shared"}
     close = [plan.lag for plan in plans if plan.step_s <= ranked[0].step_s]
     assert ranked[0].lag <= min(close)
 
 
-def test_plans_of_today_have_whole_nodes_on_each_side_or_the_same_division_on_all_nodes() -> None:
-    two_nodes = parse_cluster("16xH100")
-    layouts = Layouts(shape(QWEN_1_5B), WORK, ("bf16", "fp8"))
-    plans = list(plans_today(layouts, two_nodes, max_lag=2))
-    assert {plan.devices for plan in plans} == {8, 16}
-    assert {plan.training.devices for plan in plans if plan.devices == 8} == set(range(1, 8))
-    assert {one.training.devices for one in plans if one.devices == 16} == set(range(2, 15, 2))
+def test_plans_have_whole_nodes_on_each_side_or_the_same_division_on_all_nodes() -> None:
+    plans = list(replace(QWEN, cluster=parse_cluster("16xH100")).plans(max_lag=2))
+    one_node = [plan for plan in plans if plan.cluster.count == 8]
+    both_nodes = [plan for plan in plans if plan.cluster.count == 16]
+    assert {plan.training.costs.devices for plan in one_node} == set(range(1, 8))
+    assert {plan.training.costs.devices for plan in both_nodes} >= set(range(2, 15, 2))
     state = 16 * QWEN.shape.parameters
     for plan in plans:
-        both = plan.training.devices % 2 == plan.generation.generators % 2 == 0
-        assert plan.devices == 8 or plan.training.devices == 8 or both
-        assert runs_today(plan, two_nodes)
-        assert plan.training.costs.shards in (1, plan.training.devices)
-        assert plan.training.memory > state / plan.training.costs.shards
-        assert plan.generation.costs.precision == "bf16"
-    sharded = [plan for plan in plans if plan.training.costs.shards > 1]
-    assert {plan.training.devices for plan in sharded} == {*range(2, 9), 10, 12, 14}
+        trainers, shards = plan.training.costs.devices, plan.training.costs.shards
+        evenly = trainers % 2 == plan.generation.generators % 2 == 0
+        assert plan in one_node or evenly or trainers <= 8 and plan.generation.devices <= 8
+        assert shards in (1, trainers) and plan.training.memory > state / shards
+        assert shards > 1 or trainers == 1 or plan in one_node
 
 
-@pytest.mark.parametrize(("tp", "runs"), [(1, True), (2, True), (4, False)])
-def test_of_tensor_parallelism_lrl_runs_two_groups_or_more(tp: int, runs: bool) -> None:
-    training = next(one for one in LLAMA.trainings(EIGHT, 4) if one.costs.tp == tp)
-    generation = LLAMA.generation(EIGHT, 4, 1)
-    assert generation is not None and runs_today(split(training, generation, 1), EIGHT) is runs
+def test_tensor_parallelism_has_two_groups_or_more() -> None:
+    assert {one.costs.tp for one in LLAMA.trainings(4, shards=4)} == {1, 2}
+    assert {one.costs.tp for one in QWEN.trainings(4, shards=1)} == {1}
 
 
-def test_without_a_plan_of_today_the_memory_that_training_takes_is_named() -> None:
-    two = parse_cluster("2xH100")
-    assert not list(plans_today(LLAMA, two, max_lag=1))
-    assert list(plans_today(LLAMA, parse_cluster("2xH200"), max_lag=1))
-    assert {plan.training.costs.shards > 1 for plan in plans_today(LLAMA, EIGHT, 1)} == {True}
+def test_without_a_plan_the_memory_that_training_takes_is_named() -> None:
+    two = replace(LLAMA, cluster=parse_cluster("2xH100"))
+    assert not list(two.plans(max_lag=1))
+    assert list(replace(LLAMA, cluster=parse_cluster("2xH200")).plans(max_lag=1))
+    assert {plan.training.costs.shards > 1 for plan in LLAMA.plans(1)} == {True}
     words = "takes 13[0-9] GB of each of 1 devices, of which plans may fill 76"
-    assert re.search(words, memory_needed(LLAMA, two))
+    assert re.search(words, two.memory_needed())

@@ -13,8 +13,8 @@ from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import run
 from lrl.planning.costs import LinearGenerator, LinearTrainer
-from lrl.planning.responses import LengthSampler, Lognormal, fill
-from lrl.planning.simulation import Forecast, ModelFleet, Simulation
+from lrl.planning.responses import LengthSampler, Lognormal
+from lrl.planning.simulation import Forecast, ModelFleet, Simulation, fill
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record
 from lrl.routing.dispatch import LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling

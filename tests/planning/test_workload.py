@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,27 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning.costs import LinearGenerator
-from lrl.planning.report import bottleneck, in_flight
-from lrl.planning.roofline import parse_cluster
-from lrl.planning.search import Layouts, split
-from lrl.planning.workload import (
-    Episodes,
-    GenerationPhase,
-    Workload,
-    drained,
-    parse_lengths,
-    slots_of,
-    steady,
-)
+from lrl.planning.workload import Workload, drained, parse_lengths, slots_of, steady
 from lrl.training.prefix_tree import prefix_trees
-from tests.planning.shapes import QWEN_1_5B, shape
 from tests.training.test_prefix_tree import drawn
 
 LOGNORMAL = "lognormal:mean=2000,max=8000"
 FLAT = LinearGenerator(kv_tokens=10**9, step_s=1e-3)
 """A millisecond a token at every batch size."""
-SHARED = LinearGenerator(kv_tokens=10**9, step_s=8e-3, response_s=1e-3)
-"""Batching gains."""
 HELD = LinearGenerator(kv_tokens=10**9, context_token_s=1.0)
 
 
@@ -118,64 +103,3 @@ def test_the_tokens_to_train_are_those_that_are_packed(
     assert work.tokens == 3 * sum(map(len, trees))
     squared = 3 * sum(len(tree) ** 2 for tree in trees)
     assert work.tokens_squared == pytest.approx(squared, rel=0.01)
-
-
-def work(turns: str = "fixed:3", tool_ms: str | None = None, prompts: int = 32) -> Workload:
-    """Returns a step of episodes with turns of 100 tokens and answers of 10."""
-    episodes = Episodes(
-        turns=parse_lengths(turns),
-        turn_lengths=parse_lengths("fixed:100"),
-        observation_tokens=10,
-        tool_ms=None if tool_ms is None else parse_lengths(tool_ms),
-    )
-    sizes = {"prompts": prompts, "responses": 4, "prompt_tokens": 50}
-    return Workload(lengths=episodes.lengths, episodes=episodes, **sizes)
-
-
-def test_an_episode_has_the_tokens_of_its_turns_and_of_the_answers_between_them() -> None:
-    three = work()
-    assert three.lengths.values[0] == three.lengths.longest == 3 * 100 + 2 * 10
-    assert three.written_share == pytest.approx(300 / 320) and three.read_tokens == 20
-    spread = Episodes(
-        turns=parse_lengths("lognormal:mean=3,max=8"),
-        turn_lengths=parse_lengths("lognormal:mean=100,max=500"),
-        observation_tokens=10,
-    )
-    mean = spread.turns.mean * 100 + (spread.turns.mean - 1) * 10
-    assert spread.lengths.mean == pytest.approx(mean, rel=0.03)
-    assert 4 * mean < spread.lengths.longest <= 8 * 500 + 7 * 10
-
-
-def test_an_episode_of_one_turn_without_tools_is_a_response() -> None:
-    plain = workload("fixed:100", prompts=32, prompt_tokens=50)
-    for lag in (0, 1):
-        assert phase(work("fixed:1"), lag).busy_s == pytest.approx(phase(plain, lag).busy_s)
-        assert phase(work("fixed:1"), lag).span_s == pytest.approx(phase(plain, lag).span_s)
-
-
-def phase(of: Workload, lag: int) -> GenerationPhase:
-    return steady(SHARED, of, 2, lag) if lag else drained(SHARED, of, 2)
-
-
-def test_those_in_flight_are_in_the_batch_or_at_a_tool() -> None:
-    none, slow = steady(SHARED, work(), 2, 1), steady(SHARED, work(tool_ms="fixed:2000"), 2, 1)
-    assert none.at_tools == 0 and none.flow_s == none.busy_s
-    # 128 episodes a step, and 1.5 steps' in flight, on two generators.
-    batch = 192 - slow.at_tools
-    rate = 128 / slow.flow_s
-    assert slow.at_tools == pytest.approx(rate * 3 * 2, rel=0.01)
-    assert rate == pytest.approx(2 / (300 * (8e-3 + 1e-3 * batch / 2) / (batch / 2)), rel=0.05)
-    # A smaller batch gains less from batching; the generators stay busy.
-    assert slow.flow_s == slow.busy_s > none.busy_s
-
-
-def test_a_plan_that_tools_bind_says_so_with_the_episodes_in_flight() -> None:
-    few: Any = work(tool_ms="fixed:600000", prompts=8)
-    layouts, cluster = Layouts(shape(QWEN_1_5B), few), parse_cluster("8xH100")
-    training, generation = layouts.training(cluster, 4), layouts.generation(cluster, 4, 4)
-    assert training is not None and generation is not None
-    plan = split(training, generation, 4)
-    assert plan.bound == "tools" and plan.step_s > 100
-    assert plan.idle(plan.generation.writing.busy_s) > 0.5
-    assert "an episode waits 1.8e+03 s for its environment" in bottleneck(plan, few)
-    assert "At most 160 episodes are in flight" in in_flight(plan, few)

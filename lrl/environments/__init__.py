@@ -18,9 +18,9 @@ if TYPE_CHECKING:
         ParsedTurn,
         Policy,
         ToolCall,
+        Turns,
         Written,
     )
     from lrl.environments.tools import Tools
-    from lrl.environments.turns import Turns
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

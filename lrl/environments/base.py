@@ -1,8 +1,11 @@
-"""The interface of an environment: the loop of one episode, from its side."""
+"""The interface of an environment: the loop of one episode, from its side, or turn after turn."""
 
+import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from numbers import Real
+from reprlib import repr as shortened
 from typing import Any, NamedTuple, Protocol
 
 Message = dict[str, Any]
@@ -124,3 +127,57 @@ class Environment(ABC):
             Exception: Any, if the episode cannot go on. It is counted and gets no reward. What the
                 policy should read is an observation.
         """
+
+
+Answer = tuple[Observation, bool, float]
+"""What the policy reads next, whether the episode has ended, and the reward of the turn."""
+
+
+class Turns(Environment):
+    """An environment of two methods, plain or `async`. What an episode remembers is an attribute
+    that `start` sets."""
+
+    reads_tokens: bool = False
+    """Whether `reply` gets a turn as token ids, and not as text."""
+
+    def start(
+        self, prompt: str, **columns: Any
+    ) -> Observation | None | Awaitable[Observation | None]:
+        """Begins an episode; may return an observation that follows the prompt. Chat messages need
+        `opens`.
+
+        Args:
+            prompt: The prompt as its author wrote it.
+            columns: The other columns of the row.
+        """
+        return None
+
+    @abstractmethod
+    def reply(self, turn: Any) -> Answer | Awaitable[Answer]:
+        """Answers a turn: `(observation, done, reward)`.
+
+        Args:
+            turn: Its text, a str; with `reads_tokens` its token ids, a list of int.
+        """
+
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        """Plays one episode (`Environment.rollout`)."""
+        observation = await _result(self.start(prompt, **columns)) or ""
+        reward = 0.0
+        while True:
+            turn = await policy.turn(observation, reward)
+            answer = await _result(self.reply(turn.token_ids if self.reads_tokens else turn.text))
+            match answer:
+                case [observation, bool(done), Real() as number]:
+                    reward = float(number)
+                case _:
+                    raise TypeError(
+                        f"reply returned {shortened(answer)}; give (observation, done, reward): "
+                        "text, token ids or chat messages, True or False, a number"
+                    )
+            if done:
+                return reward
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

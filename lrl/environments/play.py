@@ -178,12 +178,17 @@ class Player:
         """Makes a call."""
         job = call["job"]
         if "begin" in call:
-            self._begin(job, b64decode(call["begin"]))
+            episode = Play(self._environment, lambda reply: self._replied(job, reply))
+            self._episodes[job] = episode
+            episode.owes_since = self._seconds_of(episode)
+            played = self._play(job, episode, b64decode(call["begin"]))
+            episode.task = asyncio.ensure_future(played)
         elif "turn" in call and job in self._kept:
             self._say(self._kept.pop(job))
-        elif (episode := self._episodes.get(job)) is None:
+        elif job not in self._episodes:
             self._kept.pop(job, None)  # it has ended meanwhile
         elif "turn" in call:
+            episode = self._episodes[job]
             episode.owes_since = self._seconds_of(episode)
             turn = call["turn"]
             calls = [ToolCall(*each) for each in turn["calls"]]
@@ -200,33 +205,42 @@ class Player:
                 if since is not None and self._seconds_of(episode) - since > self._timeout_s:
                     self._fail(job, "timeout", f"no reply after {self._timeout_s:g} s")
 
-    def _begin(self, job: int, packed: bytes) -> None:
-        episode = Play(self._environment, lambda reply: self._replied(job, reply))
-        self._episodes[job] = episode
-        episode.owes_since = self._seconds_of(episode)
-        episode.task = asyncio.ensure_future(self._play(job, episode, packed))
-
     async def _play(self, job: int, episode: Play, packed: bytes) -> None:
         try:
             prompt, columns = pickle.loads(packed)
-            played = episode.run(prompt, columns)
-            await _in_stretches(played, lambda: self._enter(job), lambda s: self._leave(episode, s))
+            await self._in_stretches(job, episode, episode.run(prompt, columns))
         except MemoryError:
-            self._enter(job)
+            self._running.job = job
             os._exit(OUT_OF_MEMORY)  # its memory may stay full, and fail other episodes
         except BaseException as error:  # SystemExit, too, is one episode's
             self._fail(job, "exception", message_of(error) + where_raised(error))
         self._episodes.pop(job, None)
 
-    def _enter(self, job: int) -> None:
-        self._running.stretch += 1
-        self._running.item = 0
-        self._running.job = job
-
-    def _leave(self, episode: Play, seconds: float) -> None:
-        self._running.job = 0
-        self._ran_s += seconds
-        episode.ran_s += seconds
+    @types.coroutine
+    def _in_stretches(
+        self, job: int, episode: Play, played: Coroutine[Any, Any, None]
+    ) -> Generator[Any, Any, None]:
+        """Awaits `played`; notes each stretch in which its code runs."""
+        advance, value = played.send, None
+        while True:
+            self._running.stretch += 1
+            self._running.item = 0
+            self._running.job = job
+            began = time.monotonic()
+            try:
+                awaited = advance(value)
+            except StopIteration:
+                return
+            finally:
+                self._running.job = 0
+                seconds = time.monotonic() - began
+                self._ran_s += seconds
+                episode.ran_s += seconds
+            try:
+                value = yield awaited
+                advance = played.send
+            except BaseException as error:
+                advance, value = played.throw, error
 
     def _seconds_of(self, episode: Play) -> float:
         """Returns seconds on a clock that stands still while the code of other episodes runs."""
@@ -259,26 +273,3 @@ class Player:
         task = self._episodes.pop(job).task
         if task is not None and task is not asyncio.current_task():
             task.cancel(why)
-
-
-@types.coroutine
-def _in_stretches(
-    played: Coroutine[Any, Any, None], enter: Callable[[], None], leave: Callable[[float], None]
-) -> Generator[Any, Any, None]:
-    """Awaits `played`; calls `enter` before and `leave`, with the seconds, after each stretch in
-    which its code runs."""
-    advance, value = played.send, None
-    while True:
-        enter()
-        began = time.monotonic()
-        try:
-            awaited = advance(value)
-        except StopIteration:
-            return
-        finally:
-            leave(time.monotonic() - began)
-        try:
-            value = yield awaited
-            advance = played.send
-        except BaseException as error:
-            advance, value = played.throw, error

@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 from lrl.environments import Turns
-from lrl.environments.turns import Answer
+from lrl.environments.base import Answer
 
 _NUMBER = r"\d+(?:\.\d+)?"
 _TERMS = rf"-?{_NUMBER}(?:\s*[-+*x×/÷]\s*{_NUMBER})+"

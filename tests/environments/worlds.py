@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from lrl.environments import Turns
-from lrl.environments.turns import Answer
+from lrl.environments.base import Answer
 
 VOWELS = ("a", "e", "i", "o", "u", "A", "E", "I", "O", "U", *"0123456789")
 

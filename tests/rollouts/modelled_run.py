@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lrl.environments import Turns, Written
+from lrl.environments.base import Answer
 from lrl.environments.play import Reply
-from lrl.environments.turns import Answer
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool

@@ -1,7 +1,4 @@
-"""The loop of an episode, between a scripted pool and an environment on a virtual clock.
-
-Covers lrl/environments/turns.py.
-"""
+"""The loop of an episode, between a scripted pool and an environment on a virtual clock."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from typing import Any
 import pytest
 
 from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
+from lrl.environments.base import Answer
 from lrl.environments.play import finite
-from lrl.environments.turns import Answer
 from lrl.planning.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes

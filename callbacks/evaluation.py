@@ -25,7 +25,7 @@ from lrl.callbacks.base import OnRankZero, run_of
 from lrl.checkpoints.run_folder import run_folder
 from lrl.evaluation import Report, evaluate, write_responses
 from lrl.rewards import Reward, RewardPool, as_reward
-from lrl.rewards.function import OneReward, as_list
+from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
 from lrl.system.config_errors import above, at_least, fault

@@ -19,7 +19,7 @@ from lrl.errors import ConfigError
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
-from lrl.rewards.function import OneReward, as_list
+from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.controller import Controller, Write
 from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.learners import Learners, settings_of

@@ -12,9 +12,8 @@ from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.errors import RewardFailuresError
-    from lrl.rewards.base import GaveUp, Reward
+    from lrl.rewards.base import Function, GaveUp, Reward, as_reward
     from lrl.rewards.code import Code
-    from lrl.rewards.function import Function, as_reward
     from lrl.rewards.judge import Judge
     from lrl.rewards.pool import RewardPool
     from lrl.rewards.reasoning_gym import ReasoningGym

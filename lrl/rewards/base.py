@@ -1,14 +1,18 @@
-"""The interface of a reward, and the right answer in a row.
+"""The interface of a reward, a user's function as one, and the right answer in a row.
 
 A reward gets text and columns, not token ids or tensors: a worker needs no torch to run it.
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Self
+
+from lrl.errors import ConfigError
+from lrl.system import import_by_name
 
 Score = float | dict[str, float]
 """Value of a reward for one response: a number, or named parts whose sum counts."""
@@ -82,6 +86,82 @@ class Reward(ABC):
             Exception: Any, if the response cannot be judged. It is counted as an error and never
                 becomes a reward.
         """
+
+
+OneReward = Reward | Callable[..., Any] | str
+
+
+class Function(Reward):
+    """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as
+    a reward. One that is annotated `-> bool` tells right from wrong: evaluations log its mean as an
+    accuracy.
+
+    Args:
+        function: The function, or its name: `module:function` or `file.py:function`. It must be at
+            the top level of a module, because the reward workers import it from there.
+        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
+        name: Name in logs and metrics; the name of the function if empty.
+
+    Raises:
+        ValueError: The name leads to no function, or the function does not take `(prompt, response,
+            **columns)`.
+    """
+
+    def __init__(
+        self, function: str | Callable[..., Any], weight: float = 1.0, name: str = ""
+    ) -> None:
+        if isinstance(function, str):
+            try:
+                function = import_by_name.function(function)
+            except ValueError as error:
+                raise ConfigError(f"The reward {function!r}: {error}") from error
+        self.function = function
+        own_name = getattr(function, "__name__", type(function).__name__)
+        super().__init__(weight, name or own_name)
+        signature = inspect.signature(function)
+        self.binary = signature.return_annotation in (bool, "bool")
+        kind_of = {name: one.kind for name, one in signature.parameters.items()}
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        first = [name for name, kind in kind_of.items() if kind in by_place]
+        is_swapped = "response" in first[:1] or "prompt" in first[1:]
+        takes_both = inspect.Parameter.VAR_POSITIONAL in kind_of.values() or len(first) > 1
+        takes_columns = inspect.Parameter.VAR_KEYWORD in kind_of.values()
+        if is_swapped or not takes_both or not takes_columns:
+            raise ConfigError(
+                f"The reward {own_name} takes {signature}. Define it as `def {own_name}(prompt, "
+                "response, **columns)`, for one response; `columns` are those of the row."
+            )
+
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises ValueError if no column fills an argument behind prompt and response that has no
+        default."""
+        known = {*columns, "finish_reason", "num_tokens", "turn_rewards"}
+        parameters = inspect.signature(self.function).parameters.values()
+        by_place = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        by_name = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
+        for one in (*by_place[2:], *by_name):
+            if one.default is one.empty and one.name not in known:
+                raise ValueError(f"the row has no column {one.name!r}, only {sorted(columns)}")
+
+    def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
+        return self.function(prompt, response, **columns)
+
+
+def as_reward(reward: OneReward) -> Reward:
+    """Returns a `Reward` as it is, and a callable or an import path as a `Function`."""
+    if isinstance(reward, type) and issubclass(reward, Reward):
+        raise ConfigError(
+            f"data.rewards has the class {reward.__name__}: write {reward.__name__}(), an object "
+            "of it."
+        )
+    return reward if isinstance(reward, Reward) else Function(reward)
+
+
+def as_list(rewards: OneReward | Sequence[OneReward] | None) -> list[OneReward]:
+    """Returns rewards as a list; a single one becomes a list of one, and None an empty list."""
+    if rewards is None:
+        return []
+    return [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
 
 
 def unwrapped(value: Any) -> Any:

@@ -13,38 +13,22 @@ log = logging.getLogger(__name__)
 
 KINDS = {
     "exception": "Fix the reward: a text that it cannot read is worth 0.0, not an exception.",
-    "crash": (
-        "Fix the reward, or the library that it uses; if SIGKILL ended the worker, lower "
-        "data.reward_workers."
-    ),
-    "timeout": (
-        "Fix the reward if it never ends; else raise data.reward_timeout_s, or data.reward_workers."
-    ),
+    "crash": "Fix the reward; if SIGKILL ended its worker, lower data.reward_workers.",
+    "timeout": "Fix the reward if it never ends; else raise data.reward_timeout_s.",
     "memory": "Fix the reward, or raise data.reward_memory_gib.",
     "nan": "Fix the reward: it must return a finite number of moderate size.",
     "wrong_type": "Fix the reward: it must return a float, or a dict of floats.",
-    "wrong_shape": (
-        "Fix the reward: it must return one number, or a dict with the same parts for every "
-        "response."
-    ),
+    "wrong_shape": "Fix the reward: one number, or a dict with the same parts for every response.",
     "judge_refused": "Correct the settings of the judge.",
-    "judge_failed": (
-        "See that the judge's endpoint answers; raise Judge.timeout_s and deadline_s if it is slow."
-    ),
-    "judge_no_score": "Take another judge, or another Judge.form: the answer was not in its form.",
+    "judge_failed": "See that the judge answers; raise Judge.timeout_s and deadline_s if slow.",
+    "judge_no_score": "Take another judge, or another Judge.form.",
     "reward_model_refused": "Correct the settings of the reward model.",
-    "reward_model_failed": (
-        "See that the server of the reward model answers; raise RewardModel.timeout_s and "
-        "deadline_s if it is slow."
-    ),
+    "reward_model_failed": "See that the server of the reward model answers.",
 }
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
 EPISODE_KINDS = {
     "tool_timeout": "Fix the environment if it never answers; else raise data.turn_timeout_s.",
-    "environment_error": (
-        "If the environment raised this, fix it: report problems to the policy as an observation, "
-        "not as an exception."
-    ),
+    "environment_error": "Report problems to the policy as an observation, not as an exception.",
     "environment_lost": "See in the log why the processes of the environment end.",
     "episode_timeout": "Raise data.episode_timeout_s, or lower data.max_turns.",
 }
@@ -55,7 +39,6 @@ WINDOW = 512
 MIN_RESPONSES = 256
 """Smallest number of responses that the share is taken of: one failure of the first two is not a
 half."""
-_LONGEST_SAMPLE = 80
 
 
 class FailureStats:
@@ -82,25 +65,21 @@ class FailureStats:
 
     def gave_up(self, prompt_id: int, response: str, reason: str) -> None:
         """Counts a response that a verifier gave up on, besides `reward`."""
-        self.counts["gave_up"] += 1
-        if self.counts["gave_up"] == 1:
-            log.info(
-                "A verifier gave up on a response, which is then wrong. %s (The next are only "
-                "counted.)",
-                _sample(prompt_id, response, reason),
-            )
+        self._note("gave_up", f"Prompt {prompt_id}, response {response!r:.80}: {reason}")
 
     def failure(self, prompt_id: int, response: str, reason: str) -> None:
         """Counts a response without a reward; `reason` is `kind: message`."""
         kind = reason.partition(":")[0]
-        self.counts[kind] += 1
         self._last.append(kind)
+        self._note(kind, f"Prompt {prompt_id}, response {response!r:.80}: {reason}")
+
+    def _note(self, kind: str, sample: str) -> None:
+        self.counts[kind] += 1
         if kind not in self._samples:
-            self._samples[kind] = _sample(prompt_id, response, reason)
-            log.warning(
-                "A response got no reward. %s (The next of this kind are only counted.)",
-                self._samples[kind],
-            )
+            self._samples[kind] = sample
+            what = "is wrong: a verifier gave up" if kind == "gave_up" else "got no reward"
+            text = "A response %s. %s (The next of this kind are only counted.)"
+            log.warning(text, what, sample)
 
     def check(self) -> None:
         """Raises RewardFailuresError if too many of the last responses failed."""
@@ -116,8 +95,3 @@ class FailureStats:
             f"of {responses} responses. {self._samples[most]}. {(KINDS | EPISODE_KINDS)[most]} Or "
             "raise data.max_reward_failures, if such responses may be left out; 1 allows any share."
         )
-
-
-def _sample(prompt_id: int, response: str, reason: str) -> str:
-    start = response if len(response) <= _LONGEST_SAMPLE else response[:_LONGEST_SAMPLE] + "..."
-    return f"Prompt {prompt_id}, response {start!r}: {reason}"

@@ -17,9 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrl.errors import CallFailed, ConfigError, WorkerLost, WorkersClosed
-from lrl.rewards.base import Reward, trial_response
+from lrl.rewards.base import OneReward, Reward, as_reward, trial_response
 from lrl.rewards.failure_stats import KINDS, FailureStats
-from lrl.rewards.function import OneReward, as_reward
 from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
 from lrl.rewards.simple import TurnRewards
 from lrl.system.config_errors import above, at_least, fault
@@ -70,7 +69,6 @@ class RewardPool:
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.rewards = [as_reward(reward) for reward in rewards]
-        self.given_timeout_s = timeout_s
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
         above(0, "data", reward_timeout_s=timeout_s, reward_memory_gib=memory_gib)
@@ -80,6 +78,12 @@ class RewardPool:
                 f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 "
                 "(never stop)."
             )
+        self._limits: dict[str, Any] = {
+            "timeout_s": timeout_s,
+            "memory_gib": memory_gib,
+            "max_failures": max_failures,
+            "start_timeout_s": start_timeout_s,
+        }
         spec = WorkerSpec(
             "reward",
             b"",  # at the start
@@ -110,15 +114,7 @@ class RewardPool:
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
         """Returns another pool with the same limits, for other rewards, for this machine alone."""
-        limits = self.workers.spec
-        return RewardPool(
-            rewards,
-            workers,
-            timeout_s=self.given_timeout_s,
-            memory_gib=limits.memory_gib,
-            max_failures=self._failure_stats.max_failures,
-            start_timeout_s=limits.start_timeout_s,
-        )
+        return RewardPool(rewards, workers, **self._limits)
 
     def start(self, first: Prompt | None = None) -> None:
         """Starts the workers, waits until one is ready, and scores a trial response.
@@ -161,11 +157,10 @@ class RewardPool:
             (outcome,) = await self._outcomes_on(job, prompt.text, [response])
             if not isinstance(outcome, str):
                 return
-            failure = outcome
         raise ConfigError(
             f"The rewards were tried on the response {text[:80]!r} to prompt "
-            f"{prompt.id}, before any response is sampled, and failed: {failure}. The row's "
-            f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[failure.partition(':')[0]]}"
+            f"{prompt.id}, before any response is sampled, and failed: {outcome}. The row's "
+            f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[str(outcome).partition(':')[0]]}"
         )
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
@@ -211,21 +206,18 @@ class RewardPool:
         token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
         """Returns the keyword arguments of a reward."""
-        facts: dict[str, Any] = {
+        found = {
+            **prompt.columns,
             "finish_reason": finish_reason,
             "num_tokens": num_tokens,
             "turn_rewards": list(turn_rewards),
         }
         if self._tells_tokens:
-            facts["prompt_token_ids"] = prompt.token_ids
-            facts["response_token_ids"] = list(token_ids)
-            facts["prompt_messages"] = prompt.chat and list(prompt.chat.messages)
-        # A row's own `prompt` or `response` would clash with the arguments.
-        return {
-            name: value
-            for name, value in {**prompt.columns, **facts}.items()
-            if name not in ("prompt", "response")
-        }
+            found["prompt_token_ids"] = prompt.token_ids
+            found["response_token_ids"] = list(token_ids)
+            found["prompt_messages"] = prompt.chat and list(prompt.chat.messages)
+        # A row's own would clash with the arguments.
+        return {name: found[name] for name in found if name not in ("prompt", "response")}
 
     async def _last_outcome(self, prompt: str, response: Response, outcome: Outcome) -> Outcome:
         """Returns the outcome, or that of a second attempt if the first gave no reward."""
@@ -265,16 +257,12 @@ class RewardPool:
             outcomes = await job.begin(packed, partial(read_outcomes, count=count))
         except CallFailed as error:
             # It has ended the worker: the failure is that of the response whose code ran.
-            names: dict[int | None, str] = {
-                part: f"{reward.name}: " for part, reward in enumerate(self.rewards)
-            }
-            reason = f"{error.kind}: {names.get(error.part, '')}{error.message}"
+            name = "" if error.part is None else f"{self.rewards[error.part].name}: "
             failed = 0 if count == 1 else error.item
+            reason = f"{error.kind}: {name}{error.message}"
             return [reason if item == failed else None for item in range(count)]
         finally:
             job.end()
-        if not job.where:
-            return outcomes
         return [f"{each}{job.where}" if isinstance(each, str) else each for each in outcomes]
 
     def _checked(self, outcome: Outcome) -> Outcome:
@@ -287,8 +275,7 @@ class RewardPool:
             return outcome
         return (
             f"wrong_shape: the parts are {sorted(outcome.parts)}, those of the first response "
-            f"{sorted(self._parts)}; a reward gives the same ones for every response, 0.0 for one "
-            "that does not apply"
+            f"{sorted(self._parts)}; give 0.0 for one that does not apply"
         )
 
 

@@ -6,8 +6,6 @@ full and fail the next responses. Neither this module nor its imports import tor
 starts in a fraction of a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect
@@ -15,6 +13,7 @@ import math
 import os
 import pickle
 import socket
+import sys
 from base64 import b64decode
 from dataclasses import dataclass
 from numbers import Real
@@ -93,20 +92,19 @@ class Scoring(UserCode):
             values = self._call(item, (prompt, text), columns)
             if isinstance(values, list) and any(map(inspect.isawaitable, values)):
                 awaited[item] = values
+                outcomes[item] = f"timeout: no reward after {self.timeout_s:g} s"
             else:
                 outcomes[item] = values if isinstance(values, str) else _sum(values)
         if awaited:
             self._running.stretch += 1
             alone = len(responses) == 1
             left_s = max(0.0, self.timeout_s - clock.seconds) if alone else self.timeout_s
-            found_later = self._runner.run(self._await_all(awaited, left_s))
-            late = f"timeout: no reward after {self.timeout_s:g} s"
-            for item in awaited:
-                outcomes[item] = found_later.get(item, late)
+            for item, outcome in self._runner.run(self._await_all(awaited, left_s)).items():
+                outcomes[item] = outcome
         return outcomes
 
     def _call(self, item: int, texts: tuple[str, str], columns: dict[str, Any]) -> list[Any] | str:
-        """Returns the results of the rewards for a response, awaitables included, or the failure of
+        """Returns what each reward gives for a response, awaitables included, or the failure of
         one."""
         values: list[Any] = []
         for number, reward in enumerate(self.rewards):
@@ -152,24 +150,19 @@ class Scoring(UserCode):
         return _sum(found)
 
 
-def _sum(found: list[Scored]) -> Outcome:
-    total = 0.0
-    parts: dict[str, float] = {}
-    for one in found:
-        total += one.reward
-        parts |= one.parts
-    if not abs(total) <= LARGEST_REWARD:
-        return (
-            f"nan: the weighted sum of {parts} is {total}; its size is at most {LARGEST_REWARD:g}"
-        )
-    return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
-
-
 def _scored(reward: Reward, value: Any) -> Scored:
     """Returns what one reward gives a response, with its weight."""
     parts = parts_of(reward.name, value)
     gave_up = f"{reward.name}: {value.reason}" if isinstance(value, GaveUp) else ""
     return Scored(reward.weight * sum(parts.values()), parts, gave_up[:LONGEST_MESSAGE])
+
+
+def _sum(found: list[Scored]) -> Outcome:
+    total = sum((one.reward for one in found), 0.0)
+    parts = {name: number for one in found for name, number in one.parts.items()}
+    if not abs(total) <= LARGEST_REWARD:
+        return f"nan: the weighted sum of {parts} is {total}, above {LARGEST_REWARD:g} in size"
+    return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
 
 
 def _failure(reward: Reward, error: BaseException) -> str:
@@ -178,9 +171,8 @@ def _failure(reward: Reward, error: BaseException) -> str:
         os._exit(OUT_OF_MEMORY)
     if isinstance(error, CountedError):
         return f"{error.kind}: {reward.name}: {error.message}"[:LONGEST_MESSAGE]
-    if isinstance(error, SystemExit):
-        return f"crash: {reward.name}: {message_of(error)}"
-    return f"exception: {reward.name}: {message_of(error)}{where_raised(error)}"
+    kind = "crash" if isinstance(error, SystemExit) else "exception"
+    return f"{kind}: {reward.name}: {message_of(error)}{where_raised(error)}"
 
 
 def parts_of(name: str, value: Any) -> dict[str, float]:
@@ -194,10 +186,8 @@ def parts_of(name: str, value: Any) -> dict[str, float]:
     if not value:
         raise CountedError("wrong_shape", "an empty dict; give at least one part")
     if unnamed := [part for part in value if not isinstance(part, str)]:
-        raise CountedError(
-            "wrong_type",
-            f"a dict with the key {shortened(unnamed[0])}; name the parts with strings",
-        )
+        text = f"a dict with the key {shortened(unnamed[0])}; name the parts with strings"
+        raise CountedError("wrong_type", text)
     return {writable(f"{name}/{part}"): _number(part, number) for part, number in value.items()}
 
 
@@ -208,13 +198,10 @@ def _number(part: str, value: Any) -> float:
         is_several = hasattr(value, "__len__") and not isinstance(value, str | bytes)
         kind = "wrong_shape" if is_several else "wrong_type"
         raise CountedError(kind, f"{shown}; a reward is one number, or a dict of numbers by name")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
+    size: Any = abs(value)
+    if not size <= sys.float_info.max:
         raise CountedError("nan", f"{shown}; a reward is finite")
-    return number
+    return float(value)
 
 
 def read_outcomes(values: Any, count: int) -> list[Outcome]:
@@ -222,7 +209,7 @@ def read_outcomes(values: Any, count: int) -> list[Outcome]:
     what is none."""
     if not isinstance(values, list) or len(values) != count:
         raise BadAnswer(f"no list of {count} outcomes")
-    return [_outcome(value) for value in values]
+    return list(map(_outcome, values))
 
 
 def _outcome(value: Any) -> Outcome:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lrl
-from lrl.rewards.function import as_reward
+from lrl.rewards import as_reward
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The small rewards, and rewards by their class paths.
+"""The small rewards, functions as rewards, and rewards by their class paths.
 
 Covers lrl/rewards/base.py, simple.py.
 """
@@ -12,7 +12,19 @@ from jsonargparse import ArgumentParser
 
 import lrl.rewards
 from lrl.checkpoints.made_with import fingerprint
-from lrl.rewards import Code, ExactMatch, Format, Judge, LengthPenalty, Reward, RewardModel
+from lrl.rewards import (
+    Code,
+    ExactMatch,
+    Format,
+    Function,
+    Judge,
+    LengthPenalty,
+    Reward,
+    RewardModel,
+    as_reward,
+)
+from lrl.rewards.base import as_list
+from tests.rewards import odd_rewards
 
 
 def test_the_pattern_must_match_the_whole_response():
@@ -54,6 +66,51 @@ def test_a_column_without_a_text_or_a_number_is_no_reference(answer):
 )
 def test_the_length_penalty_equals_dapos(num_tokens, penalty):
     assert LengthPenalty(100, 200)("", "", num_tokens=num_tokens) == penalty
+
+
+ODD = "tests.rewards.odd_rewards"
+
+
+@pytest.mark.parametrize("function", [f"{ODD}:length", f"{ODD}.length", odd_rewards.length])
+def test_a_function_or_its_path_is_a_reward(function):
+    reward = as_reward(function)
+    assert (reward.name, reward.weight) == ("length", 1.0)
+    assert reward("", "", num_tokens=3, finish_reason="stop", other=None) == 3
+    assert as_reward(reward) is reward
+
+
+@pytest.mark.parametrize("path", ["no_such_module:f", f"{ODD}:no_such_name", f"{ODD}:os.sep"])
+def test_a_path_that_leads_nowhere_is_refused_by_name(path):
+    with pytest.raises(ValueError, match=f"The reward '{path}'"):
+        Function(path)
+
+
+@pytest.mark.parametrize("function", [odd_rewards.level, odd_rewards.needs_level_by_place])
+def test_a_column_that_only_some_rows_have_is_missing_in_the_others(function):
+    """A call would raise, for a response that no reward could then have."""
+    reward = Function(function)
+    reward.check_row({"level": 3})
+    with pytest.raises(ValueError, match="the row has no column 'level', only .'answer'."):
+        reward.check_row({"answer": "72"})
+
+
+WRONG = [
+    odd_rewards.no_columns,
+    odd_rewards.swapped,
+    odd_rewards.only_response,
+    odd_rewards.trl_reward,
+]
+
+
+@pytest.mark.parametrize("function", WRONG)
+def test_a_function_that_would_get_the_prompt_for_the_response_is_refused(function):
+    define = rf"def {function.__name__}\(prompt, response, \*\*columns\)"
+    with pytest.raises(ValueError, match=define):
+        Function(function)
+
+
+def test_no_reward_may_be_written_as_null() -> None:
+    assert as_list(None) == as_list(()) == []
 
 
 URL = "http://127.0.0.1:9"

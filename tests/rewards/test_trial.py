@@ -95,37 +95,30 @@ def test_a_trial_works_beside_an_event_loop_as_a_notebook_has():
     assert asyncio.run(cell()) is not None
 
 
-# ---- rewards that no worker could import
+NOTEBOOK = """
+from lrl.rewards import GSM8K, RewardPool
+def brevity(prompt, response, **columns):
+    return -len(response)
+try:
+    RewardPool([brevity]).start()
+except ValueError as error:
+    print(error)
+pool = RewardPool([GSM8K(), "tests.odd_lengths:brevity"], workers=1)
+pool.start()
+pool.close()
+print("well")
+"""
 
-NOT_IN_A_FILE = (
-    "from lrl.rewards import GSM8K, RewardPool\n"
-    "def brevity(prompt, response, **columns):\n"
-    "    return -len(response)\n"
-)
 
-
-def output_of(script):
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+def test_a_notebook_may_use_rewards_of_a_file_and_no_others():
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
-def test_a_reward_that_is_in_no_file_is_refused_with_the_remedy():
-    use = "try:\n    RewardPool([brevity]).start()\nexcept ValueError as error:\n    print(error)\n"
-    output = output_of(NOT_IN_A_FILE + use)
-    assert "data.rewards cannot be loaded in a worker" in output and "'brevity'" in output
-    assert "%%writefile my_rewards.py" in output
-
-
-def test_a_notebook_may_use_rewards_that_are_in_a_file():
-    use = (
-        "pool = RewardPool([GSM8K(), 'tests.odd_lengths:brevity'], "
-        "workers=1)\npool.start()\npool.close()\nprint(1)\n"
-    )
-    assert output_of(NOT_IN_A_FILE + use) == "1\n"
+    refusal, well = ran.stdout.splitlines()
+    assert "data.rewards cannot be loaded in a worker" in refusal and "'brevity'" in refusal
+    assert "%%writefile my_rewards.py" in refusal and well == "well"

@@ -77,9 +77,10 @@ class FailureStats:
         self.counts[kind] += 1
         if kind not in self._samples:
             self._samples[kind] = sample
-            what = "is wrong: a verifier gave up" if kind == "gave_up" else "got no reward"
-            text = "A response %s. %s (The next of this kind are only counted.)"
-            log.warning(text, what, sample)
+            what = "A response got no reward."
+            if kind == "gave_up":
+                what = "A verifier gave up on a response, which is wrong."
+            log.warning("%s %s (The next of this kind are only counted.)", what, sample)
 
     def check(self) -> None:
         """Raises RewardFailuresError if too many of the last responses failed."""

@@ -30,8 +30,7 @@ def lacks_library() -> bool:
 
 
 def command_prefix() -> list[str]:
-    """Returns `nice`, unless the trainer uses all cores itself and has to leave the generator some
-    of them."""
+    # A trainer on all cores has to leave the generator some of them.
     return [] if trainer_has_all_cores() else NICE
 
 

@@ -175,14 +175,11 @@ class Generator(Slots):
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
         """Stops writing `rollouts`: their `write` returns soon, with all tokens that they have at a
-        flush.
+        flush. Returns whether any was being written.
 
         Without the flush the tokens that the generator still holds would be drawn again, except
         those of a response that ends among them: that favours short responses. For the same reason
         nothing after the flush is read.
-
-        Returns:
-            Whether any was being written.
         """
         moving = {id(rollout) for rollout in rollouts}
         leaving = {
@@ -220,8 +217,7 @@ class Generator(Slots):
                 again under the new weights after the resume; `keep` leaves them.
             deadline_s: Seconds.
 
-        Returns:
-            Tokens that will be read again.
+        Returns the tokens that will be read again.
         """
         wrote = self.state is not State.PAUSED
         if self.state not in (State.NEW, State.EVICTED):

@@ -84,15 +84,13 @@ class GeneratorPool:
         ended: Callable[[], None] = lambda: None,
         home: Home | None = None,
     ) -> None:
-        """Writes every unfinished rollout to its end, on the generator that the dispatch policy
-        picks.
-
-        If that generator fails, another one continues with the tokens so far; without any this
+        """Writes every unfinished rollout to its end, in place, on the generator that the dispatch
+        policy picks. If that fails, another one continues with the tokens so far; without any this
         waits.
 
         Args:
             prompt: The prompt of all of them.
-            rollouts: They grow in place.
+            rollouts: They may have tokens already.
             sampling: Sampling settings.
             priority: Lower goes first.
             deadline_s: Seconds for a request, once it has a generator.
@@ -189,11 +187,7 @@ class GeneratorPool:
 
     async def flush(self, generators: Sequence[Generator] | None = None) -> None:
         """Waits until the responses have all tokens that `generators`, by default all, have written
-        so far.
-
-        The responses of one that does not send them in time lack the tokens of at most `HOLD_S`;
-        the log says so.
-        """
+        so far. One that does not send them in time keeps those of at most `HOLD_S`."""
         writing = self.alive if generators is None else generators
         for failure in await gather(
             [generator.client.flush(FLUSH_DEADLINE_S) for generator in writing]
@@ -209,11 +203,8 @@ class GeneratorPool:
         if generator.eviction is not None:
             return
         state = "is running" if generator.server.alive else "has ended"
-        tail = generator.server.log_tail()
-        name = generator.name.capitalize()
-        log.warning(
-            "%s is evicted: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail
-        )
+        text = "%s is evicted: %s\nIts process %s. The end of its log:\n%s"
+        log.warning(text, generator.name.capitalize(), why, state, generator.server.log_tail())
         self.last_loss = why
         self.remove(generator, why)
         self.on_evicted(generator)
@@ -250,19 +241,15 @@ class GeneratorPool:
         set up wrongly, and the caller says so.
         """
         failed: dict[Generator, str] = {}
-        clock = asyncio.get_running_loop().time
 
         async def prove_one(generator: Generator) -> None:
-            started = clock()
             try:
                 await prove(generator)
             except GeneratorError as error:
-                failed[generator] = (
-                    f"proof of weight version {generator.version} failed after "
-                    f"{clock() - started:.1f} s: {error}"
-                )
+                why = f"proof of weight version {generator.version} failed: {error}"
+                failed[generator] = why
                 if self.has_served:
-                    self.evict(generator, failed[generator])
+                    self.evict(generator, why)
             else:
                 generator.open()
                 await self.wake()

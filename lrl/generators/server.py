@@ -48,51 +48,41 @@ obey, and those of its allocator: in expandable segments vLLM's all-reduce fails
 
 LOG_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[[^\]]*\] )?")
 """Of each line of a process of vLLM, and of each logged line."""
-EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception)(?:: |$)")
-ARGUMENT = re.compile(r"^\S+: error: ")
-"""The start of argparse's error."""
+ERROR = re.compile(r"^[\w.]*(?:Error|Exception)(?:: |$)")
 POINTS_AT_ANOTHER = re.compile(r"see (?:the )?(?:root cause|stack ?trace)", re.IGNORECASE)
-DETAIL = re.compile(r" \[type=\w+, input_value=.*")
-"""pydantic's addition: the wrong value with everything that contains it."""
-MAX_CAUSE_CHARACTERS = 800
+LAST_LINES = 20
 
 
 @dataclass(eq=False, repr=False)
 class Server:
     """One vLLM server with its supervisor.
 
-    Args:
-        model: Folder or hub name of the model.
-        settings: Its settings.
-        backend: vLLM's name of the weight-transfer engine.
-        devices: CUDA indices as the trainer counts them, `settings.tensor_parallel_size` of them;
-            empty for CPU.
-        folder: The run's folder; the log is `generator-<number>.log` in it.
-        number: Number of the generator in the fleet.
-        run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when
-            the trainer is gone.
-        token: Token that callers of the generator need (`lrl.system.auth`); empty makes one.
-        transport_environment: Variables that the transport needs (`Transport.server_environment`).
-        middleware: Class paths of the transport's own routes (`Transport.middleware`), which the
-            token guards.
-        seed: The run's (`run_seed`); the generator's follows from it.
-
     Raises:
-        ValueError: The number of devices is not the tensor-parallel size, the trainer does not see
+        ConfigError: The number of devices is not the tensor-parallel size, the trainer does not see
             one of them, or `settings.host` is not an address of this machine.
     """
 
     model: str
+    """Folder or hub name."""
     settings: ServerSettings
     backend: str
+    """vLLM's name of the weight-transfer engine."""
     devices: Sequence[int]
+    """CUDA indices as the trainer counts them; empty for CPU."""
     folder: Path
+    """The run's; the log is `generator-<number>.log` in it."""
     number: int
+    """In the fleet."""
     run_id: str
+    """Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone."""
     token: str = ""
+    """That callers need (`lrl.system.auth`); empty makes one."""
     transport_environment: Mapping[str, str] = field(default_factory=dict)
+    """See `Transport.server_environment`."""
     middleware: Sequence[str] = ()
+    """See `Transport.middleware`; the token guards it."""
     seed: int = 0
+    """The run's (`run_seed`); the generator's follows from it."""
     _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _deadline: float = field(init=False, default=0.0)
     _log_start: int = field(init=False, default=0)
@@ -208,16 +198,12 @@ class Server:
             supervisor.clear(self._scratch, self.own_files)
 
     def log_tail(self) -> str:
-        """See `end_of`."""
-        return end_of(self._log())
-
-    def _log(self) -> str:
-        """The log since the last start; empty before the first."""
+        """Returns the `end_of` its log since the last start; empty before the first."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as file:
             file.seek(self._log_start)
-            return file.read().decode(errors="replace")
+            return end_of(file.read().decode(errors="replace"))
 
     def command(self) -> list[str]:
         """Returns vLLM's command line."""
@@ -277,11 +263,9 @@ class Server:
         }
 
     def error(self, event: str) -> ServerError:
-        """Returns the error of what has happened to it, with the cause that its log names."""
-        what = f"{self.name.capitalize()} {event}"
-        if found := cause(self._log()):
-            return ServerError(f"{what}:\n{found}\nIts whole log is {self.log_path}.")
-        return ServerError(f"{what}. The end of {self.log_path}:\n{self.log_tail()}")
+        """Returns the error of what has happened to it, with the end of its log."""
+        end = f"The end of {self.log_path}:\n{self.log_tail()}"
+        return ServerError(f"{self.name.capitalize()} {event}. {end}")
 
 
 @dataclass(eq=False)
@@ -345,13 +329,15 @@ def _visible_devices(devices: Sequence[int]) -> str:
 
 
 def end_of(log: str) -> str:
-    """Returns the last 20 lines of a log, below the `cause` of its end if that stands further up: a
-    server writes more than 20 lines about an engine that has died."""
-    last = log.splitlines()[-20:]
-    found = cause(log)
-    shown = [LOG_PREFIX.sub("", line) for line in last]
-    if found and not any(line and found.startswith(line) for line in shown):
-        last = [found, "...", *last]
+    """Returns the last lines of a log, below the last error that points at no other one if that
+    stands further up: a server writes many lines about an engine that has died."""
+    lines = log.splitlines()
+    last = lines[-LAST_LINES:]
+    for number in range(len(lines) - 1, -1, -1):
+        line = LOG_PREFIX.sub("", lines[number])
+        if ERROR.match(line) and not POINTS_AT_ANOTHER.search(line):
+            further_up = number < len(lines) - len(last)
+            return "\n".join([line, "...", *last] if further_up else last)
     return "\n".join(last)
 
 
@@ -359,24 +345,3 @@ def make_scratch() -> str:
     """Makes a folder for one generator: vLLM leaves sockets and compiler files behind."""
     usual = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
-
-
-def cause(log: str) -> str:
-    """Returns type and message of the exception that ended the process which wrote `log`; empty if
-    there is none.
-
-    A log ends with the exception of its last process, which often only points at another process
-    ("See root cause above"). The cause is the last exception that does not point at another.
-    """
-    lines = [LOG_PREFIX.sub("", line) for line in log.splitlines()]
-    for number, line in reversed(list(enumerate(lines))):
-        if (EXCEPTION.match(line) or ARGUMENT.match(line)) and not POINTS_AT_ANOTHER.search(line):
-            message = [line]
-            for more in lines[number + 1 :]:  # pydantic indents the lines after the first
-                if not more.startswith("  ") or more.lstrip().startswith(
-                    ("For further information", "File ")
-                ):
-                    break
-                message.append(DETAIL.sub("", more).strip())
-            return " ".join(message)[:MAX_CAUSE_CHARACTERS]
-    return ""

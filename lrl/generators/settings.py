@@ -16,34 +16,18 @@ from lrl.system.endpoint import LOOPBACK, Endpoint
 
 ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
 TlsTrust = Literal["certificate", "system"]
-ENDPOINT = "a generator listens at a free port of `host`; TLS is set by tls_cert and tls_key"
-AUTH = "vLLM's own key leaves the RL routes open; lrl's token middleware protects every route"
-SAMPLED = "the trainer needs the log-probs of the very distribution that was sampled from"
-SAME_MODEL = "the generator must compute what the policy does"
-OWNED = {
-    **dict.fromkeys(["host", "port", "uds", "root-path"], ENDPOINT),
-    **dict.fromkeys(["ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs"], ENDPOINT),
-    **dict.fromkeys(["api-key", "middleware"], AUTH),
-    **dict.fromkeys(["logprobs-mode", "generation-config", "override-generation-config"], SAMPLED),
-    **dict.fromkeys(["logits-processors", "logits-processor-pattern", "logit-bias"], SAMPLED),
-    **dict.fromkeys(["temperature", "top-p", "top-k", "min-p", "typical-p"], SAMPLED),
-    **dict.fromkeys(["presence-penalty", "frequency-penalty", "repetition-penalty"], SAMPLED),
-    **dict.fromkeys(["hf-overrides", "hf-config-path"], SAME_MODEL),
-    **dict.fromkeys(["tokenizer", "revision", "tokenizer-revision"], SAME_MODEL),
-    "skip-tokenizer-init": "a generator also answers in words (`lrl prompt`)",
-    "trust-remote-code": "code that comes with a model is never run",
-    "model": "the generator holds the policy's model",
-    "config": "a file of flags would bypass this list",
-    "weight-transfer-config": "the transport that sends the weights chooses it",
-    "seed": "it follows from the run's (seed_everything) and is another one for each generator",
-    "scheduling-policy": "lrl sends a priority with every request",
-    "stream-interval": "the engine itself collects tokens before it sends them",
-    "tool-call-parser": "it is strategy.server.tool_parser",
-    "enable-auto-tool-choice": "it follows from strategy.server.tool_parser",
-    "api-server-count": "lrl's routes know the responses of one API server, no bottleneck",
-    "enable-scale-out": "it opens the route of probes and heartbeats",
-}
-"""vLLM flags that lrl sets itself, each with the reason."""
+OWNED = (
+    *("model", "config", "host", "port", "uds", "root-path", "api-key", "middleware"),
+    *("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "api-server-count"),
+    *("logprobs-mode", "generation-config", "override-generation-config", "seed"),
+    *("logits-processors", "logits-processor-pattern", "logit-bias", "temperature", "top-p"),
+    *("top-k", "min-p", "typical-p", "presence-penalty", "frequency-penalty"),
+    *("repetition-penalty", "hf-overrides", "hf-config-path", "tokenizer", "revision"),
+    *("tokenizer-revision", "skip-tokenizer-init", "trust-remote-code"),
+    *("weight-transfer-config", "scheduling-policy", "stream-interval", "tool-call-parser"),
+    *("enable-auto-tool-choice", "enable-scale-out"),
+)
+"""vLLM flags that lrl sets itself."""
 FLAG = re.compile(r"-{0,2}[A-Za-z0-9][\w-]*(\.[\w.+-]+)?")
 """A flag's name, and perhaps a key of its mapping."""
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
@@ -122,16 +106,11 @@ class ServerSettings:
         one_of(
             "strategy.server",
             dtype=(get_args(ServerDtype), self.dtype),
+            quantization=((None, *QUANTIZATIONS), self.quantization),
             tls_trust=(get_args(TlsTrust), self.tls_trust),
         )
         if (share := self.gpu_memory_utilization) > 1:
             fault(f"strategy.server.gpu_memory_utilization is {share}, a share: give at most 1.")
-        if self.quantization not in (None, *QUANTIZATIONS):
-            fault(
-                f"strategy.server.quantization is {self.quantization!r}; choose from "
-                f"{', '.join(QUANTIZATIONS)}. Those that need a quantised model cannot take new "
-                "weights."
-            )
         setting_names = {dashed(name) for name in vars(self)}
         for name in self.extra_args:
             _check_flag(name, setting_names)
@@ -159,22 +138,22 @@ def _check_flag(name: str, setting_names: set[str]) -> None:
     """Refuses a flag that lrl sets, in each spelling that vLLM reads as that flag."""
     where = f"strategy.server.extra_args: {name!r}"
     if not FLAG.fullmatch(name):
-        fault(
-            f"{where} is no name of a flag of vLLM: give the name alone, such as "
-            "enable_expert_parallel, and its value."
-        )
+        fault(f"{where} is no name of a flag of vLLM: give the name alone, and its value.")
     flag = _switch(name)
     # argparse takes the beginning of a flag's name for the flag.
     if taken := sorted(one for one in setting_names if one.startswith(flag)):
         setting = f"strategy.server.{taken[0].replace('-', '_')}"
         fault(f"{where} is a setting besides extra_args, {setting}; set it there.")
-    elif taken := sorted(one for one in OWNED if _switch(one).startswith(flag)):
-        fault(f"{where} is set by lrl: {OWNED[taken[0]]}. Leave it out.")
+    if any(_switch(one).startswith(flag) for one in OWNED):
+        fault(
+            f"{where} is set by lrl, which needs the model's own log-probs, weights that it can "
+            "replace, and no way around the run's token. Leave it out."
+        )
 
 
 def _check_speculation(extra_args: dict[str, Any]) -> None:
     """Refuses speculative decoding that changes the distribution of the tokens."""
-    where = "strategy.server.extra_args"
+    where = "strategy.server.extra_args: speculative-config"
     for name, value in extra_args.items():
         if _switch(name) not in SPECULATION:
             continue
@@ -182,18 +161,14 @@ def _check_speculation(extra_args: dict[str, Any]) -> None:
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
         if dashed(name) != "speculative-config" or not isinstance(value, dict):
-            fault(
-                f"{where}: give speculative decoding as one mapping, speculative-config: {{method: "
-                f"..., ...}}, and not as {name!r}."
-            )
+            fault(f"{where} is given as {name!r}: give it as one mapping, {{method: ..., ...}}.")
         sampler = {dashed(key): found for key, found in value.items()}.get(
             "rejection-sample-method", "standard"
         )
         if sampler not in EXACT_SAMPLERS:
             fault(
-                f"{where}: speculative-config has rejection_sample_method {sampler!r}, which "
-                f"accepts tokens that the policy would not have drawn so often, and {SAMPLED}. "
-                f"Choose from {', '.join(EXACT_SAMPLERS)}."
+                f"{where} has rejection_sample_method {sampler!r}, which accepts tokens that the "
+                f"policy would not have drawn so often. Choose from {', '.join(EXACT_SAMPLERS)}."
             )
 
 

@@ -3,10 +3,14 @@ trainer is gone.
 
     python -P supervisor.py OWNER RUN_PREFIX OWN_PREFIX SCRATCH COMMAND ...
 
-runs in its own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin
-is a pipe from the trainer: a byte means "stop, the run continues", and its end without one that the
-trainer has ended, by whatever signal. vLLM is a tree of processes, whose lower parts survive a
-SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child.
+OWNER is the trainer's process id. At every end the folder SCRATCH is removed, for vLLM's temporary
+files, and what begins with OWN_PREFIX in /dev/shm; RUN_PREFIX only when the trainer is gone.
+
+It runs in its own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its
+stdin is a pipe from the trainer: a byte means "stop, the run continues", and its end without one
+that the trainer has ended, by whatever signal. vLLM is a tree of processes, whose lower parts
+survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its
+child.
 
 Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends.
 The supervisor has one thread only, so for its own child it is a safe second line, should the
@@ -94,10 +98,7 @@ def wait_or_kill(scan: Callable[[], list[psutil.Process]], grace_s: float) -> No
     while living := scan():
         passed = time.monotonic() - start
         if passed > grace_s + KILL_S:
-            log.error(
-                "processes %s outlast SIGKILL; giving up on them",
-                [process.pid for process in living],
-            )
+            log.error("these processes outlast SIGKILL: %s", living)
             return
         for process in living if passed > grace_s else ():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -151,8 +152,6 @@ def clear(scratch: str, own_prefix: str) -> None:
 
 
 def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
-    """Waits for the first of: vLLM's exit, a byte or signal that requests a stop, the end of the
-    trainer."""
     scanned_at = time.monotonic()
     while True:
         if tree.child.poll() is not None:
@@ -172,18 +171,8 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
 def supervise(
     owner: int, run_prefix: str, own_prefix: str, *, scratch: str, command: list[str]
 ) -> int:
-    """Runs `command` until the first reason to end it, ends all of it, and removes its files.
-
-    Args:
-        owner: Process id of the trainer.
-        run_prefix: Prefix of the run's files in /dev/shm, removed only when the trainer is gone.
-        own_prefix: Prefix of the files there that only this generator uses, removed at every end.
-        scratch: Folder for its temporary files, removed at every end.
-        command: Program and arguments.
-
-    Returns:
-        The exit status of `command` as a shell gives it.
-    """
+    """Runs `command` until the first reason to end it, ends all of it, and removes its files;
+    returns its exit status as a shell gives it."""
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     for ignored in (signal.SIGINT, signal.SIGHUP):

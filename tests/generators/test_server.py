@@ -25,7 +25,7 @@ import torch
 
 import lrl
 from lrl.errors import ServerError
-from lrl.generators.server import Server, cause, end_of, generator_seed, make_scratch, run_seed
+from lrl.generators.server import Server, end_of, generator_seed, make_scratch, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
 from lrl.members.join import JoinSession, LocalOverrides
@@ -274,34 +274,6 @@ def test_a_servers_own_files_are_the_runs_and_no_other_servers(tmp_path: Path) -
     assert one.own_files.startswith("lrl-ab12-") and not ten.own_files.startswith(one.own_files)
 
 
-NO_MEMORY = """\
-(EngineCore pid=82) ERROR 11-23 02:35:22 [core.py:1510] ValueError: No available memory for the cache blocks.
-Traceback (most recent call last):
-  File "core.py", line 1514, in run_engine_core
-ValueError: No available memory for the cache blocks.
-Traceback (most recent call last):
-  File "utils.py", line 1431, in wait_for_engine_startup
-RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-2026-11-23 02:35:37,917 supervisor: EXITED after exit status 1; ending []
-"""
-TOO_LONG = """\
-(APIServer pid=77) INFO 11-23 02:33:01 [utils.py:9] Error handling is on: see Exception hooks
-pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
-  Value error, User-specified max_model_len (100000) is greater than 2048. [type=value_error, input_value=ArgsKwargs(()]
-    For further information visit https://errors.pydantic.dev/2.14/v/value_error
-2026-11-23 02:33:07,858 supervisor: EXITED after exit status 1; ending []
-"""
-WRONG_FLAG = """\
-                     [model_tag]
-api_server.py: error: unrecognized arguments: --no-such-flag
-2026-11-23 02:33:51,540 supervisor: EXITED after exit status 2; ending []
-"""
-KILLED = """\
-(APIServer pid=77) INFO 11-23 02:33:01 [utils.py:9] loading weights
-2026-11-23 02:33:51,540 supervisor: EXITED after signal 9; ending []
-"""
-
-
 def test_the_end_of_a_log_has_the_cause_once_however_much_follows_it() -> None:
     died = "(EngineCore pid=7) ERROR 11-28 00:21:34 [core.py:1512] RuntimeError: head_dim=16"
     ends = (
@@ -311,26 +283,6 @@ def test_the_end_of_a_log_has_the_cause_once_however_much_follows_it() -> None:
     long = end_of("\n".join([died, ends, *follows])).splitlines()
     assert long == ["RuntimeError: head_dim=16", "...", *["INFO: bye"] * 20]
     assert end_of(f"{died}\n{ends}") == f"{died}\n{ends}"
-
-
-@pytest.mark.parametrize(
-    ("log", "found"),
-    [
-        (NO_MEMORY, "ValueError: No available memory for the cache blocks."),
-        (
-            TOO_LONG,
-            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig "
-            "Value error, User-specified max_model_len (100000) is greater than 2048.",
-        ),
-        (WRONG_FLAG, "api_server.py: error: unrecognized arguments: --no-such-flag"),
-        (KILLED, ""),
-        ("", ""),
-    ],
-)
-def test_the_cause_of_an_end_is_the_last_error_that_names_no_other_error(
-    log: str, found: str
-) -> None:
-    assert cause(log) == found
 
 
 # ---- seeds: no two generators of a run draw the same numbers, and none draws any again

@@ -122,9 +122,7 @@ def failure(model: Path, folder: Path, **settings: Any) -> str:
     server = Server(str(model), ServerSettings(**settings), BACKEND, [], folder, 0, "ends")
     server.start()
     try:
-        with pytest.raises(
-            ServerError, match=r"ended with exit status 1:\n.*\n.*generator-0.log"
-        ) as caught:
+        with pytest.raises(ServerError, match=r"status 1. The end of .*generator-0.log") as caught:
             server.wait_ready()
     finally:
         server.stop()
@@ -133,8 +131,4 @@ def failure(model: Path, folder: Path, **settings: Any) -> str:
 
 def test_a_failing_generators_error_quotes_the_cause(policy_folder: Path, tmp_path: Path) -> None:
     message = failure(policy_folder, tmp_path, max_model_len=64, kv_cache_gib=1e-6, threads=1)
-    assert (
-        "memory for the cache blocks" in message.splitlines()[1]
-        and "root cause above" not in message
-    )
-    assert len(message.splitlines()) == 3
+    assert "memory for the cache blocks" in message

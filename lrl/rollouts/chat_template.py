@@ -2,16 +2,16 @@
 
 A chat template may leave out what its authors did not think of: a system message, tools. A chat of
 which a part does not reach the text is refused. The form of a run's prompts is kept in the policy's
-folder for `lrl chat`.
+folder for `lrl chat`. Errors do not name the row or the observation: the caller does.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from lrl.types import Chat
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TOOLS, VARIABLES = "tools", "chat_template_kwargs"
+"""Columns of a row; they mean what they mean in TRL's data sets."""
 CHANGE_MARK = " (changed)"
 """Added to a part of a chat, to see whether the text changes with it."""
 FORM_FILE = "prompt_form.json"
@@ -47,29 +49,127 @@ def read_form(folder: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> list[int]:
-    """Returns the token ids of a prompt of plain text; raises ConfigError, which names `where`, if
-    the tokenizer refuses it."""
-    with named_errors(where):
-        alone = tokenizer.encode(text, add_special_tokens=False)
-        return with_beginning(tokenizer.encode(text), alone)
+# ---- a row's chat
+
+
+def messages_of(value: Any) -> list[Message]:
+    """Returns a column's value as chat messages, which may be JSON text; other text becomes one
+    user message."""
+    messages = value
+    if isinstance(value, str):
+        messages = _stored_messages(value) or [{"role": "user", "content": value}]
+    if not _are_messages(messages):
+        raise ConfigError(f"a prompt is a string or a list of chat messages, not {value!r:.100}.")
+    messages = without_nulls(messages)
+    for message in messages:
+        content = message.get("content", "")
+        is_question = message["role"] == "user"
+        if not isinstance(content, str) or (is_question and not content.strip()):
+            raise ConfigError(
+                f"the {message['role']} message is empty or not text ({content!r:.100})."
+            )
+    roles = [message["role"] for message in messages]
+    if "user" not in roles or roles[-1] == "assistant":
+        raise ConfigError(
+            "a chat has a user's message and does not end with the assistant's, which the policy "
+            f"is to write; its roles are {', '.join(roles)}."
+        )
+    return messages
+
+
+def _stored_messages(text: str) -> list[Message] | None:
+    """Returns the messages of their JSON text, or of Python's as pandas writes it."""
+    if not text.lstrip().startswith("[") or "role" not in text:
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text.strip())
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if _are_messages(found) else None
+    return None
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
+def tools_of(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the tools in the column `tools`: JSON schemas, or their JSON text."""
+    value = row.get(TOOLS)
+    try:
+        tools = json.loads(value) if isinstance(value, str) and value.strip() else value
+    except json.JSONDecodeError:
+        tools = value
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise ConfigError(
+            f"column {TOOLS!r}: {value!r:.100} is no list of JSON schemas, which a chat template "
+            "renders. Rename the column if only the rewards read it."
+        )
+    return without_nulls(tools) if tools else []
+
+
+def without_nulls(value: Any) -> Any:
+    """Returns a value without the keys whose value is None, at any depth.
+
+    Arrow gives every dict of a column the same keys, with None where the row had none.
+    """
+    if isinstance(value, list):
+        return [without_nulls(one) for one in value]
+    if isinstance(value, dict):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    return value
+
+
+# ---- its tokens
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Returns the tokens of a text, without special tokens of its own; raises ConfigError if the
+    tokenizer cannot encode it, as half of a surrogate pair."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the errors of `tokenizers` have no common class
+        raise ConfigError(
+            f"the tokenizer cannot encode {text!r:.100}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Returns the tokens of a prompt of plain text; raises ConfigError as `encode` does."""
+    alone = encode(tokenizer, text)
+    return with_beginning(tokenizer.encode(text), alone)
+
+
+def with_beginning(added: list[int], alone: list[int]) -> list[int]:
+    """Returns the tokens of a plain prompt: the text's, after what the tokenizer puts before every
+    text (BOS).
+
+    A text that begins so already, such as a rendered chat, does not get it twice. What the
+    tokenizer puts after every text (EOS) is left out: the response would be written after its own
+    end. `added` are the text's tokens with the tokenizer's special tokens, `alone` without them;
+    raises ConfigError if it puts some into the text.
+    """
+    starts = (index for index in range(len(added)) if added[index : index + len(alone)] == alone)
+    if (start := next(starts, None)) is None:
+        raise ConfigError(
+            f"the tokenizer cannot encode it: with special tokens it is {added}, which does not "
+            f"contain {alone}."
+        )
+    beginning = added[:start]
+    return alone if alone[:start] == beginning else beginning + alone
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, *, header: bool = True
 ) -> list[int]:
-    """Returns the token ids of a chat; see `render_chat`."""
-    text = render_chat(tokenizer, chat, where, header=header)
-    with named_errors(where):
-        return tokenizer.encode(text, add_special_tokens=False)
+    """Returns the tokens of a chat; see `render_chat`."""
+    return encode(tokenizer, render_chat(tokenizer, chat, header=header))
 
 
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
-) -> str:
+def render_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat, *, header: bool = True) -> str:
     """Returns a chat as the chat template writes it, up to the beginning of the response, with its
-    `header` (`add_generation_prompt`) or without; raises ConfigError, which names `where`, if the
-    template refuses the chat."""
+    `header` (`add_generation_prompt`) or without; raises ConfigError if the template refuses it."""
     try:
         text: Any = tokenizer.apply_chat_template(
             [_with_arguments(message) for message in chat.messages],
@@ -82,9 +182,8 @@ def render_chat(
         roles = ", ".join(str(message["role"]) for message in chat.messages)
         tools = " and the column 'tools'" if chat.tools else ""
         raise ConfigError(
-            f"{where}: the tokenizer's chat template refuses messages with the roles "
-            f"{roles}{tools}: {error}. Change them (or leave out `system_prompt`), or set "
-            "`chat=false`."
+            f"the tokenizer's chat template refuses messages with the roles {roles}{tools}: "
+            f"{error}. Change them (or leave out `system_prompt`), or set `chat=false`."
         ) from error
     return str(text)
 
@@ -113,70 +212,39 @@ def _with_arguments(message: Message) -> Message:
     return message | {"tool_calls": calls}
 
 
-def with_beginning(added: list[int], alone: list[int]) -> list[int]:
-    """Returns the tokens of a plain prompt: the text's, after what the tokenizer puts before every
-    text (BOS).
-
-    A text that begins so already, such as a rendered chat, does not get it twice. What the
-    tokenizer puts after every text (EOS) is left out: the response would be written after its own
-    end. `added` are the text's tokens with the tokenizer's special tokens, `alone` without them;
-    raises ValueError if it puts some into the text.
-    """
-    starts = (index for index in range(len(added)) if added[index : index + len(alone)] == alone)
-    if (start := next(starts, None)) is None:
-        raise ValueError(f"with special tokens it is {added}, which does not contain {alone}")
-    beginning = added[:start]
-    return alone if alone[:start] == beginning else beginning + alone
-
-
-def check_variables(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> None:
-    """Raises a ConfigError if the chat template does not know one of the chat's variables."""
+def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> None:
+    """Raises a ConfigError if the chat template does not know one of the chat's variables, or a part
+    of the chat does not reach the text."""
     template = tokenizer.get_chat_template(tools=list(chat.tools) or None) if chat.variables else ""
     for name in chat.variables:
         if not re.search(rf"\b{re.escape(name)}\b", template):
             raise ConfigError(
-                f"{where}: the tokenizer's chat template has no variable {name!r}. Leave it out."
+                f"column {VARIABLES!r}: the tokenizer's chat template has no variable {name!r}. "
+                "Leave it out."
             )
-
-
-def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, tools: str) -> None:
-    """Raises a ConfigError if a part of the chat does not reach the text; `tools` says what its
-    tools are."""
-    text = render_chat(tokenizer, chat, where)
-    for part, changed in _with_one_change(chat, tools):
-        if render_chat(tokenizer, changed, where) == text:
+    text = render_chat(tokenizer, chat)
+    for part, changed in _with_one_change(chat):
+        if render_chat(tokenizer, changed) == text:
             raise ConfigError(
-                f"{where}: the tokenizer's chat template leaves out {part}. Put it into `template`, "
-                "or take a model whose chat template knows it."
+                f"the tokenizer's chat template leaves out {part}. Put it into `template`, or take "
+                "a model whose chat template knows it."
             )
 
 
-def _with_one_change(chat: Chat, tools: str) -> Iterator[tuple[str, Chat]]:
+def _with_one_change(chat: Chat) -> Iterator[tuple[str, Chat]]:
     """Yields each part of the chat, and the chat with that part changed."""
     for index, message in enumerate(chat.messages):
         changes: list[Message] = []
         if content := message.get("content"):
             changes.append({"content": content + CHANGE_MARK})
-        for number, call in enumerate(message.get("tool_calls", ())):
-            if "name" in call.get("function", call):
-                calls = copy.deepcopy(message["tool_calls"])
-                calls[number].get("function", calls[number])["name"] += CHANGE_MARK
-                changes.append({"tool_calls": calls})
+        if message.get("tool_calls"):
+            calls = copy.deepcopy(message["tool_calls"])
+            function = calls[-1].get("function", calls[-1])
+            function["name"] = f"{function.get('name')}{CHANGE_MARK}"
+            changes.append({"tool_calls": calls})
         for change in changes:
             messages = [*chat.messages[:index], message | change, *chat.messages[index + 1 :]]
             part = f"the {next(iter(change))} of the {message['role']} message"
             yield part, chat._replace(messages=messages)
     if chat.tools:
-        yield tools, chat._replace(tools=())
-
-
-@contextmanager
-def named_errors(where: str) -> Iterator[None]:
-    """Turns exceptions of the tokenizer into a ConfigError."""
-    try:
-        yield
-    except Exception as error:  # the errors of `tokenizers` have no common class
-        reason = f"{type(error).__name__}: {error}".rstrip(".")
-        if isinstance(error, TypeError):
-            reason = "half of a surrogate pair (such as JSON's \\ud800)"
-        raise ConfigError(f"{where}: the tokenizer cannot encode it, {reason}.") from error
+        yield "the tools", chat._replace(tools=())

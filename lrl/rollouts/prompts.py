@@ -11,9 +11,12 @@ without a chat template.
 from __future__ import annotations
 
 import logging
+import math
+import re
+import string
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -22,9 +25,8 @@ from tqdm.auto import tqdm
 
 from lrl.environments.base import Message
 from lrl.errors import ConfigError
-from lrl.rollouts import columns
-from lrl.rollouts.chat_template import check_variables, check_whole, encode_chat, encode_text
-from lrl.rollouts.columns import IMAGES, TOOLS, VARIABLES
+from lrl.rollouts import chat_template
+from lrl.rollouts.chat_template import TOOLS, VARIABLES
 from lrl.rollouts.sources import Row, known_source, read_rows
 from lrl.system.config_errors import at_least, one_of
 from lrl.types import Chat, Prompt
@@ -38,8 +40,7 @@ PromptPart = Literal["whole", "without header", "first token"]
 """What of a rendered chat is the prompt. With the first token alone an environment writes the chat:
 every rendering begins with that token."""
 
-ROWS_WITHOUT_PROGRESS_BAR = 5_000
-"""Tokenising so many takes a second or two."""
+IMAGES = ("image", "images")
 
 
 class Prompts:
@@ -106,7 +107,7 @@ class Prompts:
         """Names of the columns that a `Prompt.columns` may have; known after `load`."""
         self.skipped: list[int] = []
         """Ids of the rows that were skipped as too long."""
-        self._fields = columns.template_fields(template)
+        self._fields = _fields_of(template)
         self.rows: list[Row] = []
         """The raw rows; empty before `read`."""
         self._prompts: list[Prompt] = []
@@ -142,7 +143,7 @@ class Prompts:
         return form | {"tools": self.tools} if self.tools else form
 
     def _messages(self, row: int) -> list[Message]:
-        return columns.messages_of(self.rows[row][self.prompt_column], self.name)
+        return chat_template.messages_of(self.rows[row][self.prompt_column])
 
     def typed(self, prompt: Prompt) -> str | None:
         """Returns the text that becomes `prompt` by `form`; None if other columns, or several
@@ -156,29 +157,26 @@ class Prompts:
     def read(self) -> None:
         """Reads the rows; does nothing the second time. Raises ValueError if the data set cannot be
         read, is empty, or lacks a column."""
-        if not self.rows:
-            rows = list(islice(self._source_rows(), self.limit))
-            self.columns = self._other_columns(rows)
-            self.rows = rows
-
-    def _source_rows(self) -> Iterable[Row]:
-        return read_rows(self.source, self.subset, self.split)
-
-    def _other_columns(self, rows: list[Row]) -> list[str]:
+        if self.rows:
+            return
+        rows = list(islice(self._source_rows(), self.limit))
         if not rows:
             raise ConfigError(f"The data set {self.name} is empty.")
         for row_id, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise ConfigError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict.")
         known = list(dict.fromkeys(column for row in rows for column in row))
-        named = {"prompt_column": {self.prompt_column}, "template": self._fields}
-        for setting, wanted in named.items():
-            if unknown := sorted(wanted - set(known)):
+        for setting, named in (("prompt_column", {self.prompt_column}), ("template", self._fields)):
+            if unknown := sorted(named - set(known)):
                 raise ConfigError(
                     f"`{setting}` names {', '.join(unknown)}, but {self.name} has the columns "
                     f"{', '.join(known)}."
                 )
-        return [column for column in known if column != self.prompt_column]
+        self.columns = [column for column in known if column != self.prompt_column]
+        self.rows = rows
+
+    def _source_rows(self) -> Iterable[Row]:
+        return read_rows(self.source, self.subset, self.split)
 
     def load(
         self,
@@ -203,15 +201,16 @@ class Prompts:
         self.tools = list(tools)
         self._part = part
         self._check_template(tokenizer)
-        few = len(self.rows) <= ROWS_WITHOUT_PROGRESS_BAR
-        # None: no terminal.
-        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
-        prompts = [self._prompt(tokenizer, row_id, row) for row_id, row in enumerate(bar)]
+        # disable=None: without a terminal.
+        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=None, delay=2)
+        prompts = []
+        for row_id, row in enumerate(bar):
+            try:
+                prompts.append(self._prompt(tokenizer, row_id, row))
+            except ConfigError as error:
+                raise ConfigError(f"Row {row_id} of {self.name}: {error}") from error
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._report_too_long(prompts, max_prompt_tokens)
-        told_apart = {(tuple(prompt.token_ids), prompt.text) for prompt in self._prompts}
-        if twins := len(self) - len(told_apart):
-            log.warning("%d of the %d prompts of %s repeat another.", twins, len(self), self.name)
         self._loaded_with = loaded_with
         self._order = (-1, [])
         self._fingerprint = ""
@@ -220,47 +219,46 @@ class Prompts:
         """Raises a ConfigError if there is no chat template, and a setting needs one."""
         self._renders = bool(tokenizer.chat_template) and self.chat is not False
         self._whole_forms = set()
+        is_agent = self._part == "first token"
         needs = {
             "`chat=true`": self.chat is True,
             "`system_prompt`": self.system_prompt,
             "data.environment with tools": self.tools,
-            "an agent (data.environment)": self._part == "first token",
+            "an agent (data.environment)": is_agent,
         }
-        for setting, needed in needs.items():
-            if needed and not self._renders:
-                raise ConfigError(
-                    f"{setting} needs a chat template. The prompts of {self.name} are plain text: "
-                    f"`chat={self.chat}`, and the tokenizer {tokenizer.name_or_path!r} "
-                    f"{'has one' if tokenizer.chat_template else 'has none'}."
-                )
-        if self._part == "first token" and self.system_prompt:
+        if not self._renders and any(needs.values()):
+            raise ConfigError(
+                f"{next(filter(needs.get, needs))} needs a chat template. The prompts of {self.name} "
+                f"are plain text: `chat={self.chat}`, and the tokenizer {tokenizer.name_or_path!r} "
+                f"{'has one' if tokenizer.chat_template else 'has none'}."
+            )
+        if is_agent and self.system_prompt:
             raise ConfigError(
                 f"`system_prompt` of {self.name} reaches nobody: data.environment writes the chats, "
                 "with the system message. Leave it out."
             )
 
     def _prompt(self, tokenizer: PreTrainedTokenizerBase, row_id: int, row: Row) -> Prompt:
-        in_row = f"Row {row_id} of {self.name}"
-        where = f"{in_row}, column {self.prompt_column!r}"
         for column in IMAGES:
             if (image := row.get(column)) is not None and image != []:
-                raise ConfigError(f"{in_row}, column {column!r}: lrl trains on text alone.")
-        messages = columns.messages_of(row.get(self.prompt_column), where)
+                raise ConfigError(f"column {column!r}: lrl trains on text alone.")
+        messages = chat_template.messages_of(row.get(self.prompt_column))
         question = [message for message in messages if message["role"] == "user"][-1]
         if not self._renders:
-            self._refuse_lost(row, messages, in_row)
+            self._refuse_lost(row, messages)
         if self.template is not None:
             content = {self.prompt_column: question["content"]}
-            question["content"] = columns.filled(self.template, row | content, where)
+            question["content"] = _filled(self.template, row | content)
         chat = None
         if self._renders:
-            chat = self._chat_of(tokenizer, row, messages, in_row)
-            token_ids = encode_chat(tokenizer, chat, where, header=self._part == "whole")
+            chat = self._chat_of(tokenizer, row, messages)
+            header = self._part == "whole"
+            token_ids = chat_template.encode_chat(tokenizer, chat, header=header)
             if self._part == "first token":
                 token_ids = token_ids[:1]
                 chat = Chat([], variables=chat.variables)
         else:
-            token_ids = encode_text(tokenizer, question["content"], where)
+            token_ids = chat_template.encode_text(tokenizer, question["content"])
         return Prompt(
             id=row_id,
             token_ids=token_ids,
@@ -269,45 +267,40 @@ class Prompts:
             chat=chat,
         )
 
-    def _refuse_lost(self, row: Row, messages: list[Message], where: str) -> None:
+    def _refuse_lost(self, row: Row, messages: list[Message]) -> None:
         """Raises a ConfigError if only a chat template would render a part of the row."""
         lost = []
         if messages != [{"role": "user", "content": row[self.prompt_column]}]:
             lost = [self.prompt_column]
         elif self.chat is not False:  # else the columns are the rewards'
-            lost = [name for name in (TOOLS, VARIABLES) if row.get(name)]
-            lost = [name for name in lost if name not in self._fields]
+            read = {TOOLS, VARIABLES} - self._fields
+            lost = [name for name in (TOOLS, VARIABLES) if row.get(name) and name in read]
         if lost:
             raise ConfigError(
-                f"{where}, column {lost[0]!r}: only a chat template renders it, and the prompts "
-                f"are plain text (`chat={self.chat}`). Take a tokenizer with a chat template, or "
-                "set `chat=false` if only the rewards read it."
+                f"column {lost[0]!r}: only a chat template renders it, and the prompts are plain "
+                f"text (`chat={self.chat}`). Take a tokenizer with a chat template, or set "
+                "`chat=false` if only the rewards read it."
             )
 
     def _chat_of(
-        self, tokenizer: PreTrainedTokenizerBase, row: Row, messages: list[Message], where: str
+        self, tokenizer: PreTrainedTokenizerBase, row: Row, messages: list[Message]
     ) -> Chat:
         if self.system_prompt:
             if messages[0]["role"] == "system":
-                raise ConfigError(
-                    f"{where}, column {self.prompt_column!r}: the row has a system message of its "
-                    "own. Leave `system_prompt` out."
-                )
+                raise ConfigError("it has a system message of its own. Leave `system_prompt` out.")
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         # `template` has rendered them.
-        tools = [] if TOOLS in self._fields else columns.tools_of(row, where)
+        tools = [] if TOOLS in self._fields else chat_template.tools_of(row)
         if tools and self.tools:
             raise ConfigError(
-                f"{where}, column {TOOLS!r}: data.environment has tools of its own, and would not "
-                "run those of the row. Leave the column out."
+                f"column {TOOLS!r}: data.environment has tools of its own, and would not run those "
+                "of the row. Leave the column out."
             )
-        variables = columns.without_nulls(row.get(VARIABLES) or {})
+        variables = chat_template.without_nulls(row.get(VARIABLES) or {})
         chat = Chat(messages, self.tools or tools, variables)
         form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
         if form not in self._whole_forms:
-            whose = "the tools of data.environment" if self.tools else f"the column {TOOLS!r}"
-            check_variables(tokenizer, chat, f"{where}, column {VARIABLES!r}")
-            check_whole(tokenizer, chat, where, whose)
+            chat_template.check_whole(tokenizer, chat)
             self._whole_forms.add(form)
         return chat
 
@@ -361,3 +354,37 @@ class Prompts:
             bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(len(self))
             self._order = (epoch, np.argsort(bits, kind="stable").tolist())
         return self._order[1]
+
+
+class _Template(string.Formatter):
+    """Fills a format string with a row's columns; a column without a value is an error, not the
+    word "None"."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        value, column = super().get_field(field_name, args, kwargs)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            raise ValueError(f"{field_name} is {'null' if value is None else 'not a number'}")
+        return value, column
+
+
+def _filled(template: str, row: Row) -> str:
+    try:
+        return _Template().vformat(template, (), row)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"`template={template!r}` cannot be filled: {error}.") from error
+
+
+def _fields_of(template: str | None) -> set[str]:
+    """Returns the columns that a template names; none without a template."""
+    if template is None:
+        return set()
+    try:
+        parsed = list(string.Formatter().parse(template))
+        if not (fields := {re.split(r"[.\[]", field)[0] for _, field, _, _ in parsed if field}):
+            raise ValueError("it names no column")
+    except ValueError as error:
+        raise ConfigError(
+            f"`template={template!r}`: {error}. Name columns in braces, and write a brace that is "
+            "only text twice: \\boxed{{}}."
+        ) from error
+    return fields

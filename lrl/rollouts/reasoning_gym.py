@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError
 from lrl.rewards.reasoning_gym import registered
-from lrl.rollouts.prompts import Prompts, TooLong
+from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.sources import Row
 from lrl.system.config_errors import one_of
 
@@ -40,15 +40,8 @@ class ReasoningGym(Prompts):
             `weight` among these is its share of the rows beside the others', by default 1.
         size: Number of rows.
         split: `train`, or `test` for questions that `train` never has.
-        template: Format string for the prompt, as for `lrl.Prompts`.
-        system_prompt: System message before the chat.
-        chat: Use the tokenizer's chat template: "auto" when it has one, true or false always or
-            never.
-        shuffle: Whether every epoch has a new order; false keeps one task after the other.
-        seed: Seed of the order.
-        too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and
-            count them.
         name: Name in metrics and logs; by default the task's, or `reasoning_gym` of a mix.
+        settings: The other settings of `lrl.Prompts`, but for its source, columns and limit.
     """
 
     def __init__(
@@ -57,13 +50,8 @@ class ReasoningGym(Prompts):
         *,
         size: int = 1000,
         split: Split = "train",
-        template: str | None = None,
-        system_prompt: str | None = None,
-        chat: bool | Literal["auto"] = "auto",
-        shuffle: bool = True,
-        seed: int = 0,
-        too_long: TooLong = "refuse",
         name: str | None = None,
+        **settings: Any,
     ) -> None:
         given = {tasks: None} if isinstance(tasks, str) else tasks
         self.tasks: dict[str, Settings] = {
@@ -74,14 +62,12 @@ class ReasoningGym(Prompts):
         one_of("ReasoningGym", split=(get_args(Split), split))
         super().__init__(
             "reasoning-gym",
+            subset=None,
             split=split,
-            template=template,
-            system_prompt=system_prompt,
-            chat=chat,
-            shuffle=shuffle,
-            seed=seed,
-            too_long=too_long,
+            prompt_column=None,
+            limit=None,
             name=name or (next(iter(self.tasks)) if len(self.tasks) == 1 else "reasoning_gym"),
+            **settings,
         )
 
     def _source_rows(self) -> Iterator[Row]:

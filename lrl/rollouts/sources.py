@@ -88,24 +88,19 @@ def _text_rows(path: Path, ending: str) -> list[Row]:
         text = stream.read().decode("utf-8-sig")
     if ending in ("csv", "tsv"):
         return _table(text, "," if ending == "csv" else "\t")
+    # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
+    lines = [line for line in text.split("\n") if line.strip()]
     if ending == "txt":
-        return [{"prompt": line.rstrip("\r")} for line in text.split("\n") if line.strip()]
+        return [{"prompt": line.rstrip("\r")} for line in lines]
     if ending == "json" and text.lstrip().startswith("["):
         rows: list[Row] = json.loads(text)
         return rows
-    return _json_lines(text)
-
-
-def _json_lines(text: str) -> list[Row]:
     rows = []
-    # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
+    for line in lines:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+            raise ValueError(f"row {len(rows)}, {line!r:.80}: {error.msg}") from None
     return rows
 
 
@@ -115,17 +110,16 @@ def _table(text: str, delimiter: str) -> list[Row]:
     csv.field_size_limit(sys.maxsize)  # the module refuses fields of more than 128 KiB
     # newline="": a quoted field may hold line ends, and keeps them.
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    table = filter(None, lines)
-    rows = []
+    rows: list[list[str]] = []
     try:
-        names = next(table, [])
-        for fields in table:
+        for fields in filter(None, lines):
+            names = rows[0] if rows else fields
             if len(fields) != len(set(names)):
                 raise csv.Error(f"{len(fields)} fields for the columns {', '.join(names)}")
-            rows.append(dict(zip(names, fields, strict=True)))
+            rows.append(fields)
     except csv.Error as error:
         raise ValueError(f"line {lines.line_num}: {error}") from None
-    return rows
+    return [dict(zip(rows[0], fields, strict=True)) for fields in rows[1:]]
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:

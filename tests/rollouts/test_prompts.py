@@ -1,6 +1,6 @@
 """Prompts: their order, their tokens, and the rows that are refused by name.
 
-Covers lrl/rollouts/chat_template.py, columns.py.
+Covers lrl/rollouts/chat_template.py.
 """
 
 import json
@@ -9,14 +9,10 @@ import re
 from typing import Any
 
 import pytest
-from jsonargparse import ArgumentParser
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lrl.errors import ConfigError
-from lrl.quickstart.warmup import make_tokenizer
-from lrl.rollouts.chat_template import render_chat
-from lrl.rollouts.columns import VARIABLES
+from lrl.rollouts.chat_template import VARIABLES, render_chat
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Chat
 from tests.tiny_policies import with_special_tokens
@@ -98,22 +94,6 @@ def test_file_order_is_that_of_an_iteration_and_repeats_without_shuffle() -> Non
         prompts[-1]
 
 
-@pytest.mark.parametrize("has_chat", [True, False])
-def test_a_prompt_that_the_tokenizer_cannot_encode_is_named_by_row(has_chat: bool) -> None:
-    rows = [*ROWS, {"prompt": "half a \ud83d"}]
-    with pytest.raises(
-        ValueError, match=r"Row 7 .*column 'prompt'.*half of a surrogate pair"
-    ) as caught:
-        loaded(rows, has_chat=has_chat)
-    str(caught.value).encode()  # it can be printed
-
-
-def test_a_row_that_a_small_alphabet_lacks_a_character_for_is_named() -> None:
-    prompts = Prompts([{"prompt": "12+3="}, {"prompt": "12-3="}], shuffle=False)
-    with pytest.raises(ConfigError, match="Row 1 .*cannot encode it"):
-        prompts.load(make_tokenizer(), max_prompt_tokens=16)
-
-
 def test_rewards_get_the_other_columns_untouched() -> None:
     row = {"prompt": "When?", "answer": "2024-01-01", "tests": [{"in": 1}, {"out": None}]}
     prompts = loaded([row])
@@ -158,7 +138,7 @@ def test_a_system_message_that_the_chat_template_leaves_out_is_refused() -> None
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
-def test_tools_are_rendered_by_the_chat_template() -> None:
+def test_tools_and_variables_of_a_row_are_rendered_by_the_chat_template() -> None:
     with_nulls = {**TOOL, "strict": None}  # as Arrow gives it, where another row's tool has the key
     for tools in ([TOOL], json.dumps([TOOL]), [with_nulls]):
         text = rendered([{"prompt": "2+2?", "tools": tools}], FULL)
@@ -169,9 +149,6 @@ def test_tools_are_rendered_by_the_chat_template() -> None:
         [{"prompt": "2+2?", "tools": "add(a, b)"}], FULL, template="{tools}: {prompt}"
     )
     assert by_hand == "<user>add(a, b): 2+2?\n<assistant>"
-
-
-def test_variables_of_a_row_reach_the_chat_template() -> None:
     row = {"prompt": "2+2?", VARIABLES: {"style": "brief", "other": None}}
     assert rendered([row], FULL) == "brief\n<user>2+2?\n<assistant>"
 
@@ -190,13 +167,11 @@ ONLY_CHAT = "only a chat template.*chat=false"
 @pytest.mark.parametrize(
     ("chat_template", "row", "words"),
     [
-        (NO_SYSTEM, {"tools": [TOOL]}, "leaves out the column 'tools'"),
+        (NO_SYSTEM, {"tools": [TOOL]}, "leaves out the tools"),
         (None, {"tools": [TOOL]}, f"column 'tools': {ONLY_CHAT}"),
         (FULL, {"tools": ["hammer"]}, NO_SCHEMAS),
-        (FULL, {"tools": "hammer"}, NO_SCHEMAS),
         (NO_SYSTEM, {"prompt": [*SYSTEM[1:], CALL, *SYSTEM[1:]]}, LEFT_OUT),
         (FULL, {VARIABLES: {"thinking": False}}, f"'{VARIABLES}': .*no variable 'thinking'"),
-        (FULL, {VARIABLES: {"tokenize": False}}, f"'{VARIABLES}': .*no variable 'tokenize'"),
         (FULL, {VARIABLES: "brief"}, f"'{VARIABLES}': .*no variable 'b'"),
         (None, {VARIABLES: {"style": "x"}}, f"'{VARIABLES}': {ONLY_CHAT}"),
         (FULL, {"images": ["photo"]}, "column 'images': lrl trains on text alone"),
@@ -231,12 +206,9 @@ def test_chat_prompts_end_where_the_policy_begins() -> None:
 @pytest.mark.parametrize(
     ("form", "text", "prompt"),
     [
-        ("$A", "2+2=", "2+2="),
-        ("<|start|> $A", "2+2=", "<|start|>2+2="),
         ("<|start|> $A <|end|>", "2+2=", "<|start|>2+2="),
         ("$A <|end|>", "2+2=", "2+2="),
         ("<|start|> $A", "<|start|>2+2=", "<|start|>2+2="),
-        ("<|start|> $A <|end|>", "<|start|>2+2=", "<|start|>2+2="),
         ("$A <|end|>", "<|start|>2+2=<|end|>", "<|start|>2+2=<|end|>"),
         ("<|start|> $A <|end|>", "<|start|>", "<|start|>"),
     ],
@@ -291,7 +263,6 @@ def test_messages_stored_as_text_are_the_messages(stored: str) -> None:
     [
         '[{"part": "role"}]',
         '[{"role": "user"} is no JSON: mend it.',
-        "[1, 2] plays a role",
         '{"role": "user", "content": "2+2?"}',
         "[" * 9_000 + "role",
     ],
@@ -313,13 +284,10 @@ ARGUMENTS_AS_TEXT = '{"city": "Z\u00fcrich", "days": 2}'
     [
         ("{{ '(' + a + ')' }}", f"({ARGUMENTS_AS_TEXT})"),
         ("{{ a }}", ARGUMENTS_AS_TEXT),
-        ("{{ a ~ '.' }}", f"{ARGUMENTS_AS_TEXT}."),
-        ("{{ a | string | trim }}", ARGUMENTS_AS_TEXT),
         ("{{ '<%s>' % a }}", f"<{ARGUMENTS_AS_TEXT}>"),
         ("{{ a | tojson }}", ARGUMENTS_AS_TEXT),
         ("{{ a if a is string else a | tojson }}", ARGUMENTS_AS_TEXT),
         ("{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", "city=Z\u00fcrich;days=2;"),
-        ("{% for k, v in a | items %}{{ k }}={{ v }};{% endfor %}", "city=Z\u00fcrich;days=2;"),
     ],
 )
 def test_a_template_reads_the_arguments_of_a_call_as_a_dict_or_as_text(
@@ -330,7 +298,7 @@ def test_a_template_reads_the_arguments_of_a_call_as_a_dict_or_as_text(
     chat = Chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
     tokenizer = characters()
     tokenizer.chat_template = SHOWS_ARGUMENTS.replace("ARGUMENTS", shows)
-    assert render_chat(tokenizer, chat, "here") == text
+    assert render_chat(tokenizer, chat) == text
     assert call["function"]["arguments"] is stored
 
 
@@ -345,7 +313,9 @@ HAS_CHAT = {"has_chat": True}
             for template in ("\\boxed{} {prompt}", "no field", "{prompt", "{0} {prompt}")
         ),
         ({"template": "{question}"}, {}, "names question, but .* columns prompt, answer"),
-        ({"template": "{prompt} {answer.hint}"}, {}, "Row 0 of prompts, .*cannot be filled"),
+        ({"template": "{prompt} {answer.hint}"}, {}, "Row 0 of prompts: .*cannot be filled"),
+        ({}, {"prompt": "half a \ud83d"}, r"Row 0 .*cannot encode 'half a \\ud83d'"),
+        (HAS_CHAT, {"prompt": "half a \ud83d"}, r"Row 0 .*cannot encode '<user>half a \\ud83d"),
         ({"limit": 0}, {}, "limit"),
         ({"seed": -1}, {}, "seed"),
         ({"chat": True}, {}, "`chat=true` needs a chat template"),
@@ -400,20 +370,3 @@ def test_short_names_know_their_columns_and_explicit_settings_win() -> None:
     assert held_out.prompt_column == "question"
     other = Prompts("math500", prompt_column="solution", name="proofs")
     assert (other.split, other.prompt_column, other.name) == ("test", "solution", "proofs")
-
-
-def build(value: str) -> Prompts:
-    def data(prompts: Prompts | str | list[dict[str, Any]]) -> Prompts:
-        return Prompts.coerce(prompts)
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_function_arguments(data)
-    return data(**parser.instantiate(parser.parse_string(value)))
-
-
-def test_prompts_are_built_from_yaml_in_all_three_ways() -> None:
-    init = "{source: gsm8k, chat: true, limit: 5, template: '{question} \\boxed{{}}'}"
-    prompts = build(f"prompts: {{class_path: lrl.rollouts.prompts.Prompts, init_args: {init}}}")
-    assert (prompts.chat, prompts.limit, prompts.template) == (True, 5, "{question} \\boxed{{}}")
-    assert build("prompts: math500").prompt_column == "problem"
-    assert build("prompts: [{prompt: 1+1?, answer: 2}]").source == [{"prompt": "1+1?", "answer": 2}]

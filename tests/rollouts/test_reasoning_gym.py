@@ -153,16 +153,6 @@ def test_a_wrong_setting_is_named_with_its_remedy(
         rows(**arguments)
 
 
-def test_without_the_package_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # None in sys.modules is a module that cannot be imported.
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
-    with pytest.raises(ConfigError, match=r"pip install 'lrl\[reasoning-gym\]'"):
-        rows("after")
-
-
 def test_prompts_of_other_sources_are_refused_by_its_reward() -> None:
     with pytest.raises(ValueError, match="'task' .of lrl.ReasoningGym"):
         Score().check_row({"answer": "7"})

@@ -28,7 +28,7 @@ from lrl.environments import Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
-from lrl.rollouts.chat_template import encode_chat, named_errors, render_chat
+from lrl.rollouts.chat_template import encode, encode_chat, render_chat
 from lrl.rollouts.response_text import decoded
 from lrl.types import Chat, Prompt
 
@@ -39,7 +39,6 @@ NO_CHAT = (
     "the observation is chat messages, and the prompt is plain text. Take a policy whose tokenizer "
     "has a chat template, and leave data.prompts.chat out; or reply with text"
 )
-WHERE = "the observation"
 STAND_IN = "standin"
 """A word that every template renders as it is."""
 _PLAIN_NAME = re.compile(r"[\w.-]+")
@@ -65,12 +64,11 @@ class ObservationTokens:
         """Returns the tokens of a text, without special tokens of its own."""
         if not text:  # as most openings are; the tokenizer takes 100 us to say so
             return []
-        with named_errors(WHERE):
-            return self.tokenizer.encode(text, add_special_tokens=False)
+        return encode(self.tokenizer, text)
 
     def chat(self, chat: Chat) -> list[int]:
         """Returns the tokens of a chat, up to the beginning of the policy's message."""
-        return encode_chat(self.tokenizer, chat, WHERE)
+        return encode_chat(self.tokenizer, chat)
 
     def behind(self, turn: list[int], chat: Chat, messages: list[Message], word: str) -> list[int]:
         """Returns what follows the tokens of a turn: the template's end, unless the turn has it, and
@@ -95,7 +93,7 @@ class ObservationTokens:
     def _behind_word(self, chat: Chat, word: str, header: bool = True) -> list[int]:
         """Returns the tokens behind the last place of a word in the rendering of a chat; none if
         it has no such word."""
-        text = render_chat(self.tokenizer, chat, WHERE, header=header)
+        text = render_chat(self.tokenizer, chat, header=header)
         return self.text(text.rpartition(word)[2]) if word in text else []
 
 
@@ -258,7 +256,7 @@ def call_tokens(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> l
     call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
     before = tokens.chat(chat)
     grown = _grown(chat, [stand_in(STAND_IN, [call])])
-    rendered = encode_chat(tokens.tokenizer, grown, "a call of a tool", header=False)
+    rendered = encode_chat(tokens.tokenizer, grown, header=False)
     written = rendered[len(commonprefix([before, rendered])) :]
     end = next((place for place, token in enumerate(written) if token in tokens.ends), None)
     return written[:end]

@@ -248,8 +248,8 @@ def test_what_no_template_can_render_is_refused_with_its_remedy() -> None:
     assert "renders the prompt otherwise with messages behind it" in refusal(
         HIGHER, prompt_last, first=True, opens=True
     )
-    assert "half of a surrogate pair" in refusal([{"role": "user", "content": "\ud800"}])
-    assert "half of a surrogate pair" in refusal("a\ud800")
+    assert "the tokenizer cannot encode" in refusal([{"role": "user", "content": "\ud800"}])
+    assert "the tokenizer cannot encode" in refusal("a\ud800")
     assert "the observation has the token 9999" in refusal([9999])
     tokens, prompt = opened(LLAMA)
     prompt.chat = None

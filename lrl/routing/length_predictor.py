@@ -103,14 +103,14 @@ class LengthPredictor:
         self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
 
     def metrics(self) -> dict[str, float]:
-        """Returns the ranker's, and the share of the longest 20, 10 and 5 % of the last groups that
-        was predicted to be among them (by chance 0.2, 0.1 and 0.05), if 5 % are a group or more."""
+        """Returns the share of the longest 20, 10 and 5 % of the last groups that was predicted to be
+        among them (by chance 0.2, 0.1 and 0.05), if 5 % are a group or more."""
         if len(self._guesses) * min(TAILS) < 100:
-            return self.ranker.metrics()
+            return {}
         expected, found = np.array(self._guesses).T
-        shares = {tail: recall(expected, found, tail / 100) for tail in TAILS}
-        recalls = {f"length_predictor/recall_{tail}": share for tail, share in shares.items()}
-        return recalls | self.ranker.metrics()
+        return {
+            f"length_predictor/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS
+        }
 
     def _log_length(self, prompt: Prompt) -> float:
         assert self._level is not None, "something was seen"

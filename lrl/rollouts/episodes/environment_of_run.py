@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
@@ -19,7 +18,7 @@ from lrl.rollouts.episodes.observations import (
     ObservationTokens,
     Transcript,
     call_tokens,
-    shows_one_call,
+    check_result,
 )
 from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
 from lrl.system.config_errors import fault
@@ -30,12 +29,6 @@ from lrl.workers.user_code import START_TIMEOUT_S
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
     from lrl.rollouts.prompts import PromptPart
-
-TOOL_ON_TRIAL = {
-    "type": "function",
-    "function": {"name": "go", "parameters": {"type": "object", "properties": {}}},
-}
-"""For an environment whose tools are known later."""
 
 
 class EnvironmentOfRun:
@@ -106,11 +99,9 @@ class EnvironmentOfRun:
         tokens = self._observation_tokens(policy)
         text = "" if first is None else trial_response(first.columns)
         try:
-            ids = tokens.text(text)
+            turn = Written(text, tokens.text(text), content=text)
         except ConfigError:  # the answer need not be in the policy's tokens
-            text = ""
-            ids = []
-        turn = Written(text, ids, content=text)
+            turn = Written("", [])
 
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
@@ -172,15 +163,13 @@ class EnvironmentOfRun:
             opens=environment.opens,
             writes_prompt=environment.writes_prompt,
         )
-        tools = [TOOL_ON_TRIAL] if environment.writes_prompt else environment.tools
-        if not tools:
+        if not environment.tools:
             return tokens
         try:
-            return replace(tokens, one_call=shows_one_call(tokens, tools))
+            check_result(tokens, environment.tools)
         except EpisodeError as error:
-            if environment.writes_prompt:  # an episode says so, if it has tools
-                return tokens
             raise ConfigError(
                 f"data.environment is {type(environment).__name__}, and the policy cannot read the "
                 f"result of a tool: {error}. Take a model whose chat template knows tools."
             ) from error
+        return tokens

@@ -26,11 +26,9 @@ from lrl.rollouts.controller import Write
 from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Decode, Fork, Prompt, Rollout, Sampling
 
-ATTEMPTS = 5
-"""Times that an episode may lose its environment without getting further, through no fault of
-another episode."""
-ATTEMPTS_OF_OTHERS = 50
-"""Times that it may do so through the fault of other episodes, one of which fails each time."""
+ATTEMPTS, ATTEMPTS_OF_OTHERS = 5, 50
+"""Times that an episode may lose its environment, through no fault of another episode, and through
+the fault of others, one of which fails each time."""
 
 FindCalls = Callable[[list[int], int, Sequence[dict[str, Any]]], Awaitable[ParsedTurn]]
 """Finds the calls of tools in the tokens of a turn with this number, by the schemas of the tools
@@ -42,14 +40,12 @@ NO_PARSER = (
 
 
 class Conversation(Protocol):
-    """An episode, as its environment plays it. Each call may raise EpisodeError, and
+    """An episode, as its environment plays it. `begin` and `reply` may raise EpisodeError, and
     WorkerLost if the environment has ended through no fault of the episode."""
 
-    async def begin(self) -> Reply:
-        """Begins it; the observation follows the prompt."""
+    async def begin(self) -> Reply: ...
 
-    async def reply(self, turn: Written) -> Reply:
-        """Answers a turn."""
+    async def reply(self, turn: Written) -> Reply: ...
 
     def close(self, why: str = "") -> None:
         """Ends it, if it has not ended; `why` is for those who still ask in it."""
@@ -63,39 +59,21 @@ class Environments(Protocol):
     counts: Counter[str]
     """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
 
-    def open(self, prompt: Prompt) -> Conversation:
-        """Opens an episode."""
+    def open(self, prompt: Prompt) -> Conversation: ...
 
 
 class Observations(Protocol):
     """Makes tokens of the observations of one episode: a `Transcript`, or a model of one."""
 
     tools: Sequence[dict[str, Any]]
-    """JSON schemas of what the policy may call; known after the opening observation."""
 
-    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """See `Transcript.ids`."""
+    def ids(self, reply: Reply, turn: Written | None) -> list[int]: ...
 
 
 @dataclass
 class Episodes:
-    """Writes the rollouts of an environment.
-
-    Args:
-        write: Writes turns.
-        environments: Play the episodes.
-        max_turns: Turns after which an episode is cut.
-        max_turn_tokens: Most tokens of a turn.
-        timeout_s: Most seconds from the end of the first turn to the end of the episode.
-        stop_tokens: Tokens that end a turn, besides those that end a response.
-        observations: Begins to make tokens of an episode's observations, after a prompt.
-        decode: Returns the text of a turn.
-        find_calls: None for an environment without tools.
-        each_alone: Whether each episode of a group begins and ends by itself; else all begin before
-            the first turn, which is then one request.
-        max_prompt_tokens: Most tokens of a prompt whose rest is the opening observation, which then
-            takes nothing of the episode's tokens; None if the prompt is there before.
-    """
+    """Writes the rollouts of an environment: turns with `write`, and between them what
+    `environments` write."""
 
     write: Write
     environments: Environments
@@ -103,12 +81,19 @@ class Episodes:
     max_turns: int
     max_turn_tokens: int
     timeout_s: float
+    """From the end of the first turn to the end of the episode."""
     stop_tokens: tuple[int, ...]
+    """They end a turn, besides those that end a response."""
     observations: Callable[[Prompt], Observations]
     decode: Decode
     find_calls: FindCalls | None = None
+    """None for an environment without tools."""
     each_alone: bool = False
+    """Whether each episode of a group begins and ends by itself; else all begin before the first
+    turn, which is then one request."""
     max_prompt_tokens: int | None = None
+    """Of a prompt whose rest is the opening observation, which then takes nothing of the episode's
+    tokens; None if the prompt is there before."""
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
@@ -116,16 +101,19 @@ class Episodes:
         """Plays every unfinished rollout to its end (`lrl.rollouts.controller.Write`)."""
         stops = {*sampling.stop_tokens, *self.stop_tokens}
         sampling = replace(sampling, stop_tokens=tuple(sorted(stops)))
-        write = partial(self.write, **how)
         episodes = [
-            Episode(self, prompt, rollout, sampling=sampling, write=write)
+            Episode(self, prompt, rollout, sampling, partial(self.write, **how))
             for rollout in rollouts
             if not rollout.finished
         ]
-        if self.each_alone:
-            await _together(_play([episode]) for episode in episodes)
-        else:
-            await _play(episodes)
+        try:
+            if self.each_alone:
+                await _together(_play([episode]) for episode in episodes)
+            else:
+                await _play(episodes)
+        finally:
+            for episode in episodes:
+                episode.close()
 
 
 @dataclass(eq=False)
@@ -136,7 +124,6 @@ class Episode:
     terms: Episodes
     prompt: Prompt
     rollout: Rollout
-    _: KW_ONLY
     sampling: Sampling
     write: Write
 
@@ -145,10 +132,25 @@ class Episode:
         self._observations = self.terms.observations(self.prompt)
         self._conversation: Conversation | None = None
         self._losses = Counter[bool]()
-        """Whether another episode was at fault -> losses since the furthest turn."""
-        self._furthest = 0
-        """Most turns with a reply. One that begins anew has to get further: else it would never end
-        with an environment that is lost at every second turn."""
+        """Whether another episode was at fault -> losses."""
+
+    async def play(self) -> None:
+        """Plays an episode that has begun to its end."""
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+        try:
+            async with limit:
+                while (turn := self.rollout.open_turn) is not None:
+                    if not turn.finished:
+                        await self.write_turns([turn])
+                    if limit.when() is None:
+                        limit.reschedule(loop.time() + self.terms.timeout_s)
+                    await self._answer(turn)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            text = f"not at its end {self.terms.timeout_s:g} s after its first turn"
+            self._fail(EpisodeError("episode_timeout", text))
+        self.close()
 
     async def begin(self, loss: WorkerLost | None = None) -> None:
         """Opens the environment's side, after a `loss` again, and lets it know the recorded turns;
@@ -159,7 +161,7 @@ class Episode:
             while not await self._opened():
                 pass
         except EpisodeError as error:
-            self.fail(error)
+            self._fail(error)
 
     async def write_turns(
         self, turns: list[Rollout], ended: Callable[[], None] = lambda: None
@@ -173,27 +175,23 @@ class Episode:
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
         await self.write(prompt, turns, sampling, ended=ended, home=self.home)
 
-    async def answer(self, turn: Rollout) -> None:
+    async def _answer(self, turn: Rollout) -> None:
         """Records a whole turn with its reply."""
         try:
             if turn.cut:
                 self._record(turn, Reply(), [])
                 return
             assert self._conversation is not None, "it has begun"
-            written = await self._written(
-                turn.token_ids, len(self.rollout.turn_ends), self.rollout.context
-            )
+            number = len(self.rollout.turn_ends)
+            written = await self._written(turn.token_ids, number, self.rollout.context)
             reply = await self._conversation.reply(written)
             self._record(turn, reply, self._ids(reply, written))
-            if len(self.rollout.turn_ends) > self._furthest:
-                self._furthest = len(self.rollout.turn_ends)
-                self._losses.clear()
         except WorkerLost as error:
             await self.begin(error)
         except EpisodeError as error:
-            self.fail(error)
+            self._fail(error)
 
-    def fail(self, error: EpisodeError) -> None:
+    def _fail(self, error: EpisodeError) -> None:
         """Ends the episode without a reward."""
         self.close(str(error))
         self.rollout.failure = str(error)
@@ -367,38 +365,16 @@ def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:
     return Fork(len(token_ids), after), most
 
 
-async def run_episode(episode: Episode) -> None:
-    """Plays an episode that has begun to its end."""
-    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
-    try:
-        async with limit:
-            while (turn := episode.rollout.open_turn) is not None:
-                if not turn.finished:
-                    await episode.write_turns([turn])
-                if limit.when() is None:
-                    limit.reschedule(loop.time() + episode.terms.timeout_s)
-                await episode.answer(turn)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        text = f"not at its end {episode.terms.timeout_s:g} s after its first turn"
-        episode.fail(EpisodeError("episode_timeout", text))
-
-
 async def _play(episodes: Sequence[Episode]) -> None:
     """Begins episodes, and plays them to their ends."""
-    try:
-        await _together(episode.begin() for episode in episodes)
-        alike: dict[tuple[int, ...], list[Episode]] = {}
-        for episode in episodes:
-            alike.setdefault(tuple(episode.rollout.token_ids), []).append(episode)
-        await _together(map(_run_alike, alike.values()))
-    finally:
-        for episode in episodes:
-            episode.close()
+    await _together(episode.begin() for episode in episodes)
+    alike: dict[tuple[int, ...], list[Episode]] = {}
+    for episode in episodes:
+        alike.setdefault(tuple(episode.rollout.token_ids), []).append(episode)
+    await _together(map(_play_alike, alike.values()))
 
 
-async def _run_alike(episodes: list[Episode]) -> None:
+async def _play_alike(episodes: list[Episode]) -> None:
     """Writes the next turns of episodes with the same tokens, mostly none, with one request; plays
     each on as soon as its own turn is whole."""
     open_turns = [episode.rollout.open_turn for episode in episodes]
@@ -420,7 +396,7 @@ async def _run_alike(episodes: list[Episode]) -> None:
         if (event := whole.get(id(episode.rollout.open_turn))) is not None:
             await event.wait()
             episode.home = Home(home.generator)
-        await run_episode(episode)
+        await episode.play()
 
     await _together([write(), *map(play, episodes)])
 

@@ -1,15 +1,11 @@
 """Tokens of what an environment writes, in the order of an episode.
 
 Text is tokenised alone. Chat messages are rendered by the policy's chat template with all that stands
-before them, once a turn, and spliced: tokens that the policy sampled stay, and only what stands
-behind them is taken from the rendering.
-
-A chat template renders whole conversations, and tokens of a rendering are not those that were
-sampled: text may be tokenised otherwise, thinking be dropped, arguments be spaced anew. So the
-policy's turns are not in the chat that is rendered. In the place of each there is a stand-in, with
-the names and ids of its calls. What follows the last stand-in is what the template puts behind a
-turn. It cannot matter what the policy has written, a special token's letters included, or what the
-template does to earlier messages.
+before them, once a turn. Tokens of a rendering are not those that were sampled: text may be tokenised
+otherwise, thinking be dropped, arguments be spaced anew. So each of the policy's turns is a stand-in
+in the chat that is rendered, with the names and ids of its calls, and what follows the last stand-in
+is what the template puts behind a turn. It cannot matter what the policy has written, a special
+token's letters included, or what the template does to earlier messages.
 
 A turn may end at any of several tokens, and the template has its own: an end, or the header of the
 next message, which tells a tool's result from a user's words. The sampled token stays, and the
@@ -42,21 +38,19 @@ NO_CHAT = (
 STAND_IN = "standin"
 """A word that every template renders as it is."""
 _PLAIN_NAME = re.compile(r"[\w.-]+")
+_QUESTION = {"role": "user", "content": "go"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationTokens:
-    """Makes tokens of observations; raises ConfigError where the policy cannot read one. `opens`,
-    `writes_prompt` and `tools` are the environment's."""
+    """Makes tokens of observations; raises ConfigError where the policy cannot read one. `ends` end a
+    response; `opens`, `writes_prompt` and `tools` are the environment's."""
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
-    """Tokens that end a response."""
     tools: Sequence[dict[str, Any]] = ()
     opens: bool = False
     writes_prompt: bool = False
-    one_call: bool = False
-    """Whether the chat template shows one call of a tool a turn."""
     shown: set[tuple[Any, ...]] = field(default_factory=set)
     """Forms of observations that the chat template shows whole."""
 
@@ -66,14 +60,9 @@ class ObservationTokens:
             return []
         return encode(self.tokenizer, text)
 
-    def chat(self, chat: Chat) -> list[int]:
-        """Returns the tokens of a chat, up to the beginning of the policy's message."""
-        return encode_chat(self.tokenizer, chat)
-
     def behind(self, turn: list[int], chat: Chat, messages: list[Message], word: str) -> list[int]:
         """Returns what follows the tokens of a turn: the template's end, unless the turn has it, and
-        the rest. `chat` ends with the turn's stand-in, which has the `word`, and `messages` come
-        behind it."""
+        `messages`. `chat` ends with the turn's stand-in, which has the `word`."""
         alone = self._behind_word(chat, word, header=False)
         behind = self._behind_word(_grown(chat, messages), word)
         # What both have belongs to the stand-in: the rest of a call, say, and its end if it has one.
@@ -174,8 +163,8 @@ class Transcript:
             self.tools = tools
             self._check_tools(messages, tools)
 
-        def after_prompt(chat: Chat, behind: list[Message]) -> list[int]:
-            rendered = self.tokens.chat(_grown(chat, behind))
+        def after_prompt(chat: Chat) -> list[int]:
+            rendered = encode_chat(self.tokens.tokenizer, chat)
             if rendered[: len(begun)] != begun:
                 raise ConfigError(
                     "the chat template renders the prompt otherwise with messages behind it: give "
@@ -183,13 +172,14 @@ class Transcript:
                 )
             return rendered[len(begun) :]
 
-        return self._add([], messages, after_prompt)
+        return self._add([], messages, lambda chat, behind: after_prompt(_grown(chat, behind)))
 
     def _check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
         """Raises ConfigError if the chat template leaves tools out of these messages."""
         tokens, form = self.tokens, ("tools", *(message["role"] for message in messages))
         if tools and form not in tokens.shown:
-            if tokens.chat(Chat(messages, tools)) == tokens.chat(Chat(messages)):
+            shown = render_chat(tokens.tokenizer, Chat(messages, tools))
+            if shown == render_chat(tokens.tokenizer, Chat(messages)):
                 raise ConfigError(
                     "the policy's chat template leaves the tools out. Take a model whose chat "
                     "template knows tools"
@@ -197,15 +187,20 @@ class Transcript:
             tokens.shown.add(form)
 
     def _after(self, turn: Written, messages: list[Message]) -> list[int]:
-        calls = list(turn.calls)
-        if self.tokens.one_call and len(calls) > 1:
-            calls, messages = calls[:1], _joined(messages)
-        word = unused_word(messages)
+        word = STAND_IN
+        while word in str(messages):
+            word += "x"
 
         def after_turn(chat: Chat, behind: list[Message]) -> list[int]:
             return self.tokens.behind(turn.token_ids, chat, behind, word)
 
-        return self._add([stand_in(word, calls)], messages, after_turn)
+        try:
+            return self._add([stand_in(word, turn.calls)], messages, after_turn)
+        except ConfigError:
+            if len(turn.calls) < 2:
+                raise
+            # Llama's template takes one call a turn.
+            return self._add([stand_in(word, turn.calls[:1])], _joined(messages), after_turn)
 
     def _add(
         self,
@@ -213,16 +208,15 @@ class Transcript:
         messages: list[Message],
         tokens_of: Callable[[Chat, list[Message]], list[int]],
     ) -> list[int]:
-        """Adds a turn's stand-in, if there is one, and messages to the chat; returns the messages'
-        tokens."""
+        """Adds a turn's stand-in and messages to the chat; returns the messages' tokens."""
         if self._chat is None:
             raise ConfigError(NO_CHAT)
-        self._chat = _grown(self._chat, turn)
+        chat = _grown(self._chat, turn)
         form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
         if form not in self.tokens.shown:
             # Digits: a small vocabulary may have no letters.
             words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
-            text = decoded(self.tokens.tokenizer, tokens_of(self._chat, words))
+            text = decoded(self.tokens.tokenizer, tokens_of(chat, words))
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:
@@ -231,48 +225,31 @@ class Transcript:
                     "it before the end of the policy's. Take a model with another template"
                 )
             self.tokens.shown.add(form)
-        ids = tokens_of(self._chat, messages)
-        self._chat = _grown(self._chat, messages)
+        ids = tokens_of(chat, messages)
+        self._chat = _grown(chat, messages)
         return ids
 
 
-def shows_one_call(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> bool:
-    """Whether the chat template refuses two calls in one turn, and takes one; raises EpisodeError if
-    it refuses one, too."""
-    name = tools[0]["function"]["name"]
-    calls = [ToolCall(name, "", f"t0000c{number:03d}") for number in range(2)]
-    try:
-        _try_calls(tokens, tools, calls)
-        return False
-    except EpisodeError:
-        _try_calls(tokens, tools, calls[:1])
-        return True
+def check_result(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> None:
+    """Raises EpisodeError if the chat template does not show the policy the result of a tool."""
+    prompt = Prompt(id=0, token_ids=[], text="", chat=Chat([_QUESTION], tools))
+    call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
+    result = {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "done"}
+    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    transcript.ids(Reply([result]), Written("", [], [call]))
 
 
 def call_tokens(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> list[int]:
     """Returns a call of the first tool as the chat template writes it, without the end of the
     turn."""
-    chat = Chat([{"role": "user", "content": "go"}], tools)
+    chat = Chat([_QUESTION], tools)
     call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
-    before = tokens.chat(chat)
+    before = encode_chat(tokens.tokenizer, chat)
     grown = _grown(chat, [stand_in(STAND_IN, [call])])
     rendered = encode_chat(tokens.tokenizer, grown, header=False)
     written = rendered[len(commonprefix([before, rendered])) :]
     end = next((place for place, token in enumerate(written) if token in tokens.ends), None)
     return written[:end]
-
-
-def _try_calls(
-    tokens: ObservationTokens, tools: Sequence[dict[str, Any]], calls: Sequence[ToolCall]
-) -> None:
-    chat = Chat([{"role": "user", "content": "go"}], tools)
-    prompt = Prompt(id=0, token_ids=[], text="", chat=chat)
-    results = [
-        {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "done"}
-        for call in calls
-    ]
-    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
-    transcript.ids(Reply(results), Written("", [], calls))
 
 
 def _grown(chat: Chat, messages: list[Message]) -> Chat:
@@ -290,36 +267,25 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 
 def stand_in(word: str, calls: Sequence[ToolCall] = ()) -> Message:
-    """Returns the message in the place of a turn.
-
-    Args:
-        word: It stands for the text.
-        calls: The calls of the turn; templates put their names and ids into the results.
-    """
+    """Returns the message in place of a turn: `word` stands for its text. Templates put the names and
+    ids of its calls into the results."""
     if not calls:
         return {"role": "assistant", "content": word}
-    # Some templates put the results of calls before the content of the message, others show no
-    # content of a message with calls.
+    functions = [
+        # A name could have a special token's letters.
+        {
+            "name": call.name if _PLAIN_NAME.fullmatch(call.name) else STAND_IN,
+            "arguments": {"value": word},
+        }
+        for call in calls
+    ]
     return {
         "role": "assistant",
+        # The word is not here: some templates put the results of calls before the content of the
+        # message, others show no content of a message with calls.
         "content": "",
-        "tool_calls": [_call(call, word) for call in calls],
+        "tool_calls": [
+            {"type": "function", "id": call.id, "function": function}
+            for call, function in zip(calls, functions, strict=True)
+        ],
     }
-
-
-def unused_word(messages: Sequence[Message]) -> str:
-    """Returns a word for `stand_in` that is not in the messages behind it."""
-    text, word = str(messages), STAND_IN
-    while word in text:
-        word += "x"
-    return word
-
-
-def _call(call: ToolCall, word: str) -> Message:
-    function = {"name": _plain(call.name), "arguments": {"value": word}}
-    return {"type": "function", "id": call.id, "function": function}
-
-
-def _plain(name: str) -> str:
-    """Returns the name of a tool; a stand-in for one that could have a special token's letters."""
-    return name if _PLAIN_NAME.fullmatch(name) else STAND_IN

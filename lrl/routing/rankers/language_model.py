@@ -2,8 +2,8 @@
 responses (2504.15930, section 5), in its own process.
 
 No call waits for the model. It learns in the background, and it guesses prompts before they start.
-The n-grams (`NgramRanker`) guess the prompts that it has not guessed yet, all prompts while they
-rank the recent ones better, and all prompts if its process is lost.
+The n-grams (`NgramRanker`) guess the prompts that it has not guessed, and all prompts if its
+process is lost.
 """
 
 import logging
@@ -12,14 +12,13 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import mse_loss
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
@@ -36,10 +35,8 @@ MAX_PROMPT_TOKENS = 512
 MAX_GRAD_NORM = 1.0
 Row = tuple[str, float]
 """A prompt's text and its number."""
-MAX_JUDGED = 512
-"""Newest numbers over which both guesses are compared."""
-MIN_JUDGED = 64
-"""Numbers below which the model's guesses are not used."""
+MIN_LEARNT = 128
+"""Prompts that the model learns before it guesses one: its head begins at random."""
 MAX_KEPT_GUESSES = 65_536
 """Prompts whose guesses are kept, the newest."""
 
@@ -74,82 +71,58 @@ class LanguageModelRanker(Ranker):
         self._settings = (model, self.device, lr, passes, fitted_prompts)
         self._ngrams = NgramRanker(fitted_prompts)
         self._guesses: dict[int, float] = {}  # prompt id -> guess of the language model
-        # The n-grams' guess, the model's, and the true number.
-        self._judged = deque[tuple[float, float, float]](maxlen=MAX_JUDGED)
-        self._correlations: tuple[float, float] | None = None  # of both guesses with the number
         self._learnt = deque[Row](maxlen=fitted_prompts)
         self._to_learn = deque[Row](maxlen=fitted_prompts)
         self._pool: ProcessPoolExecutor | None = None  # of one process
-        self._learning: Future[None] | None = None
-        self._guessing: Future[list[float]] | None = None
+        self._jobs: dict[str, Future[Any]] = {}  # the last one of each kind
 
     def guess(self, prompt: Prompt) -> float:
-        """Returns the model's guess if it has ranked better than the n-grams', else theirs."""
+        """Returns the model's guess, or the n-grams' if it has none yet."""
         guess = self._guesses.get(prompt.id)
-        found = self._correlations  # one read: another thread may judge meanwhile
-        if guess is None or found is None or found[1] <= found[0]:
-            return self._ngrams.guess(prompt)
-        return guess
+        return self._ngrams.guess(prompt) if guess is None else guess
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
-        """Judges both guesses by `numbers` and trains both models; the language model as soon as it
-        is free."""
-        guessed = [
-            (self._ngrams.guess(prompt), self._guesses[prompt.id], number)
-            for prompt, number in zip(prompts, numbers, strict=True)
-            if prompt.id in self._guesses
-        ]
-        self._judge(guessed)
+        """Trains both models; the language model as soon as it is free."""
         self._ngrams.learn(prompts, numbers)
-        texts = [prompt.text for prompt in prompts]
-        self._teach(list(zip(texts, numbers, strict=True)))
+        self._teach([(prompt.text, one) for prompt, one in zip(prompts, numbers, strict=True)])
 
-    def _judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
-        self._judged.extend(judged)
-        if len(self._judged) >= MIN_JUDGED:
-            first, second, found = np.array(self._judged).T
-            self._correlations = correlation(first, found), correlation(second, found)
-
-    def _teach(self, rows: Sequence[Row] = ()) -> None:
-        """Gives the process these rows and those that still wait, if it has learnt the ones
-        before."""
+    def _teach(self, rows: Sequence[Row]) -> None:
+        """Gives the process these rows and those that still wait, if it is free."""
         self._learnt.extend(rows)
         self._to_learn.extend(rows)
-        if self._to_learn and (self._learning is None or self._learning.done()):
-            self._learning = self._submit("learn", list(self._to_learn))
-            if self._learning is not None:
-                self._to_learn.clear()
+        if self._to_learn and self._submit("learn", list(self._to_learn)):
+            self._to_learn.clear()
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
         """Has the process guess `prompts`, unless it still guesses the ones before."""
-        if self._guessing is None or self._guessing.done():
+        if len(self._learnt) >= min(MIN_LEARNT, self._learnt.maxlen or 0):
             ids = [prompt.id for prompt in prompts]
-            self._guessing = self._submit("guess", [prompt.text for prompt in prompts])
-            if self._guessing is not None:
-                self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
+            self._submit("guess", [prompt.text for prompt in prompts], partial(self._keep, ids))
 
-    def _submit(self, job: str, rows: Sequence[Any]) -> Future[Any] | None:
-        """Gives the process a job, which waits for earlier jobs; returns None without a process."""
-        if (pool := self._pool) is None:
-            return None
+    def _keep(self, ids: list[int], guesses: list[float]) -> None:
+        self._guesses |= zip(ids, guesses, strict=True)
+        while len(self._guesses) > MAX_KEPT_GUESSES:
+            del self._guesses[next(iter(self._guesses))]
+
+    def _submit(self, job: str, rows: Sequence[Any], then: Callable[[Any], None] = bool) -> bool:
+        """Gives the process a job unless it still has one of this kind; returns whether it did.
+        `then` gets the result, on the pool's thread."""
+        if (pool := self._pool) is None or (job in self._jobs and not self._jobs[job].done()):
+            return False
         try:
-            future = pool.submit(_do, job, rows)
-        except RuntimeError:  # it has just ended; `_report` or `close` does the rest
-            return None
-        future.add_done_callback(self._report)
-        return future
+            self._jobs[job] = pool.submit(_do, job, rows)
+        except RuntimeError:  # it has just ended; `_done` or `close` does the rest
+            return False
+        self._jobs[job].add_done_callback(partial(self._done, then))
+        return True
 
-    def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
-        """Keeps the guesses of a job; runs on the pool's thread."""
-        if not guessing.cancelled() and guessing.exception() is None:
-            self._guesses |= zip(ids, guessing.result(), strict=True)
-            while len(self._guesses) > MAX_KEPT_GUESSES:
-                del self._guesses[next(iter(self._guesses))]
-
-    def _report(self, job: Future[Any]) -> None:
+    def _done(self, then: Callable[[Any], None], job: Future[Any]) -> None:
         """Ends the process if a job has failed, and says so; runs on the pool's thread."""
         pool = self._pool  # None: `close` has ended it
-        if pool is None or job.cancelled() or (error := job.exception()) is None:
+        if pool is None or job.cancelled():
+            return
+        if (error := job.exception()) is None:
+            then(job.result())
             return
         self._pool = None
         _kill(pool)
@@ -159,17 +132,6 @@ class LanguageModelRanker(Ranker):
             *(self.model, type(error).__name__, error),
         )
 
-    def metrics(self) -> dict[str, float]:
-        """Returns the correlation of both guesses with the true numbers, over the last prompts with
-        both."""
-        if self._correlations is None:
-            return {}
-        ngrams, model = self._correlations
-        return {
-            "length_predictor/ngrams_correlation": ngrams,
-            "length_predictor/model_correlation": model,
-        }
-
     def start(self) -> None:
         """Starts the process, which opens the model while the generators start."""
         # A fork would inherit open pipes.
@@ -177,46 +139,34 @@ class LanguageModelRanker(Ranker):
         self._pool = ProcessPoolExecutor(
             1, context, initializer=_begin, initargs=(os.getpid(), self._settings)
         )
-        self.look_ahead([])  # a pool starts its process with the first job
+        self._submit("guess", [])  # a pool starts its process with the first job
         self._to_learn.clear()
         self._to_learn.extend(self._learnt)  # a new process has the original model
-        self._teach()
+        self._teach([])
 
     def close(self) -> None:
         """Ends the process at once."""
         pool, self._pool = self._pool, None
-        self._learning = self._guessing = None
+        self._jobs.clear()
         if pool is not None:
             _kill(pool)
             pool.shutdown(cancel_futures=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the learnt texts with their numbers, and the judged guesses; no weights of the
-        model."""
+        """Returns the learnt texts with their numbers; no weights of the model."""
         return {
             "ngrams": self._ngrams.state_dict(),
             "texts": [text for text, _ in self._learnt],
             "numbers": torch.tensor([number for _, number in self._learnt], dtype=torch.float32),
-            "model": self.model,
-            "judged": torch.tensor(self._judged, dtype=torch.float32).reshape(-1, 3),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Trains the original model on the texts of the state; how well another model has guessed
-        is not restored."""
+        """Trains the original model on the texts of the state."""
         self._ngrams.load_state_dict(state["ngrams"])
-        self._judged.clear()
-        self._correlations = None
-        if state.get("model") == self.model:
-            self._judge(list(map(tuple, state["judged"].tolist())))
+        self._guesses.clear()
         self._learnt.clear()
         self._to_learn.clear()
         self._teach(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
-
-
-def correlation(guesses: NDArray[np.float64], found: NDArray[np.float64]) -> float:
-    """Returns Pearson's correlation; 0 if all guesses are the same."""
-    return float(np.corrcoef(guesses, found)[0, 1]) if np.ptp(guesses) and np.ptp(found) else 0.0
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:
@@ -266,13 +216,8 @@ class FineTuned:
     def guess(self, texts: Sequence[str]) -> list[float]:
         """Returns the number of each text."""
         self._network.eval()
-        by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        found: dict[int, float] = {}
-        for start in range(0, len(texts), BATCH):
-            batch = by_length[start : start + BATCH]
-            numbers = self._numbers([texts[index] for index in batch]).tolist()
-            found |= zip(batch, numbers, strict=True)
-        return [found[index] for index in range(len(texts))]
+        batches = (texts[start : start + BATCH] for start in range(0, len(texts), BATCH))
+        return [number for batch in batches for number in self._numbers(batch).tolist()]
 
     def _step(self, batch: list[Row]) -> None:
         texts, numbers = zip(*batch, strict=True)

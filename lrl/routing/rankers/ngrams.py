@@ -63,10 +63,6 @@ class Ranker(ABC):
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027
         """Announces prompts that will be guessed soon; called by the thread that guesses."""
 
-    def metrics(self) -> dict[str, float]:
-        """Returns the ranker's metrics by name."""
-        return {}
-
     def start(self) -> None:  # noqa: B027
         """Starts the ranker's process. Call it on a thread that outlives the run."""
 

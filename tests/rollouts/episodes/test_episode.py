@@ -425,35 +425,18 @@ def test_a_lost_environment_costs_a_deterministic_episode_nothing(call: int) -> 
     assert one(host, script) == whole and host.opened == 3
 
 
-@pytest.mark.parametrize("call", [1, 2])
-def test_an_environment_that_is_always_lost_is_given_up(call: int) -> None:
-    rollout = one(Here(Adds(), lost=dict.fromkeys(range(1, 9), call)), [[4, 2]])
-    assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS} times, at last: its process")
-
-
-def test_an_environment_that_is_lost_at_every_second_turn_is_given_up_if_it_begins_anew() -> None:
-    lost, script = dict.fromkeys(range(1, 9), 3), [[4, 2], [1, STOP]] * 9 + [[99]]
-    rollout = one(Here(Moody(), lost=lost), script)
-    assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS} times")
-    whole = one(Here(Adds()), [[4, 2]] * 9 + [[99]])
-    host = Here(Adds(), lost={number: number + 2 for number in range(1, 9)})
-    assert one(host, [[4, 2]] * 9 + [[99]]) == whole, "replayed, it gets further each time"
-
-
-@pytest.mark.parametrize("call", [1, 2])
-def test_other_episodes_that_end_the_process_again_and_again_cost_this_one_nothing(
-    call: int,
+@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize(("by_other", "attempts"), [(False, ATTEMPTS), (True, ATTEMPTS_OF_OTHERS)])
+def test_an_environment_that_is_lost_again_and_again_is_given_up_sooner_if_by_itself(
+    call: int, by_other: bool, attempts: int
 ) -> None:
-    lost = dict.fromkeys(range(1, 4 * ATTEMPTS), call)
-    whole = one(Here(Adds()), [[4, 2], [99]])
-    assert one(Here(Adds(), lost=lost, by_other=True), [[4, 2], [99]]) == whole
-
-
-@pytest.mark.parametrize("call", [1, 2])
-def test_an_environment_that_every_episode_ends_is_given_up(call: int) -> None:
-    lost = dict.fromkeys(range(1, 2 * ATTEMPTS_OF_OTHERS), call)
-    rollout = one(Here(Adds(), lost=lost, by_other=True), [[4, 2], [99]])
-    assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS_OF_OTHERS} times by other")
+    script, others = [[4, 2], [1, STOP]] * attempts + [[99]], " by other episodes" * by_other
+    lost = dict.fromkeys(range(1, attempts), call)
+    rollout = one(Here(Moody(), lost=lost, by_other=by_other), script)
+    assert not rollout.failure
+    lost = dict.fromkeys(range(1, attempts + 1), call)
+    rollout = one(Here(Moody(), lost=lost, by_other=by_other), script)
+    assert rollout.failure.startswith(f"environment_lost: {attempts} times{others}, at last: its")
 
 
 def test_an_error_of_the_pool_is_the_errors_of_all_and_ends_their_episodes() -> None:

@@ -10,12 +10,7 @@ from lrl.environments import Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import EpisodeError
-from lrl.rollouts.episodes.observations import (
-    ObservationTokens,
-    Transcript,
-    call_tokens,
-    shows_one_call,
-)
+from lrl.rollouts.episodes.observations import ObservationTokens, Transcript, call_tokens
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
 from tests.chat_templates import CHATML, FAMILIES, GLM, HARMONY, LLAMA, Family, merging_tokenizer
@@ -143,15 +138,12 @@ def test_results_of_several_calls_are_one_message_where_the_template_takes_one_c
     name: str,
 ) -> None:
     tokens, prompt = opened(FAMILIES[name])
-    one_call = shows_one_call(tokens, [ADD])
-    assert one_call == (FAMILIES[name] is LLAMA)
-    tokens = ObservationTokens(tokenizer=tokens.tokenizer, ends=tokens.ends, one_call=one_call)
     transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
     calls = [ToolCall("add", "{}", f"t0001c00{number}") for number in range(2)]
     reply = Reply([*tool_results(*calls), *HIGHER])
     text = tokens.tokenizer.decode(transcript.ids(reply, Written("", [5], calls)))
     assert text.count("5") == 2 and text.count("higher") == 1
-    assert text.count("ipython") == (1 if one_call else 0)
+    assert text.count("ipython") == (FAMILIES[name] is LLAMA)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

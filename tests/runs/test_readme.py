@@ -54,8 +54,6 @@ TAGS_ON_THE_PAGE = [
 ]
 LIGHTNINGS_OWN = {"epoch"}
 LENGTHS = {
-    "length_predictor/ngrams_correlation",
-    "length_predictor/model_correlation",
     *(f"length_predictor/recall_{n}" for n in (20, 10, 5)),
 }
 NEEDS_A_SETTING = {

@@ -15,7 +15,7 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.evaluation import MEAN, Report
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
-from lrl.rollouts.serialisation import Resumed
+from lrl.rollouts.controller import Resumed
 from lrl.system.best_effort import may_not_log, writable
 from lrl.system.config_errors import at_least
 from lrl.types import Group, Prompt, Rollout

@@ -23,12 +23,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.rollouts.ledger import Ledger, PromptRow
-from lrl.rollouts.serialisation import Resumed
 from lrl.types import Decode, Group, Prompt, Rollout, Sampling
 
 if TYPE_CHECKING:
@@ -39,6 +38,24 @@ log = logging.getLogger(__name__)
 
 GROUPS_ASKED_AT_ONCE = 16
 """Groups whose responses a teacher's server reads at the same time; it batches them."""
+
+
+class Resumed(NamedTuple):
+    """Work that a resumed run continues."""
+
+    step: int
+    """The first step after the resume."""
+    responses: int
+    """Half-written responses, with at least one token."""
+    tokens: int
+    """Of those."""
+    finished_groups: int
+
+    def __str__(self) -> str:
+        return (
+            f"Going on with {self.responses} half-written responses ({self.tokens:,} tokens) and "
+            f"{self.finished_groups} finished groups of the checkpoint."
+        )
 
 
 Write = Callable[..., Awaitable[None]]
@@ -199,9 +216,11 @@ class Controller:
             why = other_rewards or "the columns of their rows have changed"
             log.warning("%d finished groups of the checkpoint are scored again: %s.", unscored, why)
         self._resuming = list(self.ledger.running.values())
-        self.resumed = Resumed.of(
-            state["steps_done"], self._resuming, finished_groups=len(self.ledger.finished)
-        )
+        responses = (rollout for group in self._resuming for rollout in group.rollouts)
+        lengths = [one.num_tokens for one in responses if one.num_tokens and not one.finished]
+        if lengths or self.ledger.finished:
+            finished = len(self.ledger.finished)
+            self.resumed = Resumed(state["steps_done"], len(lengths), sum(lengths), finished)
 
     def _settings(self) -> Settings:
         return {

@@ -1,21 +1,15 @@
 """Packing of groups into micro-batches by token budget, while groups are still arriving.
 
-Responses differ tenfold in length, so a fixed number of them per micro-batch would mostly be
-padding. Only lengths decide which rollouts share a micro-batch, and which a row, but an objective
-may ask for whole groups.
-
-A row is as long as the longest sequence of its round, and shorter sequences share rows by best-fit
-decreasing; a model in which the sequences of one row would see each other gets one row a sequence.
-A round is a micro-batch for each rank. It is made as soon as the waiting sequences fill the token
-budgets of all ranks; it takes the longest ones, and leaves the shortest, which fit anywhere, for
-later. With whole groups a round takes as many groups as fit the budgets, and at least one.
+Only lengths decide which rollouts share a micro-batch, and which a row, but an objective may ask for
+whole groups. A row is as long as the longest sequence of its round, and shorter sequences share rows
+by best-fit decreasing; a model in which the sequences of one row would see each other gets one row a
+sequence. A round is a micro-batch for each rank. It is made as soon as the waiting sequences fill the
+token budgets of all ranks; it takes the longest ones, and leaves the shortest, which fit anywhere,
+for later. With whole groups a round takes as many groups as fit the budgets, and at least one.
 
 Ranks work at the same time and wait for one another at the end of a step, so they get equal work:
 none has more rows of a round than an equal share, rounded up, and the sums of squared lengths,
 which are the cost of attention, become equal.
-
-Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they have no gradient,
-under other objectives they may.
 """
 
 from bisect import bisect_left, insort
@@ -40,7 +34,6 @@ class Packable(Protocol):
 
 P = TypeVar("P", bound=Packable)
 Rows = list[list[P]]
-"""Rows of one micro-batch; none for a rank that gets none."""
 Round = list[MicroBatch | None]
 """Micro-batches that train at the same time: one for each rank, None or a blank for a rank that
 gets none."""
@@ -48,13 +41,12 @@ gets none."""
 
 @dataclass(eq=False)
 class BinPacker(Generic[P]):
-    """Sequences that wait to become micro-batches; it reads only their lengths and groups. Settings
-    are `Packer`'s."""
+    """Sequences that wait to become micro-batches for `ranks`; it reads only their lengths and
+    groups. Other settings are `Packer`'s."""
 
     micro_batch_tokens: int
     whole_groups: bool = False
     ranks: int = 1
-    """Micro-batches that are trained at the same time."""
     share_rows: bool = True
 
     def __post_init__(self) -> None:
@@ -184,10 +176,6 @@ class Packer:
         self.masked_tokens = 0
         """Response tokens left out of the loss because they were too old or their response was
         cut."""
-        self.cut_rollouts = 0
-        """Responses without a token in the loss because they were cut."""
-        self.old_rollouts = 0
-        """Responses without a token in the loss because all of theirs were too old."""
         self.discarded_rollouts = 0
         """Responses without a reward, and responses of discarded groups."""
         self.discarded_groups: list[int] = []
@@ -231,10 +219,6 @@ class Packer:
             if any(trained):
                 self.sequences += 1
                 samples += samples_of(group, rollout, advantages, trained)
-            elif self.mask_truncated and rollout.cut:
-                self.cut_rollouts += 1
-            elif any(rollout.mask):
-                self.old_rollouts += 1
         self.samples += samples
         for tree in prefix_trees(samples, self.micro_batch_tokens, self.attention_tokens):
             copied = sum(map(len, tree.samples))
@@ -247,20 +231,8 @@ class Packer:
         """Returns the rounds of all that still wait."""
         return map(self._filled, self._bins.flush())
 
-    def why_empty(self) -> str:
-        """Returns why no token is in the loss, in the words of the settings."""
-        causes = {
-            "were cut at data.max_response_tokens, and data.mask_truncated "
-            "leaves those out": self.cut_rollouts,
-            "have no reward, or too few of their group have one": self.discarded_rollouts,
-            "are older than data.max_lag (data.stragglers: mask)": self.old_rollouts,
-        }
-        found = [f"{count} responses {cause}" for cause, count in causes.items() if count]
-        return ", ".join(found) or "no response has a token"
-
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
-        """Returns for each token of a rollout whether it is in the loss; an environment's never
-        is."""
+        """Returns for each token of a rollout whether it is in the loss."""
         if self.mask_truncated and rollout.cut:
             return [False] * len(rollout.versions)
         oldest = ENVIRONMENT + 1 if oldest_version is None else oldest_version

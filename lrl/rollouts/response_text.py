@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, GenerationConfig
@@ -48,14 +48,13 @@ class PolicyText:
     prepend_opened_tag: bool = True
 
     @cached_property
-    def left_out(self) -> frozenset[int]:
-        """The tokens that never come into a text."""
+    def _left_out(self) -> frozenset[int]:
         return ends_of_text(self.tokenizer, self.ends)
 
     def decode(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Returns the text of a response, or of a part of it, that follows the tokens `before`; the
         last few of these are enough."""
-        kept = [token for token in token_ids if token not in self.left_out]
+        kept = [token for token in token_ids if token not in self._left_out]
         opened = self._opened(before[-_LONGEST_TAG:]) if self.prepend_opened_tag else ""
         return opened + decoded(self.tokenizer, kept, self.skip_special_tokens)
 
@@ -74,13 +73,12 @@ class TokenTexts:
     sequence. Of tokens that are parts of one character, the last one has it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[tuple[int, ...], str] = {}
         # Behind another token: some tokenizers leave out the space at the beginning of a text.
         every = range(len(tokenizer))
         words = ([one] for one in every if decoded(tokenizer, [one]).strip().isalnum())
-        self._before = next(words, [])
-        self._skipped = len(decoded(tokenizer, self._before))
+        before = next(words, [])
+        skipped = len(decoded(tokenizer, before))
+        self._text = cache(lambda parts: decoded(tokenizer, [*before, *parts])[skipped:])
 
     def __call__(self, token_ids: Sequence[int]) -> list[str]:
         found: list[str] = []
@@ -90,18 +88,12 @@ class TokenTexts:
             text = self._text(parts)
             if text.endswith(_NO_CHARACTER) and len(parts) < _LONGEST_CHARACTER:
                 found.append("")
-                continue
-            found.append(text)
-            parts = ()
+            else:
+                found.append(text)
+                parts = ()
         if parts:
             found[-1] = self._text(parts)
         return found
-
-    def _text(self, parts: tuple[int, ...]) -> str:
-        if parts not in self._known:
-            text = decoded(self._tokenizer, [*self._before, *parts])
-            self._known[parts] = text[self._skipped :]
-        return self._known[parts]
 
 
 def decoded(
@@ -117,17 +109,11 @@ def decoded(
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
     """Returns the tokens at which the responses of the policy in a folder, or of that hub name,
-    end: the tokenizer's end and the ends of generation_config.json, or else of config.json. Raises
-    ConfigError if transformers does not open the former: neither would a generator."""
+    end: the tokenizer's end and the ends of generation_config.json, or else of config.json."""
     try:
         generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # there is none, or it is no JSON
         generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
-    except (ValueError, TypeError, AttributeError) as error:
-        reason = f"{' '.join(str(error).split()):.300}"
-        raise ConfigError(
-            f"model={folder!r}: generation_config.json cannot be opened: {reason}"
-        ) from error
     named: Any = generation.eos_token_id
     ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
     return frozenset(ends - {None})

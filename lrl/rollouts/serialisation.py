@@ -9,7 +9,7 @@ additions again, but for a critic's values, which are those of the step that fir
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,37 +17,6 @@ import torch
 
 from lrl.checkpoints.made_with import fingerprint
 from lrl.types import Fork, Group, Prompt, Rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """Work that a resumed run continues; `str` gives the line for the log."""
-
-    step: int
-    """The first step after the resume."""
-    responses: int
-    """Half-written responses, with at least one token."""
-    tokens: int
-    """Tokens of the half-written responses."""
-    finished_groups: int
-
-    @classmethod
-    def of(cls, step: int, running: list[Group], finished_groups: int) -> Resumed:
-        """Counts the half-written responses of the `running` groups."""
-        rollouts = [rollout for group in running for rollout in group.rollouts]
-        lengths = [one.num_tokens for one in rollouts if one.num_tokens and not one.finished]
-        return cls(
-            step=step, responses=len(lengths), tokens=sum(lengths), finished_groups=finished_groups
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.responses or self.finished_groups)
-
-    def __str__(self) -> str:
-        return (
-            f"Going on with {self.responses} half-written responses ({self.tokens:,} tokens) and "
-            f"{self.finished_groups} finished groups of the checkpoint."
-        )
 
 
 def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
@@ -90,7 +59,7 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
 
 
 def has_same_columns(saved: dict[str, Any], prompt: Prompt) -> bool:
-    """Whether the prompt of a saved group has the columns that it had when the group was scored."""
+    """Whether the prompt has the columns that it had when the saved group was scored."""
     return bool(saved.get("columns") == fingerprint(prompt.columns))
 
 
@@ -130,7 +99,7 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
 
 
 def flattened(rollout: Rollout) -> Rollout:
-    """Returns a rollout with the tokens and the end of its open turn; itself if it has none."""
+    """Returns a rollout with the tokens and the end of its open turn."""
     if (turn := rollout.open_turn) is None:
         return rollout
     return replace(

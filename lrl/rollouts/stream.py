@@ -1,9 +1,8 @@
-"""The step stream: the items of the trainer's loader. One item is one optimizer step, a lazy row of
-micro-batches.
+"""The step stream: the items of the trainer's loader. One item is one optimizer step, whose
+micro-batches train as soon as the finished groups fill one for every rank.
 
-A step's micro-batches train as soon as the finished groups fill one for every rank. Rank 0 waits
-and packs inside the iteration, and scatters the micro-batches to the other ranks; the stopwatch
-records its waits by their reason.
+Rank 0 waits and packs inside the iteration, and scatters the micro-batches to the other ranks; the
+stopwatch records its waits by their reason.
 """
 
 import logging
@@ -48,8 +47,8 @@ class ControllerCalls:
 
     def new_version(self, version: int) -> None:
         """Admits the prompts that may start now that the generators hold `version`."""
-        what = f"admitting prompts for version {version}"
-        self.loop.wait(self.controller.new_version(version), ANSWER_S, what)
+        admission = self.controller.new_version(version)
+        self.loop.wait(admission, ANSWER_S, f"admitting prompts for version {version}")
 
     def next_group(self, step: int) -> Group:
         """Waits for the next group that `step` trains, and returns it."""
@@ -61,21 +60,17 @@ class ControllerCalls:
         )
 
     def give_up(self, group: Group) -> None:
-        """Receives each group that has too few scored responses to train."""
         self.controller.ledger.give_up(group)
 
     def raise_if_stopped(self) -> None:
-        """Raises if the run was stopped."""
         if self.loop.interrupted is not None:
             self.loop.interrupted()
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
-        """Returns `Controller.state_dict`, read where no task writes meanwhile: on the loop, or
-        here if that has ended."""
         if self.loop.closed:
             return self.controller.state_dict(steps_done)
 
-        async def read() -> dict[str, Any]:
+        async def read() -> dict[str, Any]:  # on the loop: no task writes meanwhile
             return self.controller.state_dict(steps_done)
 
         return self.loop.wait(read(), ANSWER_S, f"saving the ledger after step {steps_done}")
@@ -154,8 +149,14 @@ class StepStream:
         if not any(group.has_tokens for group in (*self.groups, *self.replayed)):
             raise LrlError(f"Step {self.step}: not one of its responses has a token.")
         if not self.num_tokens:
-            text = "step %d has no trained token, so the policy stays as it is: %s."
-            log.warning(text, self.step, self.packer.why_empty())
+            log.warning(
+                "step %d has no trained token, so the policy stays as it is: %d of its tokens are "
+                "masked (data.mask_truncated, or data.stragglers with data.max_lag), and %d of its "
+                "responses have no reward, or too few of their group have one.",
+                self.step,
+                self.packer.masked_tokens,
+                self.packer.discarded_rollouts,
+            )
         ranks.scatter([StepCounts(self.num_tokens, self.num_sequences)] * ranks.size)
         ranks.listening = False
         with stopwatch.within("ranks"):
@@ -191,8 +192,7 @@ class StepStream:
         self._learners.end_step(self.step, self.groups)
 
     def _wait(self) -> Group:
-        """Waits for the next group; records the part of the wait that its rewards took as
-        `wait_reward`."""
+        """Waits for the next group; the part that its rewards took is `wait_reward`."""
         stopwatch = self._stopwatch
         number = len(self.groups)
         if number == 0:
@@ -214,12 +214,10 @@ class StepStream:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens in the loss of the whole step; right once the iteration has ended."""
         return self.packer.tokens
 
     @property
     def num_sequences(self) -> int:
-        """Responses with a token in the loss; right once the iteration has ended."""
         return self.packer.sequences
 
 
@@ -246,8 +244,7 @@ class RankStream:
 
 
 class StepLoader:
-    """The loader that Lightning iterates: `steps` an epoch, each made when Lightning asks for
-    it."""
+    """The loader that Lightning iterates: `steps` an epoch, each made when it is asked for."""
 
     def __init__(self, steps: int, next_step: Callable[[], Step]) -> None:
         self._steps = steps

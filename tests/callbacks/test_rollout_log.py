@@ -23,7 +23,7 @@ from lrl.callbacks.rollout_log import (
     scalars_by_lag,
 )
 from lrl.evaluation import evaluate
-from lrl.rollouts.serialisation import Resumed
+from lrl.rollouts.controller import Resumed
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from tests.callbacks.scripted import fit
 from tests.event_files import overview_of

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from lrl.planning.clock import Deadlock, run
-from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller
+from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller, Resumed
 from lrl.rollouts.ledger import Ledger, Pacing
-from lrl.rollouts.serialisation import Resumed
 from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.checkpoints.through_files import through_a_file
 

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFas
 import lrl
 from lrl.callbacks import Evaluation
 from lrl.cli import chat
-from lrl.generators.settings import ServerSettings
 from lrl.rewards import ExactMatch, Format
 from lrl.rollouts.response_text import PolicyText, TokenTexts
 from lrl.training.model import open_tokenizer
@@ -91,12 +90,6 @@ def test_what_stands_before_a_response_and_is_no_open_tag_does_not_belong_to_the
     policy: lrl.PolicyModule, before: str
 ) -> None:
     assert text_of(policy, "a", before) == "a"
-
-
-def test_a_special_token_that_is_left_out_of_a_text_is_not_before_it(
-    policy: lrl.PolicyModule,
-) -> None:
-    assert text_of(policy, "a", "1<think>", skip_special_tokens=True) == "a"
 
 
 @pytest.mark.parametrize("text", ["x != y", "a , b . c ?", "do n't", " a ' m"])
@@ -184,7 +177,6 @@ def test_every_part_of_a_run_knows_the_same_ends(
     )
     data.run = SimpleNamespace(policy=policy, data=data)  # type: ignore[assignment]
     assert policy.stop_tokens == wanted
-    assert data.policy_text.left_out - wanted == {policy.tokenizer.pad_token_id}
     evaluation = Evaluation([{"prompt": "1"}], rewards=ExactMatch())
     monkeypatch.setattr(
         data.reward_pool, "like", lambda *args, **kwargs: type("Pool", (), {"start": print})()
@@ -215,11 +207,3 @@ def test_the_rule_is_that_by_which_vllm_serves_the_folder(folder: Path, kind: st
         )
     assert {*served.stop_token_ids, served.eos_token_id} - {None} == FOLDERS[kind][-1]
     assert {*ours.stop_token_ids, ours.eos_token_id} - {None} == FOLDERS[kind][-1]
-
-
-@pytest.mark.parametrize(
-    "name", ["skip-tokenizer-init", "skip_tokenizer_init", "--no-skip-tokenizer-init", "skip-tok"]
-)
-def test_a_generator_without_a_tokenizer_is_refused(name: str) -> None:
-    with pytest.raises(lrl.ConfigError, match="is set by lrl"):
-        ServerSettings(extra_args={name: True})

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.rollouts.serialisation import Resumed, load_group, save_group
+from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import Group, Prompt, Rollout
 from tests.checkpoints.through_files import through_a_file
 
@@ -85,17 +85,3 @@ def test_responses_to_another_prompt_are_refused(other: Prompt, what: str) -> No
         ValueError, match=rf"row 7 .* place 40 .* {what}: data\.prompts has changed"
     ):
         load_group(saved, other)
-
-
-def test_the_log_names_the_responses_that_a_resumed_run_continues() -> None:
-    long = Rollout(token_ids=[1] * 4000, logprobs=[-1.0] * 4000, versions=[0] * 4000)
-    short = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0])
-    whole = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop")
-    running = [Group(index=0, prompt=PROMPT, rollouts=[long, whole, short, Rollout()])]
-    assert str(Resumed.of(9, running, finished_groups=5)) == (
-        "Going on with 2 half-written responses (4,001 tokens) and 5 finished groups of the "
-        "checkpoint."
-    )
-    assert not Resumed.of(
-        9, [Group(index=0, prompt=PROMPT, rollouts=[Rollout()])], finished_groups=0
-    )

@@ -152,15 +152,6 @@ def test_a_group_with_too_few_scored_responses_is_given_up() -> None:
     assert scene.given_up == [groups[1]]
 
 
-def test_every_group_is_prepared_before_it_is_trained() -> None:
-    groups = [make_group(i, 4, [12, 12]) for i in range(6)]
-    scene = Scene(groups)
-    batches = iter(scene.stream)
-    next(batches)
-    assert scene.prepared and scene.prepared == scene.stream.groups and not scene.ended
-    assert list(batches) and scene.prepared == groups
-
-
 def test_a_step_counts_as_seen_once_it_is_trained_and_not_when_it_is_packed() -> None:
     groups = [make_group(i, 4, [12, 12]) for i in range(3)]
     scene = Scene(groups)
@@ -185,21 +176,9 @@ def test_replayed_groups_are_trained_first_whatever_their_age_and_are_not_the_st
 @pytest.mark.parametrize(
     ("change", "mask", "cause"),
     [
-        (
-            {"finish_reason": "length"},
-            True,
-            "6 responses were cut at data.max_response_tokens, and data.mask_truncated",
-        ),
-        (
-            {"reward": None},
-            False,
-            "6 responses have no reward, or too few of their group have one.",
-        ),
-        (
-            {"versions": [0] * 4},
-            False,
-            "6 responses are older than data.max_lag (data.stragglers: mask).",
-        ),
+        ({"finish_reason": "length"}, True, "24 of its tokens are masked"),
+        ({"reward": None}, False, "6 of its responses have no reward"),
+        ({"versions": [0] * 4}, False, "24 of its tokens are masked"),
         ({"finish_reason": "length"}, False, ""),
     ],
 )
@@ -215,14 +194,8 @@ def test_a_step_without_a_token_names_the_cause(
     if "versions" in change:
         scene.stream.packer.oldest_version = 1
     assert bool(scene.train()) == (not cause)
-    said = [
-        record.getMessage() for record in caplog.records if record.name == "lrl.rollouts.stream"
-    ]
-    assert len(said) == bool(cause)
-    if cause:
-        assert said[0].startswith(
-            f"step 0 has no trained token, so the policy stays as it is: {cause}"
-        )
+    assert ("step 0 has no trained token" in caplog.text) == bool(cause)
+    assert cause in caplog.text
 
 
 def test_a_step_in_which_nothing_was_written_ends_the_run() -> None:
@@ -284,15 +257,3 @@ def test_a_wait_for_a_group_is_polled_and_has_a_deadline_that_names_the_step(
     with pytest.raises(TimeoutError, match=r"waiting for a finished group for step 7 did not end"):
         calls.next_group(7)
     assert polled
-
-
-def test_a_run_that_was_stopped_says_so_between_two_rounds(loop: LoopThread) -> None:
-    calls = calls_of(loop)
-    calls.raise_if_stopped()  # nobody has
-
-    def stopped() -> None:
-        raise KeyboardInterrupt
-
-    loop.interrupted = stopped
-    with pytest.raises(KeyboardInterrupt):
-        calls.raise_if_stopped()

@@ -22,7 +22,7 @@ from lrl.generators.client import GeneratorClient
 from lrl.generators.frames import HOLD_S
 from lrl.generators.server import JoinedServer, Server
 from lrl.generators.stats import GeneratorStats
-from lrl.routing.request_queue import Slots
+from lrl.routing.dispatch import GeneratorLoad
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -63,7 +63,7 @@ class Work:
     """Seconds for a request, once it has a generator."""
 
 
-class Generator(Slots):
+class Generator(GeneratorLoad):
     """One server, its client, and the responses in flight.
 
     Args:

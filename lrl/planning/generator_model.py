@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from lrl.planning.costs import GeneratorCosts
 from lrl.rollouts.timeline import GeneratorRecord
-from lrl.routing.request_queue import Slots
+from lrl.routing.dispatch import GeneratorLoad
 from lrl.types import Rollout
 
 HEADROOM = 0.01
@@ -61,7 +61,7 @@ def _order(response: SimulatedResponse) -> tuple[int, int]:
     return response.order
 
 
-class ModelGenerator(Slots):
+class ModelGenerator(GeneratorLoad):
     """Writes up to `capacity` responses at once; calls `record` with each interval."""
 
     serving = True

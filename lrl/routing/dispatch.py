@@ -4,6 +4,8 @@
 A policy sees the waiting requests, the load of each generator, and expected lengths.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from bisect import insort
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from lrl.system.config_errors import above, at_least, fault, one_of
-from lrl.types import Prompt
+from lrl.types import Prompt, Rollout
 
 LONG, REST = 0.9, 0.5
 """Quantiles of the recent lengths that stand for the long responses and for the rest."""
@@ -20,29 +22,60 @@ LONG, REST = 0.9, 0.5
 Combine = Literal["sum", "max"]
 
 
-class GeneratorLoad(Protocol):
-    """A generator as a dispatch policy sees it."""
+class GeneratorLoad(ABC):
+    """Base class of a generator: its slots for responses, which the request queue reserves and
+    frees, as a dispatch policy sees them."""
+
+    version: int
+    """Policy version it holds."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        """Responses it writes at once."""
+        self.in_flight = 0
+        """Rollout responses that it writes or is about to write."""
+        self.load: dict[Request, Sequence[Rollout]] = {}
+        """The requests that hold its slots, each with its responses, of which some may have
+        ended."""
+        self._slots: dict[Request, int] = {}
+        self.passed_over = False
+        """Whether requests wait that dispatch has not sent here (`note_waiting` says so)."""
 
     @property
-    def in_flight(self) -> int:
-        """Responses it is writing now."""
+    @abstractmethod
+    def serving(self) -> bool:
+        """Whether it takes requests."""
 
     @property
-    def capacity(self) -> int:
-        """Responses it can write at once."""
-
-    @property
+    @abstractmethod
     def outstanding_tokens(self) -> float:
         """Expected tokens that the responses in flight still need, at least one each."""
 
-    @property
-    def version(self) -> int:
-        """Policy version it holds."""
+    @abstractmethod
+    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
+        """Stops writing `rollouts`, which keep their tokens; returns whether any was being
+        written."""
+
+    def note_waiting(self, waiting: bool) -> None:
+        self.passed_over = waiting
+
+    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
+        """Reserves a slot for each response, until it ends (`release`) or until `free`."""
+        self.in_flight += request.responses
+        self.load[request] = rollouts
+        self._slots[request] = request.responses
+
+    def release(self, request: Request) -> None:
+        self.in_flight -= 1
+        self._slots[request] -= 1
+
+    def free(self, request: Request) -> None:
+        self.in_flight -= self._slots.pop(request)
+        del self.load[request]
 
 
 class ExpectedLengths(Protocol):
-    """Expected lengths of unwritten responses: `lrl.routing.length_predictor.LengthPredictor`, or
-    an oracle."""
+    """Expected lengths of unwritten responses, by a `LengthPredictor` or an oracle."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         """Returns the expected tokens of a whole response that has `written` already; more than
@@ -55,8 +88,7 @@ class ExpectedLengths(Protocol):
 @dataclass(frozen=True, slots=True)
 class DecodeLatency:
     """Milliseconds of decoding, of which only the ratios matter: StreamRL's model (2504.15930,
-    section 5), and its 7B model on an H800 (figure 6: 8.4 ms for one response, 37 ms for 512; the
-    line meets the points between them within 5 %).
+    section 5), for 7B on an H800 (figure 6, within 5 %).
 
     Args:
         step_ms: Time of a decoding step, however many responses get a token.
@@ -111,11 +143,11 @@ class Request:
 
 
 def has_room(generator: GeneratorLoad, request: Request) -> bool:
-    """Returns whether `generator` can write `request` at once.
+    """Returns whether `generator` can write `request` at once, or is idle and the request larger than
+    its whole capacity.
 
     A request never waits inside vLLM: one that began to wait there before a sync would start on the
-    keys and values of the version before. A group larger than a generator's whole capacity is sent
-    to an idle one.
+    keys and values of the version before.
     """
     return generator.in_flight == 0 or generator.in_flight + request.responses <= generator.capacity
 
@@ -167,12 +199,11 @@ class DispatchPolicy(ABC):
         if not self._waiting or not generators:
             return None
         request = self._waiting[0]
-        at_home = (
-            position
-            for position, generator in enumerate(generators)
-            if generator is request.home and has_room(generator, request)
-        )
-        if (position := next(at_home, None)) is None:
+        position: int | None
+        home = request.home
+        if home is not None and home in generators and has_room(home, request):
+            position = generators.index(home)
+        else:
             position = self.pick(request, generators)
         if position is None:
             return None
@@ -205,11 +236,10 @@ class RoundRobin(DispatchPolicy):
 
 
 class LeastTokens(DispatchPolicy):
-    """Of the generators with room, the one whose responses still need the fewest tokens; the
-    longest request first.
+    """Of the generators with room, the one whose responses still need the fewest tokens.
 
-    The longest goes first within a step: a step ends with its last response, so the longest must
-    not start last (Graham 1969: within 4/3 of the best schedule, if the lengths are known).
+    The longest request of a step goes first: the step ends with its last response, so that must not
+    start last (Graham 1969: within 4/3 of the best schedule, if the lengths are known).
     """
 
     needs_lengths = True
@@ -218,12 +248,8 @@ class LeastTokens(DispatchPolicy):
         return (request.due, -request.tokens, request.priority)
 
     def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-        free = [
-            position
-            for position, generator in enumerate(generators)
-            if has_room(generator, request)
-        ]
-        return min(free, key=lambda position: generators[position].outstanding_tokens, default=None)
+        free = [at for at, generator in enumerate(generators) if has_room(generator, request)]
+        return min(free, key=lambda at: generators[at].outstanding_tokens, default=None)
 
 
 class SkewnessAware(LeastTokens):
@@ -231,12 +257,12 @@ class SkewnessAware(LeastTokens):
     dispatching does (2504.15930, algorithm 2); the longest first within each part.
 
     A generator with fewer responses writes each of them faster, so the few longest requests get
-    generators for themselves. Their number is chosen whenever requests of a new step come, from all
-    that wait then: the number with the lowest latency of both parts together.
+    generators for themselves: as many as give both parts together the lowest latency, by all
+    requests that wait when those of a new step come.
 
-    Two things are not the paper's. An idle generator takes a request of the other part, if its own
-    part has none of the step that the trainer waits for. And requests of a later step wait until
-    those of earlier steps are sent.
+    Unlike the paper's, an idle generator takes a request of the other part, if its own part has none
+    of the step that the trainer waits for; and requests of a later step wait until those of earlier
+    steps are sent.
 
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1); the paper's is 0.2.
@@ -294,16 +320,12 @@ class SkewnessAware(LeastTokens):
         other = self._first(not is_long)
         helps = other is None or other.due != request.due
 
-        def may_write(position: int, generator: GeneratorLoad) -> bool:
-            own = (position < self._long_generators) == is_long or len(generators) == 1
+        def may_write(at: int, generator: GeneratorLoad) -> bool:
+            own = (at < self._long_generators) == is_long or len(generators) == 1
             return (own or (helps and generator.in_flight == 0)) and has_room(generator, request)
 
-        free = [
-            position
-            for position, generator in enumerate(generators)
-            if may_write(position, generator)
-        ]
-        return min(free, key=lambda position: generators[position].in_flight, default=None)
+        free = [at for at, generator in enumerate(generators) if may_write(at, generator)]
+        return min(free, key=lambda at: generators[at].in_flight, default=None)
 
     def _first(self, is_long: bool) -> Request | None:
         return next((one for one in self._waiting if (one in self._long) == is_long), None)

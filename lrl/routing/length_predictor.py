@@ -1,12 +1,9 @@
-"""Length prediction: expected lengths of responses, learnt from the responses of every step.
+"""Length prediction: expected lengths of responses, learnt from the responses of every step. Only
+dispatch, migration and the log read it, so a wrong guess costs time and never changes the training.
 
 A prompt that was answered before is expected to get responses of the same length again; for other
 prompts a ranker guesses (`lrl.routing.rankers`). Both numbers are relative to the mean length at
-that time, because the policy changes: when all responses grow, the lengths of an epoch ago still
-rank right.
-
-Only dispatch, migration and the log read it, so a wrong guess costs time and never changes the
-training.
+that time: when all responses grow, the lengths of an epoch ago still rank right.
 """
 
 import math

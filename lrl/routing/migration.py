@@ -1,20 +1,10 @@
 """Migration of half-written responses to idle generators: the choice of requests, by gain and
 cost."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
 
 from lrl.routing.dispatch import DecodeLatency, ExpectedLengths, GeneratorLoad, Request
 from lrl.system.config_errors import above, at_least
-from lrl.types import Rollout
-
-
-class MigrationSource(GeneratorLoad, Protocol):
-    """A generator whose responses may move."""
-
-    @property
-    def load(self) -> Mapping[Request, Sequence[Rollout]]:
-        """The requests it writes, each with its responses, of which some may have ended."""
 
 
 class Migration:
@@ -45,7 +35,7 @@ class Migration:
 
     def plan(
         self,
-        generators: Sequence[MigrationSource],
+        generators: Sequence[GeneratorLoad],
         lengths: ExpectedLengths,
         fixed: Collection[Request],
     ) -> Iterator[tuple[Request, int, int]]:

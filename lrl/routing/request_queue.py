@@ -1,4 +1,4 @@
-"""The queue of requests that wait for a generator, and the slots of the generators.
+"""The queue of requests that wait for a generator.
 
     enter -> wait for dispatch -> slots are reserved -> leave -> enter again with what is unfinished
 
@@ -6,72 +6,15 @@ Each pool has a queue, and so has the simulator's model of a fleet.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from lrl.routing.dispatch import DispatchPolicy, Request, has_room
+from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, Request, has_room
 from lrl.routing.migration import Migration
 from lrl.types import Rollout
 
-
-class Slots(ABC):
-    """Base class of a generator: its slots for responses, which the request queue reserves and
-    frees."""
-
-    version: int
-    """Policy version it holds."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        """Responses it writes at once."""
-        self.in_flight = 0
-        """Rollout responses that it writes or is about to write."""
-        self.load: dict[Request, Sequence[Rollout]] = {}
-        """The requests that hold its slots, each with its responses, of which some may have
-        ended."""
-        self._slots: dict[Request, int] = {}
-        self.passed_over = False
-        """Whether requests wait that dispatch has not sent here (`note_waiting` says so)."""
-
-    @property
-    @abstractmethod
-    def serving(self) -> bool:
-        """Whether it takes requests."""
-
-    @property
-    @abstractmethod
-    def outstanding_tokens(self) -> float:
-        """Expected tokens that the responses in flight still need, at least one each."""
-
-    @abstractmethod
-    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stops writing `rollouts`, which keep their tokens; returns whether any was being
-        written."""
-
-    def note_waiting(self, waiting: bool) -> None:
-        self.passed_over = waiting
-
-    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """Reserves a slot for each response of `request`, until it ends (`release`) or until
-        `free`."""
-        self.in_flight += request.responses
-        self.load[request] = rollouts
-        self._slots[request] = request.responses
-
-    def release(self, request: Request) -> None:
-        """Frees one slot of `request`: a response has ended."""
-        self.in_flight -= 1
-        self._slots[request] -= 1
-
-    def free(self, request: Request) -> None:
-        """Frees the remaining slots of `request`."""
-        self.in_flight -= self._slots.pop(request)
-        del self.load[request]
-
-
-G = TypeVar("G", bound=Slots)
+G = TypeVar("G", bound=GeneratorLoad)
 
 
 @dataclass(eq=False)
@@ -79,11 +22,9 @@ class RequestQueue(Generic[G]):
     """Requests that wait for a generator, in the order of a dispatch policy."""
 
     dispatch: DispatchPolicy
-    """Chooses the generator and the order of the requests."""
     serving: Callable[[], Sequence[G]]
     """Returns the generators that serve now."""
     migration: Migration | None = None
-    """Moves half-written responses to idle generators; None never does."""
 
     def __post_init__(self) -> None:
         self.moved = 0
@@ -143,7 +84,7 @@ class RequestQueue(Generic[G]):
     def send_soon(self) -> None:
         """Sends requests in the next turn of the loop. Call it when a generator has begun to
         serve."""
-        # Not at once: dispatch then knows all requests of a step before it sends the first one.
+        # Later, so that dispatch knows all requests of a step before it sends the first one.
         if not self._sending:
             self._sending = True
             asyncio.get_running_loop().call_soon(self._send)

@@ -104,7 +104,7 @@ class LanguageModelRanker(Ranker):
         while len(self._guesses) > MAX_KEPT_GUESSES:
             del self._guesses[next(iter(self._guesses))]
 
-    def _submit(self, job: str, rows: Sequence[Any], then: Callable[[Any], None] = bool) -> bool:
+    def _submit(self, job: str, rows: Sequence[Any], then: Callable[[Any], object] = bool) -> bool:
         """Gives the process a job unless it still has one of this kind; returns whether it did.
         `then` gets the result, on the pool's thread."""
         if (pool := self._pool) is None or (job in self._jobs and not self._jobs[job].done()):
@@ -116,7 +116,7 @@ class LanguageModelRanker(Ranker):
         self._jobs[job].add_done_callback(partial(self._done, then))
         return True
 
-    def _done(self, then: Callable[[Any], None], job: Future[Any]) -> None:
+    def _done(self, then: Callable[[Any], object], job: Future[Any]) -> None:
         """Ends the process if a job has failed, and says so; runs on the pool's thread."""
         pool = self._pool  # None: `close` has ended it
         if pool is None or job.cancelled():

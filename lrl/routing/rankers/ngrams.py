@@ -3,13 +3,9 @@
 A ranker learns a number for each answered prompt and guesses it for others: the length of its
 responses relative to all responses of that time, in log tokens. It only ranks.
 
-The regression costs a tenth of a millisecond a prompt, and some 20 ms for a fit on the newest
-prompts. Of the models tried on GSM8K it also ranked best; stochastic gradient descent, fed once
-with each step, did worse than the bare length.
-
-scikit-learn has ridge regression too, and scipy the matrices. Where they are installed,
-torchmetrics and transformers import both in each process that imports Lightning or vLLM: they took
-a fifth to a quarter of those seconds.
+Of the models tried on GSM8K the regression ranked best; stochastic gradient descent, fed once with
+each step, did worse than the bare length. scikit-learn has it too, but where that is installed,
+torchmetrics and transformers import it in each process: a fifth to a quarter of a start's seconds.
 """
 
 from __future__ import annotations
@@ -34,8 +30,7 @@ prompts."""
 USUAL_LENGTH = np.log(64.0)
 
 SMALLEST_RESIDUAL = 1e-2
-"""Share of the first residual at which the fit ends; later rounds do not change the guesses'
-ranks."""
+"""Share of the first residual at which the fit ends; later rounds change no ranks."""
 
 SparseRow = tuple[NDArray[np.int16], NDArray[np.float32]]
 """Columns, int16 [F], and their values, float32 [F]."""

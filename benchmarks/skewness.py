@@ -61,7 +61,7 @@ SETTINGS: dict[str, Any] = {
 
 class Oracle:
     """The drawn lengths of a first epoch, in which prompt and group have the same number
-    (`ExpectedLengths`)."""
+    (`LengthPredictor`)."""
 
     def __init__(self, lengths: LengthSampler, prompts: int, responses: int) -> None:
         drawn = np.array([lengths.of(prompt, prompt, responses) for prompt in range(prompts)])

@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
+from lrl.routing.length_predictor import LengthPredictor
 from lrl.system.config_errors import above, at_least, fault, one_of
 from lrl.types import Prompt, Rollout
 
@@ -72,17 +73,6 @@ class GeneratorLoad(ABC):
     def free(self, request: Request) -> None:
         self.in_flight -= self._slots.pop(request)
         del self.load[request]
-
-
-class ExpectedLengths(Protocol):
-    """Expected lengths of unwritten responses, by a `LengthPredictor` or an oracle."""
-
-    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Returns the expected tokens of a whole response that has `written` already; more than
-        `written`."""
-
-    def quantile(self, share: float) -> float:
-        """Returns the length in tokens that this share of the recent responses does not exceed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +153,8 @@ class DispatchPolicy(ABC):
     """Whether the policy is useless without expected lengths."""
 
     def __init__(self) -> None:
-        self.lengths: ExpectedLengths | None = None
-        """Source of expected lengths; whoever makes the run sets it."""
+        self.lengths: LengthPredictor | None = None
+        """Whoever makes the run sets it."""
         self._waiting: list[Request] = []
         """In their `order`; among equals the first that came goes first."""
 

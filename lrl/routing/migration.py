@@ -3,7 +3,8 @@ cost."""
 
 from collections.abc import Collection, Iterator, Sequence
 
-from lrl.routing.dispatch import DecodeLatency, ExpectedLengths, GeneratorLoad, Request
+from lrl.routing.dispatch import DecodeLatency, GeneratorLoad, Request
+from lrl.routing.length_predictor import LengthPredictor
 from lrl.system.config_errors import above, at_least
 
 
@@ -36,7 +37,7 @@ class Migration:
     def plan(
         self,
         generators: Sequence[GeneratorLoad],
-        lengths: ExpectedLengths,
+        lengths: LengthPredictor,
         fixed: Collection[Request],
     ) -> Iterator[tuple[Request, int, int]]:
         """Yields the requests that move, each with the positions of its old and its new generator.

@@ -16,13 +16,16 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from lrl.environments import ParsedTurn, Written
 from lrl.environments.base import BEGINNING
+from lrl.environments.external_agents import ExternalAgents, ExternalEpisode
 from lrl.environments.play import Reply, check_opening
+from lrl.environments.pool import EnvironmentPool, EpisodeElsewhere
 from lrl.errors import EpisodeError, WorkerLost
 from lrl.rollouts.controller import Write
+from lrl.rollouts.episodes.observations import Transcript
 from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Decode, Fork, Prompt, Rollout, Sampling
 
@@ -39,35 +42,9 @@ NO_PARSER = (
 )
 
 
-class Conversation(Protocol):
-    """An episode, as its environment plays it. `begin` and `reply` may raise EpisodeError, and
-    WorkerLost if the environment has ended through no fault of the episode."""
-
-    async def begin(self) -> Reply: ...
-
-    async def reply(self, turn: Written) -> Reply: ...
-
-    def close(self, why: str = "") -> None:
-        """Ends it, if it has not ended; `why` is for those who still ask in it."""
-
-
-class Environments(Protocol):
-    """The environments in which episodes are played."""
-
-    deterministic: bool
-    """See `Environment`."""
-    counts: Counter[str]
-    """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
-
-    def open(self, prompt: Prompt) -> Conversation: ...
-
-
-class Observations(Protocol):
-    """Makes tokens of the observations of one episode: a `Transcript`, or a model of one."""
-
-    tools: Sequence[dict[str, Any]]
-
-    def ids(self, reply: Reply, turn: Written | None) -> list[int]: ...
+Conversation = EpisodeElsewhere | ExternalEpisode
+"""An episode, as its environment plays it. `begin` and `reply` raise EpisodeError, and WorkerLost if
+the environment has ended through no fault of the episode."""
 
 
 @dataclass
@@ -76,7 +53,7 @@ class Episodes:
     `environments` write."""
 
     write: Write
-    environments: Environments
+    environments: EnvironmentPool | ExternalAgents
     _: KW_ONLY
     max_turns: int
     max_turn_tokens: int
@@ -84,7 +61,7 @@ class Episodes:
     """From the end of the first turn to the end of the episode."""
     stop_tokens: tuple[int, ...]
     """They end a turn, besides those that end a response."""
-    observations: Callable[[Prompt], Observations]
+    observations: Callable[[Prompt], Transcript]
     decode: Decode
     find_calls: FindCalls | None = None
     """None for an environment without tools."""

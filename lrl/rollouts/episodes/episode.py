@@ -79,7 +79,7 @@ class Episodes:
         stops = {*sampling.stop_tokens, *self.stop_tokens}
         sampling = replace(sampling, stop_tokens=tuple(sorted(stops)))
         episodes = [
-            Episode(self, prompt, rollout, sampling, partial(self.write, **how))
+            Episode(self, prompt, rollout, sampling, write=partial(self.write, **how))
             for rollout in rollouts
             if not rollout.finished
         ]

@@ -294,12 +294,13 @@ def hub() -> Check:
 
 def sandbox() -> Check:
     """Runs a small program in the sandbox of `lrl.rewards.Code`; other rewards do without it."""
-    from lrl.rewards.sandbox.session import Sandbox
+    from lrl.rewards.sandbox.session import Sandbox, check
 
-    kind = Sandbox()
-    if fault := kind.fault():
-        found = f"{fault}; only lrl.rewards.Code needs it"
+    try:
+        check(Sandbox())
+    except (OSError, RuntimeError) as error:
+        found = f"{error}; only lrl.rewards.Code needs it"
         tried = "bwrap --unshare-all --ro-bind / / true"
-        remedy = "sudo apt-get install bubblewrap" if "bwrap is not" in fault else tried
+        remedy = "sudo apt-get install bubblewrap" if "bwrap is not" in found else tried
         return Check("sandbox", "warning", found, remedy)
-    return Check("sandbox", "ok", f"bubblewrap runs {kind.interpreter_path}")
+    return Check("sandbox", "ok", "bubblewrap runs Python")

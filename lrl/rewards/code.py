@@ -4,7 +4,6 @@ Whatever a program does is its own fault, and worth 0. What the machine does to 
 process, no memory, no processor) is an error, and never a reward.
 """
 
-import logging
 import re
 import textwrap
 from collections.abc import Mapping
@@ -12,10 +11,8 @@ from typing import Any, NamedTuple, get_args
 
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.sandbox.forms import Pair, Tests, tests_in
-from lrl.rewards.sandbox.session import Isolation, Run, Sandbox, Session
+from lrl.rewards.sandbox.session import Isolation, Run, Sandbox, Session, check
 from lrl.system.config_errors import above, fault, one_of
-
-log = logging.getLogger(__name__)
 
 _TRIED_ROWS = 16
 """Rows whose tests are tried before a run; those of the others when they are first used."""
@@ -88,25 +85,20 @@ class Code(Reward):
         above(0, "Code", timeout_s=timeout_s, memory_mib=memory_mib, cpu_s=cpu_s)
         above(0, "Code", max_processes=max_processes, max_output_bytes=max_output_bytes)
         limits = (timeout_s, memory_mib, cpu_s, max_processes, max_output_bytes)
-        self.sandbox = Sandbox(*limits, isolation, python)
         one_of("Code", isolation=(get_args(Isolation), isolation))
-        if found := self.sandbox.fault():
+        self.sandbox = Sandbox(*limits, isolation, python)
+        try:
+            check(self.sandbox)
+        except (OSError, RuntimeError) as error:
             fault(
                 f"Code.isolation is {isolation!r}, and no program can run so on this machine: "
-                f"{found}. (docs/rewards.md, section Code, has the remedies; `isolation: none` "
+                f"{error}. (docs/rewards.md, section Code, has the remedies; `isolation: none` "
                 "runs programs without a sandbox.)"
             )
-        if isolation == "none":
-            log.warning(
-                "Code.isolation is none: programs that the policy writes run as this user, and can "
-                "read and change what the user can."
-            )
-        else:
-            log.info("Programs run in a sandbox, by %s.", self.sandbox.interpreter_path)
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
         tests = tests_in(columns, self.tests)
-        if len(self._tried) < _TRIED_ROWS and not self.sandbox.fault():
+        if len(self._tried) < _TRIED_ROWS:
             self._try(tests)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
@@ -122,8 +114,6 @@ class Code(Reward):
     def verdict(self, response: str, **columns: Any) -> Verdict:
         """Returns how many tests a response passes, and why not all; see `__call__`."""
         tests = tests_in(columns, self.tests)
-        if found := self.sandbox.fault():
-            raise RuntimeError(f"the sandbox does not work: {found}")
         self._try(tests)
         program = program_in(response) if self.fenced else response
         if program is None:
@@ -148,7 +138,7 @@ class Code(Reward):
             return by(session, tests)
 
     def _by_steps(self, session: Session, tests: Tests) -> Verdict:
-        run = session.run(steps=tests.steps, names=tests.names, ends_at_failure=not self.partial)
+        run = session.run(tests=tests, ends_at_failure=not self.partial)
         if run.unfit:
             raise ValueError(
                 f"the tests in the column `{self.tests}` cannot run: {run.unfit}. Set Code.python "
@@ -165,7 +155,7 @@ class Code(Reward):
         passed = 0
         reason = limit = ""  # of the first failure
         for pair in tests.pairs:
-            run = session.run(pair.stdin.encode())
+            run = session.run(pair.stdin)
             why = _difference(run, pair)
             passed += not why
             if why and not reason:
@@ -201,10 +191,9 @@ def _difference(run: Run, pair: Pair) -> str:
     """Returns why a run has not passed; empty if it has."""
     if run.limit or run.status != 0:
         return _end(run)
-    written = run.output.decode(errors="replace")
-    if _lines(written) == _lines(pair.stdout):
+    if _lines(run.output) == _lines(pair.stdout):
         return ""
-    return f"the output is {written!r:.200}, not {pair.stdout!r:.200}"
+    return f"the output is {run.output!r:.200}, not {pair.stdout!r:.200}"
 
 
 def _end(run: Run) -> str:

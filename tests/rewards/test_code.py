@@ -9,20 +9,18 @@ from lrl.rewards import Code, GaveUp
 from lrl.rewards.code import program_in
 from lrl.rewards.sandbox.forms import tests_in as read_tests
 from lrl.rewards.verifiers.limits import within
-from tests.rewards.bubblewrap_here import needs_bubblewrap
+from tests.rewards.bubblewrap_here import LACKING, needs_bubblewrap
 from tests.rewards.scenes import counted, scored, started
 
-isolations = pytest.mark.parametrize(
-    "isolation", ["none", pytest.param("bubblewrap", marks=needs_bubblewrap)]
-)
+ISOLATION = "none" if LACKING else "bubblewrap"
 DOUBLE = "def double(x):\n    return 2 * x\n"
 ASSERTS = "assert double(1) == 2\nassert double(2) == 4\nassert double('a') == 'aa'"
 PAIRS = [{"input": "1\n2\n", "output": "3\n"}, {"input": "4\n5\n", "output": "9\n"}]
 
 
-def code(isolation="none", **settings):
-    settings = {"fenced": False, "timeout_s": 20.0} | settings
-    return Code(isolation=isolation, **settings)
+def code(**settings):
+    settings = {"fenced": False, "timeout_s": 20.0, "isolation": ISOLATION} | settings
+    return Code(**settings)
 
 
 THREAD = (
@@ -47,14 +45,13 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@isolations
 @pytest.mark.parametrize(("program", "tests", "whole", "share"), PROGRAMS)
-def test_a_program_is_worth_the_tests_that_it_passes(isolation, program, tests, whole, share):
-    assert code(isolation)("", program, tests=tests) == whole
-    assert code(isolation, partial=True)("", program, tests=tests) == pytest.approx(share)
+def test_a_program_is_worth_the_tests_that_it_passes(program, tests, whole, share):
+    assert code()("", program, tests=tests) == whole
+    assert code(partial=True)("", program, tests=tests) == pytest.approx(share)
 
 
-@isolations
+@pytest.mark.parametrize("isolation", {"none", ISOLATION})
 @pytest.mark.parametrize(
     ("program", "tests", "settings", "limit"),
     [
@@ -69,7 +66,7 @@ def test_a_program_is_worth_the_tests_that_it_passes(isolation, program, tests, 
 def test_a_program_that_breaks_a_limit_is_wrong_and_counted(
     isolation, program, tests, settings, limit
 ):
-    found = code(isolation, **settings)("", program, tests=tests)
+    found = code(isolation=isolation, **settings)("", program, tests=tests)
     assert found == 0.0 and isinstance(found, GaveUp) and limit in found.reason
 
 
@@ -98,9 +95,8 @@ def test_a_line_of_any_length_is_read_at_once(line):
     assert within(30.0, lambda: program_in(line)) is None
 
 
-@isolations
-def test_a_program_reads_and_writes_as_outside_of_a_sandbox(isolation):
-    judge = code(isolation)
+def test_a_program_reads_and_writes_as_outside_of_a_sandbox():
+    judge = code()
     program = (
         "print(sum(map(int, open('/dev/stdin').read().split())), file=open('/dev/stdout', 'w'))"
     )
@@ -112,7 +108,7 @@ def test_a_program_reads_and_writes_as_outside_of_a_sandbox(isolation):
 
 
 def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for():
-    judge = Code(isolation="none", timeout_s=20.0)
+    judge = code(fenced=True)
     assert judge("", DOUBLE, tests=ASSERTS) == 0.0
     assert judge("", f"```python\n{DOUBLE}```", tests=ASSERTS) == 1.0
     assert judge.verdict(DOUBLE, tests=ASSERTS).reason == "the response has no block of Python"

@@ -15,20 +15,24 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-ENVIRONMENT = {
-    "HOME": "/tmp",
-    "PATH": "/usr/bin",
-    "LANG": "C.UTF-8",
-    "OMP_NUM_THREADS": "1",
-    # A verdict depends on the program alone, not on the order of a set.
-    "PYTHONHASHSEED": "0",
-}
-"""All variables of a program."""
-_TMP_MIB = 64
-"""MiB of files in `/tmp`, and in `/dev/shm`."""
+_WALLS = """
+--unshare-all --unshare-user --uid 1000 --gid 1000 --hostname sandbox --cap-drop ALL
+--as-pid-1 --die-with-parent --new-session --chdir /tmp
+--ro-bind /usr /usr --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache
+--ro-bind-try /etc/alternatives /etc/alternatives
+--proc /proc --tmpfs /proc/1 --remount-ro /proc/1 --remount-ro /proc
+--dev-bind /dev/null /dev/null --dev-bind /dev/zero /dev/zero
+--dev-bind /dev/random /dev/random --dev-bind /dev/urandom /dev/urandom
+--symlink /proc/self/fd/0 /dev/stdin --symlink /proc/self/fd/1 /dev/stdout
+--symlink /proc/self/fd/2 /dev/stderr
+--size 67108864 --tmpfs /tmp --size 67108864 --tmpfs /dev/shm
+--remount-ro /
+"""
+"""`/proc/1` is empty: whoever writes in the memory of process 1 or opens its files is free of what
+limits a program. In a root folder that can be written files could fill the machine's memory."""
 _PREFIXES = (
     "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.base_exec_prefix]))"
 )
@@ -43,71 +47,35 @@ def bwrap_command(folders: tuple[str, ...], filter_file: int) -> list[str]:
     if platform.machine() not in ARCHITECTURES:
         known = " and ".join(ARCHITECTURES)
         raise RuntimeError(f"the sandbox knows {known}, not {platform.machine()}")
-    variables = (["--setenv", name, value] for name, value in ENVIRONMENT.items())
-    return [
-        bwrap,
-        *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
-        *("--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(filter_file)),
-        *("--as-pid-1", "--die-with-parent", "--new-session"),
-        *_files(folders),
-        *(word for words in variables for word in words),
-        *("--chdir", "/tmp", "--"),
-    ]
-
-
-def _files(folders: tuple[str, ...]) -> Iterator[str]:
-    yield from ("--ro-bind", "/usr", "/usr")
-    for library in ("/lib", "/lib32", "/lib64"):
-        if os.path.islink(library):
-            yield from ("--symlink", os.readlink(library), library)
-        else:
-            yield from ("--ro-bind-try", library, library)
-    for file in ("/etc/ld.so.cache", "/etc/alternatives"):  # of the linker
-        yield from ("--ro-bind-try", file, file)
-    for folder in folders:
-        yield from ("--ro-bind", folder, folder)
-    # Whoever writes in the memory of process 1 or opens its files is free of what limits a program.
-    yield from ("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
-    yield from ("--remount-ro", "/proc")
-    for device in ("null", "zero", "random", "urandom"):
-        yield from ("--dev-bind", f"/dev/{device}", f"/dev/{device}")
-    for number, stream in enumerate(("stdin", "stdout", "stderr")):
-        yield from ("--symlink", f"/proc/self/fd/{number}", f"/dev/{stream}")
-    for folder in ("/tmp", "/dev/shm"):
-        yield from ("--size", str(_TMP_MIB * 2**20), "--tmpfs", folder)
-    # Else a program could fill the machine's memory with files in the root folder.
-    yield from ("--remount-ro", "/")
+    libraries = [path for path in ("/lib", "/lib32", "/lib64") if os.path.exists(path)]
+    links = {path: os.readlink(path) for path in libraries if os.path.islink(path)}
+    words = [bwrap, "--seccomp", str(filter_file)]
+    for path in (*libraries, *folders):
+        words += ["--symlink", links[path], path] if path in links else ["--ro-bind", path, path]
+    return [*words, *_WALLS.split(), "--"]
 
 
 @functools.cache
-def interpreter(python: str, for_others: bool) -> tuple[str, tuple[str, ...]]:
-    """Returns the Python of a sandbox, and the folders outside of /usr that it needs; raises
+def interpreter(python: str, user: int | None) -> tuple[str, tuple[str, ...]]:
+    """Returns the Python that a user can run, and the folders outside of /usr that it needs; raises
     RuntimeError if there is none.
 
-    Without a path it is that of this process without its packages, or the system's if another user
-    has to run it and cannot reach the former.
+    Without a path it is that of this process without its packages, or the system's if the user
+    cannot reach it.
     """
-    path = python or os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    if for_others and not _is_open_to_others(path):
-        if python:
-            raise RuntimeError(f"the sandbox runs as another user, who cannot reach {python}")
-        path = "/usr/bin/python3"
-    try:
-        said = subprocess.run(
-            [path, "-I", "-c", _PREFIXES], capture_output=True, check=True, timeout=20.0
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RuntimeError(f"{path} does not run as a Python: {error}") from error
-    prefixes = dict.fromkeys(json.loads(said.stdout))
-    outside = tuple(each for each in prefixes if not Path(each).is_relative_to("/usr"))
-    if "/" in outside:
-        raise RuntimeError("the interpreter's folder is /: all files would be in the sandbox")
-    return os.path.abspath(path), outside
-
-
-def _is_open_to_others(path: str) -> bool:
-    file = Path(os.path.realpath(path))
-    return all(place.exists() and place.stat().st_mode & 0o001 for place in (file, *file.parents))
+    own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    for path in [python] if python else [own, "/usr/bin/python3"]:
+        command = [path, "-I", "-c", _PREFIXES]
+        try:
+            said = subprocess.check_output(command, timeout=20.0, user=user, cwd="/")
+        except (OSError, subprocess.SubprocessError) as error:
+            found = f"{path} does not run as a Python: {error}"
+            continue
+        outside = {each for each in json.loads(said) if not Path(each).is_relative_to("/usr")}
+        if "/" in outside:
+            raise RuntimeError("the interpreter's folder is /: all files would be in the sandbox")
+        return os.path.abspath(path), tuple(outside)
+    raise RuntimeError(found)
 
 
 # ---- system calls that no program may make

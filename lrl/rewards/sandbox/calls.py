@@ -1,10 +1,9 @@
 """Calls between the tests and the program, which run in two processes of the sandbox.
 
-Were they one process, a program could replace what a test compares with, or read the right value
-from its caller. Values cross as copies, in JSON: nothing that the program sends is run. Objects of
-other classes stay where they are and are named by a number; the other end has a `Reference`, whose
-attributes and operators are calls. A list, dict or set that a call has changed is changed at the
-caller, too.
+In one process a program could replace what a test compares with, or read the right value from its
+caller. Values cross as copies, in JSON: nothing that the program sends is run. Objects of other
+classes stay where they are; the other end has a `Reference`, whose attributes and operators are
+calls. A list, dict or set that a call has changed is changed at the caller, too.
 
 This file is a part of the runner's text: it imports nothing of lrl.
 """
@@ -19,13 +18,15 @@ from collections import namedtuple
 from typing import Any
 
 _COPIED = {
-    *("builtins.set", "builtins.frozenset", "builtins.bytearray", "builtins.range"),
-    *("builtins.slice", "builtins.complex", "collections.Counter", "collections.deque"),
-    *("decimal.Decimal", "fractions.Fraction", "numpy.ndarray", "datetime.date"),
-    *("datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
+    *("builtins.tuple", "builtins.set", "builtins.frozenset", "builtins.dict", "builtins.bytes"),
+    *("builtins.bytearray", "builtins.range", "builtins.slice", "builtins.complex"),
+    *("collections.Counter", "collections.deque", "decimal.Decimal", "fractions.Fraction"),
+    *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta"),
+    *("datetime.timezone", "numpy.ndarray"),
 }
 """Classes whose objects cross as the arguments that make an equal one."""
 _PLAIN = (str, int, float, bytes, list, tuple, set, frozenset, dict)
+"""Objects of their subclasses cross as theirs."""
 _MUTABLE = (list, dict, set, bytearray)
 _HIDDEN = ("_", "f_", "gi_", "cr_", "ag_", "tb_", "co_")
 """Attributes of the tests' objects that lead to their frames and globals."""
@@ -94,7 +95,6 @@ class Reference:
         return value in list(self._peer.ask("iter", self))
 
     def _may_see(self, value: Any, shown: str) -> bool:
-        """Whether this object may see a value in an operator."""
         is_theirs = isinstance(value, Reference) or not self._peer.is_guarded
         return is_theirs or (shown == "classes" and self._kind in self._peer.classes)
 
@@ -116,9 +116,7 @@ class Peer:
     and lets only operators of the program's `classes` see its values.
     """
 
-    def __init__(
-        self, link: socket.socket, known: Any = None, classes: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, link: socket.socket, known: Any = None, classes: Any = ()) -> None:
         self.classes = classes
         self.raised: BaseException | None = None
         """The last exception that has come from the other end."""
@@ -151,29 +149,24 @@ class Peer:
             raise value
 
     def serve(self) -> None:
-        """Answers the other end until it has ended."""
+        """Answers the other end; raises `Gone` at its end."""
         while True:
-            try:
-                _, *content = self._received()
-            except Gone:
-                return
+            _, *content = self._received()
             self._answer(*content)
 
     def _answer(self, function: str, values: list[Any], named: dict[str, Any]) -> None:
+        given = [*values, *named.values()]
+        kind = "value"
         try:
             value = self._function(function, values)(*values, **named)
         except Gone:
             raise
         except BaseException as error:
-            self._send("error", error, [])
-            return
-        given = [*values, *named.values()]
-        changed = [each if type(each) in _MUTABLE else None for each in given]
+            kind, value = "error", error
         for number, each in enumerate(given):
             if each is value and type(value) in _MUTABLE:
-                self._send("argument", number, changed)
-                return
-        self._send("value", value, changed)
+                kind, value = "argument", number
+        self._send(kind, value, [each if type(each) in _MUTABLE else None for each in given])
 
     def _function(self, name: str, values: list[Any]) -> Any:
         if name not in _FUNCTIONS:
@@ -219,10 +212,8 @@ class Peer:
             return value
         if kind is Reference:
             return ["mine", value._number]
-        if kind in (list, tuple):
-            return [kind.__name__, *map(self._packed, value)]
-        if kind is bytes:
-            return ["bytes", value.decode("latin-1")]
+        if kind is list:
+            return ["list", *map(self._packed, value)]
         if name in _COPIED:
             return ["copy", name, *map(self._packed, _arguments(value))]
         if isinstance(value, BaseException):
@@ -232,8 +223,6 @@ class Peer:
             return self._packed_class(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return ["call", *map(self._packed, (kind, *value))]
-        if kind is dict or name in ("collections.OrderedDict", "collections.defaultdict"):
-            return ["dict", *(self._packed(part) for each in value.items() for part in each)]
         if kind.__module__ == "numpy" and hasattr(value, "item"):
             return self._packed(value.item())
         for plain in _PLAIN:
@@ -271,12 +260,6 @@ class Peer:
                 return self._double(kind, *values)
             case "list", _:
                 return values
-            case "tuple", _:
-                return tuple(values)
-            case "dict", _:
-                return dict(zip(values[::2], values[1::2], strict=True))
-            case "bytes", [text]:
-                return text.encode("latin-1")
             case "call", [function, *given]:
                 return function(*given)
             case "builtin", [name]:
@@ -306,6 +289,10 @@ class Peer:
 
 
 def _arguments(value: Any) -> Any:
+    if type(value) is dict:
+        return (list(map(list, value.items())),)
+    if type(value) in _PLAIN or type(value) is bytearray:
+        return (list(value),)
     if hasattr(value, "dtype"):
         return value.tolist(), value.dtype.str
     if hasattr(value, "maxlen"):

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from lrl.rewards.sandbox.session import MODULES, Step
+from lrl.rewards.sandbox.runner import MODULES
 
-_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 _NAMES_OF_FUNCTIONS = ("fn_name", "func_name", "entry_point")
 _CALLED = ("functional", "function_call")
-_INSIDE = {
+_REFUSED = {
     *("mock", "monkeypatch", "capsys", "capfd", "caplog", "asyncio"),
     *("redirect_stdout", "redirect_stderr", "stdin", "stdout"),
+    *("fixture", "parametrize", "setup_method", "setup_class", "tmp_path", "tmpdir"),
 }
-"""What works only in the program's own process."""
+"""What works only in the program's own process, or under pytest."""
 _MODULES = {"np": "numpy", "pd": "pandas", **{name: name for name in sys.stdlib_module_names}}
 _CALLS = """
 import json
@@ -44,22 +44,6 @@ def _run(case):
     found = unittest.TestSuite([case]).run(unittest.TestResult())
     assert found.wasSuccessful(), str(found.errors or found.failures)[-300:]
 """
-_PYTEST = """
-import pathlib, sys, pytest
-class _Tests(pytest.Module):
-    def _getobj(self):
-        return sys.modules["__main__"]
-class _Plugin:
-    def pytest_collection(self, session):
-        tests = _Tests.from_parent(session, path=pathlib.Path("/tests.py"))
-        session.items = list(session.genitems(tests))
-        session.testscollected = len(session.items)
-        return True
-"""
-_RUN_PYTEST = (
-    'assert pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"], '
-    '[_Plugin()]) == 0, "pytest"'
-)
 
 
 class Pair(NamedTuple):
@@ -67,6 +51,14 @@ class Pair(NamedTuple):
 
     stdin: str
     stdout: str
+
+
+class Step(NamedTuple):
+    """A piece of a row's tests, which runs after the program, beside it."""
+
+    source: str
+    is_test: bool = True
+    """Whether it counts; else a failure of it fails all that come later."""
 
 
 class Tests(NamedTuple):
@@ -201,15 +193,14 @@ def _call(case: Mapping[str, Any], name: str) -> Step:
 def _steps(source: str, columns: Mapping[str, Any]) -> list[Step]:
     body = [each for each in ast.parse(source).body if not _is_main(each)]
     setup = "\n".join(map(ast.unparse, body))
-    defined = {each.name for each in body if isinstance(each, _DEFINITIONS)}
-    others = (each for each in body if not isinstance(each, _DEFINITIONS))
+    others = [each for each in body if not isinstance(each, ast.FunctionDef | ast.ClassDef)]
     parts = [part for each in others for part in ast.walk(each)]
     called = {part.id for part in parts if isinstance(part, ast.Name)}
-    if calls := [call for each in body for call in _collected(each, called)]:
-        if "pytest" in setup or "" in calls:
-            return [Step(setup + _PYTEST, is_test=False), Step(_RUN_PYTEST)]
+    defined = {each.name: each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+    collected = [each for name, each in defined.items() if name not in called]
+    if calls := [call for each in collected for call in _collected(each)]:
         return [Step(setup + _UNITTEST, is_test=False), *map(Step, calls)]
-    if "check" in defined - called:  # HumanEval
+    if "check" in defined.keys() - called:  # HumanEval
         name = _function(columns)
         if not name:
             raise ValueError("`check` needs the name of the function, in a column `entry_point`")
@@ -227,22 +218,15 @@ def _is_main(statement: ast.stmt) -> bool:
     return is_call is not None and isinstance(statement, ast.Expr | ast.If)
 
 
-def _collected(statement: ast.stmt, called: set[str]) -> Iterator[str]:
-    """Yields the calls of the tests in a statement that pytest would collect; empty for what only
-    pytest can call."""
-    if not isinstance(statement, _DEFINITIONS) or statement.name in called:
-        return
-    if isinstance(statement, ast.FunctionDef):
-        if statement.name.startswith("test"):
-            yield "" if statement.args.args else f"{statement.name}()"
-        return
-    methods = [part for part in statement.body if isinstance(part, ast.FunctionDef)]
-    tests = [part for part in methods if part.name.startswith("test")]
-    if any("TestCase" in ast.unparse(base) for base in statement.bases):
-        yield from (f"_run({statement.name}({test.name!r}))" for test in tests)
-    elif statement.name.startswith("Test") and tests:
-        needs_pytest = tests != methods or any(len(test.args.args) != 1 for test in tests)
-        yield from ("" if needs_pytest else f"{statement.name}().{test.name}()" for test in tests)
+def _collected(found: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """Returns the calls of the tests in a function or class, as pytest would collect them."""
+    if isinstance(found, ast.FunctionDef):
+        return [f"{found.name}()"] if found.name.startswith("test") else []
+    methods = [part.name for part in found.body if isinstance(part, ast.FunctionDef)]
+    tests = [name for name in methods if name.startswith("test")]
+    if any("TestCase" in ast.unparse(base) for base in found.bases):
+        return [f"_run({found.name}({name!r}))" for name in tests]
+    return [f"{found.name}().{name}()" for name in tests if found.name.startswith("Test")]
 
 
 def _with_names(steps: list[Step]) -> Tests:
@@ -271,10 +255,10 @@ def _with_names(steps: list[Step]) -> Tests:
                 bases.add(name)
             case ast.ClassDef():
                 inherited.update(map(ast.unparse, each.bases))
-    if found := _INSIDE & {word for dotted in words for word in dotted.split(".")}:
+    if found := _REFUSED & {word for dotted in words for word in dotted.split(".")}:
         raise ValueError(
-            f"its tests use `{min(found)}`, which works only in the program's own process; they "
-            "run in another"
+            f"its tests use `{min(found)}`; they run without pytest, in another process than the "
+            "program's"
         )
     free = _free(symtable.symtable(source, "tests.py", "exec"))
     modules = [name for name in free if name in bases and name in _MODULES]

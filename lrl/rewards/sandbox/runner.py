@@ -5,17 +5,17 @@ The sandbox's Python runs the text of this file behind that of `calls`, so it im
 lrl. The link, a socket, brings messages of JSON behind their length: the program with its limits,
 then for each run whether it has tests, and the tests. The answers are lines of JSON:
 
-    ["begun"]
-    ["passed", NUMBER]        of a test
-    ["unfit", REASON]         the tests lack something here, whatever the program
-    ["ended", STATUS, LIMIT]  LIMIT has ended this run, if it is not empty
-    ["over", 0, LIMIT]        a limit of all runs together has ended the last one
-    ["busy"]                  so has the time, but the machine is to blame
+    ["passed", NUMBER]    of a test
+    ["unfit", REASON]     the tests lack something here, whatever the program
+    ["ended", STATUS]     this run
+    ["over", LIMIT]       a limit of all runs together has ended the last one
+    ["busy"]              so has the time, but the machine is to blame
 
 Tests run in a process beside the program's. It alone reads them, and calls the program.
 """
 
 import ctypes
+import functools
 import json
 import os
 import resource
@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lrl.rewards.sandbox.calls import Gone, Peer
 
+MODULES = ("solution", "program", "main", "submission")
+"""Names under which tests may import the program."""
 _POLL_S = 0.2
 _PR_SET_DUMPABLE = 4
-_FOLDERS = ("/tmp", "/dev/shm")
 _MOST_FILES = 2**14
 """Files that a program may make: an empty one takes a KiB of the kernel's memory, and no limit of
 Linux counts it."""
@@ -42,13 +43,11 @@ def main() -> None:
     """Serves runs until the other end of the link is closed."""
     link = socket.socket(fileno=int(sys.argv[1]))
     job = _received(link)
-    for name, limit in job["rlimits"].items():
-        kind = getattr(resource, name)
-        _, hard = resource.getrlimit(kind)
-        most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-        spare = name == "RLIMIT_CPU"  # in which a signal says what has happened
-        resource.setrlimit(kind, (min(limit, most), min(limit + spare, most)))
-    _close_to_others(True)
+    for name, limits in job["rlimits"].items():
+        resource.setrlimit(getattr(resource, name), limits)
+    # Its memory and files are closed to the others of its user.
+    set_dumpable = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_DUMPABLE)
+    set_dumpable(0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # of the first process: the kernel ignores it
     watch = Watch(job)
     while (has_tests := _received(link)) is not None:
@@ -57,20 +56,15 @@ def main() -> None:
         if child == 0:
             link.close()
             here.close()
-            _close_to_others(False)
+            set_dumpable(1)
             _run(job["program"], there if has_tests else None)
             return
-        tests = os.fork() if has_tests else 0
-        if has_tests and tests == 0:
+        tests = os.fork() if has_tests else child
+        if tests == 0:
             there.close()
             _test(link, here)
         here.close()
-        _answer(link, "begun")
-        pids = [child, tests] if has_tests else [child]
-        how = watch.end_of(pids, there)
-        _answer(link, *how)
-        if how[0] != "ended":
-            return
+        _answer(link, *watch.end_of([child, tests][: 1 + has_tests], there))
 
 
 def _received(link: socket.socket) -> Any:
@@ -83,11 +77,6 @@ def _answer(link: socket.socket, *words: Any) -> None:
     link.sendall(json.dumps(words).encode() + b"\n")
 
 
-def _close_to_others(closed: bool) -> None:
-    """Closes the memory and the files of this process to the others of its user, or opens them."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(not closed))
-
-
 class Watch:
     """The limits of all runs together, and the clock of one run.
 
@@ -96,7 +85,8 @@ class Watch:
     """
 
     def __init__(self, job: Any) -> None:
-        self._job = job
+        self._timeout_s = job["timeout_s"]
+        self._max_output_bytes = job["max_output_bytes"]
         self._is_isolated = os.getpid() == 1
         self._before_s = (0.0, 0.0)
 
@@ -109,23 +99,24 @@ class Watch:
         with suppress(OSError):
             calls.shutdown(socket.SHUT_RDWR)  # what the program has started may have it, too
         calls.close()
-        broken = broken or self._until_ended(pids[-1]) or self._broken_size()
+        broken = broken or self._until_ended(pids[-1])
         self._before_s = self._seconds()
         for pid in [-1] if self._is_isolated else pids:  # there -1 is all but this process
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ends = [os.wait4(pid, 0) for pid in pids]
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         with suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
-        status = next((status for _, status, _ in ends if status), 0)
-        return broken or ("ended", os.waitstatus_to_exitcode(status), self._broken_cpu(ends))
+        return broken or ("ended", next(filter(None, ends), 0))
 
     def _until_ended(self, pid: int) -> tuple[Any, ...]:
         end = os.pidfd_open(pid)
+        ended = False
         broken: tuple[Any, ...] = ()
-        while not broken and not select.select([end], [], [], _POLL_S)[0]:
-            broken = self._broken_size() or self._broken_time()
+        while not (ended or broken):
+            ended = bool(select.select([end], [], [], _POLL_S)[0])
+            broken = self._broken()
         os.close(end)
         return broken
 
@@ -135,33 +126,20 @@ class Watch:
         run_s = time.monotonic() - self._began
         return counted_s + run_s - sum(map(waited_s, self._pids)), wall_s + run_s
 
-    def _broken_time(self) -> tuple[Any, ...]:
-        timeout_s = self._job["timeout_s"]
-        counted_s, wall_s = self._seconds()
-        if counted_s <= timeout_s and wall_s <= 2 * timeout_s:
-            return ()
-        processes = [name for name in os.listdir("/proc") if name.isdigit()]
-        # More of them may have taken the processor from each other.
-        is_alone = not self._is_isolated or len(processes) <= 1 + len(self._pids)
-        is_busy = counted_s <= timeout_s and is_alone
-        return ("busy",) if is_busy else ("over", 0, f"the time limit of {timeout_s:g} s")
-
-    def _broken_size(self) -> tuple[Any, ...]:
-        most = self._job["max_output_bytes"]
-        if os.fstat(1).st_size + os.fstat(2).st_size > most:
-            return "over", 0, f"the limit of {most} bytes of output"
-        places = map(os.statvfs, _FOLDERS if self._is_isolated else ())
+    def _broken(self) -> tuple[Any, ...]:
+        if os.fstat(1).st_size + os.fstat(2).st_size > self._max_output_bytes:
+            return "over", f"the limit of {self._max_output_bytes} bytes of output"
+        places = map(os.statvfs, ("/tmp", "/dev/shm") if self._is_isolated else ())
         if sum(place.f_files - place.f_ffree for place in places) > _MOST_FILES:
-            return "over", 0, f"the limit of {_MOST_FILES} files"
-        return ()
-
-    def _broken_cpu(self, ends: Any) -> str:
-        cpu_s = self._job["rlimits"]["RLIMIT_CPU"]
-        for _, status, usage in ends:
-            used_up = usage.ru_utime + usage.ru_stime >= cpu_s
-            if status == signal.SIGXCPU or (status == signal.SIGKILL and used_up):
-                return f"the limit of {cpu_s} s of CPU time"
-        return ""
+            return "over", f"the limit of {_MOST_FILES} files"
+        counted_s, wall_s = self._seconds()
+        if counted_s <= self._timeout_s and wall_s <= 2 * self._timeout_s:
+            return ()
+        # More processes may have taken the processor from each other.
+        is_alone = sum(map(str.isdigit, os.listdir("/proc"))) <= 1 + len(self._pids)
+        if counted_s <= self._timeout_s and (is_alone or not self._is_isolated):
+            return ("busy",)
+        return "over", f"the time limit of {self._timeout_s:g} s"
 
 
 def waited_s(pid: int) -> float:
@@ -186,7 +164,8 @@ def _run(program: str, calls: socket.socket | None) -> None:
     peer = Peer(calls, known=sys.modules["__main__"]) if calls else None
     exec(compile(program, "program.py", "exec", dont_inherit=True), scope)
     if peer is not None:
-        peer.serve()
+        with suppress(Gone):
+            peer.serve()
         leave(0)
 
 
@@ -195,15 +174,16 @@ def _test(link: socket.socket, calls: socket.socket) -> None:
     tests = _received(link)
     sys.path[:] = filter(None, sys.path)  # the program may write to the current folder
     scope = _scope()
-    peer = Peer(calls, classes=tests["classes"])
-    sys.modules.update(dict.fromkeys(tests["modules"], peer.first))
-    for number, (source, counts) in enumerate(tests["steps"]):
+    peer = Peer(calls, classes=[name for name in tests["names"] if name[:1].isupper()])
+    sys.modules.update(dict.fromkeys(MODULES, peer.first))  # type: ignore[arg-type]
+    for number, (source, is_test) in enumerate(tests["steps"]):
         try:
             for name in tests["names"]:
                 scope.pop(name, None)
                 with suppress(AttributeError):
                     scope[name] = getattr(peer.first, name)
             exec(compile(source, "tests.py", "exec", dont_inherit=True), scope)
+            _answer(link, "passed", number)
         except Gone:
             break
         except BaseException as error:
@@ -211,10 +191,8 @@ def _test(link: socket.socket, calls: socket.socket) -> None:
                 _answer(link, "unfit", str(error))
                 break
             sys.excepthook(*sys.exc_info())
-            if tests["ends_at_failure"] or not counts:
+            if tests["ends_at_failure"] or not is_test:
                 break
-        else:
-            _answer(link, "passed", number)
     os._exit(0)
 
 

@@ -4,7 +4,6 @@ Covers lrl/rewards/sandbox/calls.py.
 """
 
 import base64
-import importlib.util
 import json
 
 import pytest
@@ -120,6 +119,7 @@ def test_a_right_program_is_worth_1_and_a_wrong_one_0_in_the_public_forms(form):
         ({"question": "1"}, "KeyError"),
         ({"inputs": "12", "outputs": "34"}, "have to be lists"),
         ("def test_it(capsys):\n    assert add(1, 2) == 3", "capsys"),
+        ("@fixture\ndef two():\n    return 2\nassert add(1, 1) == 2", "`fixture`"),
         ("async def test_it():\n    assert await add(1, 2) == 3", "asyncio"),
         ("class B(A):\n    pass\nassert B().f() == 1", "inherits"),
         ("[]", "has no tests"),
@@ -157,21 +157,6 @@ def test_tests_that_lack_a_module_are_an_error_and_not_a_zero():
             call({"tests": tests})
     lacking = "def add(a, b):\n    import no_such_module"
     assert judge("", lacking, tests=ASSERTS) == 0.0  # the program's own fault
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("pytest"), reason="pytest is not installed")
-def test_what_only_pytest_can_run_is_run_by_it():
-    import sys
-
-    tests = (
-        "import pytest\n\n@pytest.fixture\ndef two():\n    return 2\n\n"
-        "@pytest.mark.parametrize('a,b', [(1, 3), (2, 4)])\ndef test_sum(a, b, two):\n"
-        "    assert add(a, two) == b\n\ndef test_error():\n    with pytest.raises(TypeError):\n"
-        "        add(1, 'a')\n"
-    )
-    judge = code(python=sys.executable, cpu_s=20)
-    assert judge("", ADD, tests=tests) == 1.0
-    assert judge("", SUBTRACT, tests=tests) == 0.0
 
 
 VALUES = (

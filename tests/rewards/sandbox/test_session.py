@@ -8,28 +8,32 @@ import itertools
 import os
 import signal
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
 
 import psutil
 import pytest
 
 from lrl.errors import ConfigError
 from lrl.rewards.sandbox import session
+from tests.leftovers import wait_for
 from tests.rewards.bubblewrap_here import needs_bubblewrap
-from tests.rewards.test_code import ASSERTS, DOUBLE, PAIRS, code, isolations
+from tests.rewards.test_code import ASSERTS, DOUBLE, PAIRS, code
+
+bubblewrapped = {"isolation": "bubblewrap"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def nothing_is_known_to_work():
-    session._working.clear()
+    session.check.cache_clear()
     yield
-    session._working.clear()
+    session.check.cache_clear()
 
 
-@pytest.mark.usefixtures("nothing_is_known_to_work")
 def test_without_bwrap_it_is_refused_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="sudo apt-get install bubblewrap.*isolation: none"):
-        code("bubblewrap")
+        code(**bubblewrapped)
 
 
 def fake_bwrap(monkeypatch, folder, text):
@@ -44,11 +48,10 @@ def fake_bwrap(monkeypatch, folder, text):
 @pytest.fixture
 def open_folder():
     """A folder that the sandbox's user can reach, as pytest's is not."""
-    with session.TemporaryDirectory(prefix="lrl") as folder:
+    with TemporaryDirectory(prefix="lrl") as folder:
         yield Path(folder)
 
 
-@pytest.mark.usefixtures("nothing_is_known_to_work")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -61,47 +64,39 @@ def test_a_bwrap_that_does_not_work_is_refused_with_its_own_words(
 ):
     fake_bwrap(monkeypatch, open_folder, text)
     with pytest.raises(ConfigError, match=words):
-        code("bubblewrap")
+        code(**bubblewrapped)
 
 
 @needs_bubblewrap
-@pytest.mark.usefixtures("nothing_is_known_to_work")
 def test_what_the_machine_causes_is_an_error_and_not_a_zero(monkeypatch, open_folder):
-    judge = code("bubblewrap")
+    judge = code(**bubblewrapped)
     fake_bwrap(monkeypatch, open_folder, "echo bwrap: no space >&2; exit 1")
     with pytest.raises(RuntimeError, match="did not start.*bwrap: no space"):
         judge("", DOUBLE, tests=ASSERTS)
     monkeypatch.setenv("PATH", "/no/folder")
     with pytest.raises(RuntimeError, match="bwrap is not on PATH"):
         judge("", DOUBLE, tests=ASSERTS)
-    session._working.clear()  # as in a worker on another machine, where it has never worked
-    with pytest.raises(RuntimeError, match="does not work: bwrap is not on PATH"):
-        judge("", "no program", tests=ASSERTS)
 
 
-@isolations
-def test_a_sandbox_that_is_ended_from_outside_is_an_error_and_not_a_zero(isolation, monkeypatch):
-    answer = session.Session._answer
+def test_a_sandbox_that_is_ended_from_outside_is_an_error_and_not_a_zero():
+    judge = code(timeout_s=60.0)
+    me = psutil.Process()
 
-    def kill(self, begun):
-        if begun:
-            first = psutil.Process(self._process.pid)
-            for victim in first.children() if isolation == "bubblewrap" else [first]:
-                victim.send_signal(signal.SIGKILL)
-        return answer(self, begun)
+    def kill():
+        wait_for(lambda: len(me.children(recursive=True)) > 2, 60.0, "the program")
+        me.children(recursive=True)[1].send_signal(signal.SIGKILL)
 
-    judge = code(isolation)
-    monkeypatch.setattr(session.Session, "_answer", kill)
+    judge("", DOUBLE, tests=PAIRS)  # which are tried
+    killer = Thread(target=kill)
+    killer.start()
     with pytest.raises(RuntimeError, match="ended from outside"):
         judge("", "import time\ntime.sleep(60)", tests=PAIRS)
+    killer.join()
 
 
-@isolations
-def test_a_program_that_the_kernel_ends_for_lack_of_memory_is_an_error_and_not_a_zero(
-    isolation, monkeypatch
-):
+def test_a_program_that_the_kernel_ends_for_lack_of_memory_is_an_error_and_not_a_zero(monkeypatch):
     dies = "import os\nos.kill(os.getpid(), 9)"
-    judge = code(isolation)
+    judge = code()
     assert judge("", dies, tests=PAIRS) == 0.0  # it has done that itself
     numbers = itertools.count()
     monkeypatch.setattr(session, "_oom_kills", lambda: f"oom_kill {next(numbers)}")
@@ -114,7 +109,7 @@ def test_a_program_that_the_kernel_ends_for_lack_of_memory_is_an_error_and_not_a
 def test_a_program_that_got_no_processor_is_an_error_unless_it_had_several_processes(
     processes, monkeypatch
 ):
-    judge = code("bubblewrap", timeout_s=1.5)
+    judge = code(**bubblewrapped, timeout_s=1.5)
     only_waits = session.RUNNER.replace("int(stat.read().split()[1]) * 1e-9", "1e9")
     assert only_waits != session.RUNNER
     monkeypatch.setattr(session, "RUNNER", only_waits)

@@ -139,16 +139,11 @@ class Code(Reward):
 
     def _by_steps(self, session: Session, tests: Tests) -> Verdict:
         run = session.run(tests=tests, ends_at_failure=not self.partial)
-        if run.unfit:
-            raise ValueError(
-                f"the tests in the column `{self.tests}` cannot run: {run.unfit}. Set Code.python "
-                "to a Python that has it, or import `solution` for the program"
-            )
         failed = [number for number in tests.counted if number not in run.passed]
         passed = len(tests.counted) - len(failed)
         if not failed:
             return Verdict(passed, passed)
-        reason = f"{tests.steps[failed[0]].source!r:.200}: {_end(run)}"
+        reason = f"{tests.steps[failed[0]].source!r:.200}: {run.why}"
         return Verdict(passed, len(tests.counted), reason, run.limit)
 
     def _by_pairs(self, session: Session, tests: Tests) -> Verdict:
@@ -189,15 +184,11 @@ def program_in(response: str) -> str | None:
 
 def _difference(run: Run, pair: Pair) -> str:
     """Returns why a run has not passed; empty if it has."""
-    if run.limit or run.status != 0:
-        return _end(run)
+    if run.failed:
+        return run.why
     if _lines(run.output) == _lines(pair.stdout):
         return ""
     return f"the output is {run.output!r:.200}, not {pair.stdout!r:.200}"
-
-
-def _end(run: Run) -> str:
-    return run.limit or run.error or f"the program ended with status {run.status}"
 
 
 def _lines(text: str) -> list[str]:

@@ -52,18 +52,16 @@ class Run(NamedTuple):
     """The outcome of a run of the program."""
 
     output: str
-    error: str
-    """The last line of its standard error."""
-    status: int
-    """Its exit status, or minus the signal that has ended it."""
+    why: str
+    """How it ended: the limit, the last line of its standard error, or its status."""
+    failed: bool
+    """Whether the program did not end by itself with status 0."""
     limit: str
     """The limit that has ended it; empty if none has."""
     is_last: bool
     """Whether that was a limit of all runs together."""
-    passed: frozenset[int]
+    passed: set[int]
     """Numbers of the steps that have passed."""
-    unfit: str
-    """Why the tests cannot run here, whatever the program; empty if they can."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,7 @@ def check(sandbox: Sandbox) -> None:
     with Session(sandbox, "") as session:
         run = session.run(tests=Tests(steps=(Step("assert True"),)))
     if not run.passed:
-        why = run.error or run.limit or "it has ended early"
-        raise RuntimeError(f"a small program fails in it ({why}): raise its limits")
+        raise RuntimeError(f"a small program fails in it ({run.why}): raise its limits")
 
 
 class Session:
@@ -144,7 +141,8 @@ class Session:
 
     def run(self, stdin: str = "", tests: Tests | None = None, ends_at_failure: bool = True) -> Run:
         """Runs the program once, with the steps of tests beside it if there are any; raises an
-        error if the machine is to blame for its end."""
+        error if the machine is to blame for its end, ValueError if it lacks what the tests import.
+        """
         self._files[0].write(stdin.encode())
         self._files[0].seek(0)  # the place in a file is one for both ends
         oom_kills = _oom_kills()
@@ -152,27 +150,32 @@ class Session:
         if tests is not None:
             how = {"steps": tests.steps, "names": tests.names, "ends_at_failure": ends_at_failure}
             self._send(how)
-        status = 0
         passed: set[int] = set()
-        unfit = limit = ""
-        while (answer := self._answer())[0] not in ("ended", "over"):
-            match answer:
+        while True:
+            match self._answer():
                 case ["passed", number]:
                     passed.add(number)
-                case ["unfit", unfit]:
-                    pass
+                case ["ended", status]:
+                    if status == -signal.SIGKILL and oom_kills != _oom_kills():
+                        raise RuntimeError("Linux has ended the program: it is out of memory")
+                    return self._outcome(passed, status=status)
+                case ["over", limit]:
+                    return self._outcome(passed, limit=limit, is_last=True)
+                case ["unfit", reason]:
+                    raise ValueError(
+                        f"the tests cannot run: {reason}. Set Code.python to a Python that has it, "
+                        "or import `solution` for the program"
+                    )
                 case ["busy"]:
                     raise TimeoutError(
                         "the machine is too busy: it gave the program no processor for half of "
                         f"{2 * self._sandbox.timeout_s:g} s. Lower data.reward_workers, or raise "
                         "timeout_s"
                     )
-        match answer:
-            case ["ended", status]:
-                if status == -signal.SIGKILL and oom_kills != _oom_kills():
-                    raise RuntimeError("Linux has ended the program: it is out of memory")
-            case ["over", limit]:
-                pass
+
+    def _outcome(
+        self, passed: set[int], status: int = 0, limit: str = "", is_last: bool = False
+    ) -> Run:
         output, written = self._written(1), self._written(2)
         for file in self._files:
             file.seek(0)
@@ -182,7 +185,10 @@ class Session:
             limit = f"the limit of {self._sandbox.cpu_s} s of CPU time"
         elif error.startswith("MemoryError"):
             limit = limit or f"the limit of {self._sandbox.memory_mib} MiB of memory"
-        return Run(output, error, status, limit, answer[0] == "over", frozenset(passed), unfit)
+        why = limit or error or f"the program ended with status {status}"
+        return Run(
+            output, why, failed=bool(limit or status), limit=limit, is_last=is_last, passed=passed
+        )
 
     def _written(self, file: int) -> str:
         most = self._sandbox.max_output_bytes

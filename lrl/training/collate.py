@@ -77,7 +77,6 @@ def by_rollout(samples: Sequence[TrainingSample], numbers: Iterable[Tensor]) -> 
 
 
 def _batches(trees: list[PrefixTree], micro_batch_tokens: int) -> Iterator[list[PrefixTree]]:
-    """Splits trees into parts of at most `micro_batch_tokens`, a row each, padding included."""
     # The longest first: rows of similar length need little padding.
     left = sorted(trees, key=len, reverse=True)
     while left:
@@ -134,7 +133,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
 
 
 def _write_tree(batch: MicroBatch, row: int, whole: slice, tree: PrefixTree, number: int) -> int:
-    """Writes a tree, its samples numbered from `number`; returns the next number."""
+    """Numbers the tree's samples from `number`; returns the next number."""
     start = whole.start + tree.shared
     shared = slice(whole.start, start)
     first = tree.samples[0]

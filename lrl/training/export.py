@@ -3,7 +3,7 @@ the first version's; and a critic's.
 
 transformers loads more than it saves: a generation_config.json that it refuses to write, several
 ends of text of which it writes one, settings of older forms. So each file that training has not
-changed is copied byte for byte, and config.json gets only what has changed.
+changed is copied byte for byte, and config.json gets its new dtype.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from transformers import (
 from lrl.errors import ConfigError
 from lrl.system import hub
 from lrl.training.lora import LoRA
-from lrl.training.model import open_tokenizer, quiet_config
+from lrl.training.model import open_config, open_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ TOKENIZER = (
 """Files of a tokenizer, besides those that its class names."""
 NO_SAMPLING = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of generation that belong into config.json."""
+DTYPE = re.compile(r'("(?:torch_)?dtype": ?)"\w+"')
+"""A dtype in a config.json."""
 
 
 def save_policy(
@@ -91,17 +93,6 @@ def save_policy(
         lora.save(adapters, base, folder / "adapter")
 
 
-def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """Returns the content of a config.json with another dtype, also in its parts that have one."""
-
-    def changed(part: dict[str, Any]) -> dict[str, Any]:
-        parts = {name: changed(value) for name, value in part.items() if isinstance(value, dict)}
-        return part | parts | dict.fromkeys(part.keys() & {"dtype", "torch_dtype"}, dtype)
-
-    found = changed(config)
-    return found if found.keys() & {"dtype", "torch_dtype"} else found | {"dtype": dtype}
-
-
 @contextmanager
 def _savable(network: PreTrainedModel) -> Iterator[None]:
     """Removes what transformers reads and refuses to write from the network's configs."""
@@ -118,27 +109,25 @@ def _savable(network: PreTrainedModel) -> Iterator[None]:
 
 
 def _keep_config(network: PreTrainedModel, first_folder: Path, folder: Path) -> None:
-    """Writes the first version's config.json with the dtype and the entries that changed."""
-    before = quiet_config(str(first_folder))
-    if type(before) is not type(network.config):
-        return  # transformers has written the config of the text part of a larger model
+    """Writes the first version's config.json with the new dtype, unless more has changed: by a
+    script, or because the policy is the text part of a larger model."""
+    first = (first_folder / CONFIG).read_text(encoding="utf-8")
     saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    original = json.loads((first_folder / CONFIG).read_text(encoding="utf-8"))
-    then, now = _without_dtype(before), _without_dtype(network.config)
-    unchanged = GenerationConfig().to_dict().keys() - set(NO_SAMPLING) | {"dtype"}
-    changed = {
-        name: saved.get(name)
-        for name, value in now.items()
-        if then.get(name) != value and name[0] != "_" and name not in unchanged
+    same_class = json.loads(first).get("architectures") == saved["architectures"]
+    if same_class and _settings(open_config(str(first_folder))) == _settings(network.config):
+        text = DTYPE.sub(rf'\1"{saved["dtype"]}"', first)
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def _settings(config: PreTrainedConfig) -> str:
+    """Returns a model's settings but its dtype."""
+    of_sampling = GenerationConfig().to_dict().keys() - set(NO_SAMPLING)
+    settings = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name[0] != "_" and name not in of_sampling
     }
-    content = _with_dtype(original, saved["dtype"]) | changed
-    content["architectures"] = saved["architectures"]
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-
-
-def _without_dtype(config: PreTrainedConfig) -> dict[str, Any]:
-    return _with_dtype(json.loads(json.dumps(config.to_dict(), default=str)), "")
+    return DTYPE.sub("", json.dumps(settings, default=str, sort_keys=True))
 
 
 def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:

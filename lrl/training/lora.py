@@ -163,7 +163,7 @@ def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def adapted_weights(network: nn.Module) -> dict[str, LoraLayer]:
-    """Returns the layers of `adapted_layers` by the names that their W have without adapters."""
+    """Returns `adapted_layers` by the names that their W have without adapters."""
     return {f"{name}.weight": layer for name, layer in adapted_layers(network)}
 
 

@@ -37,12 +37,8 @@ from lrl.training.weight_files import check_whole
 from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
-LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
-"""Words in errors of an installation that does not fit, never of a model."""
 FUSED_HEAD = "lrl_fused_head"
 """The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
-MODEL_ERRORS = (TypeError, AttributeError, ValueError, LookupError, RuntimeError)
-"""What a model raises that cannot compute what it is given."""
 
 
 def is_made(model: str) -> bool:
@@ -52,7 +48,7 @@ def is_made(model: str) -> bool:
 
 def find_model(model: str) -> str:
     """Returns the folder or hub name for the setting `model`; runs the function if it names one.
-    Raises ConfigError if there is no such folder or function, or the function raised."""
+    Raises ConfigError if there is no such folder or function."""
     if not is_made(model):
         folder = Path(model).expanduser()
         # Names on the hub are `name` or `owner/name`.
@@ -65,13 +61,8 @@ def find_model(model: str) -> str:
     try:
         make = import_by_name.function(model)
     except ValueError as error:
-        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
-    try:
-        return str(make())
-    except ConfigError as error:
-        raise ConfigError(f"model={model!r}: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}.") from error
+        raise ConfigError(f"model={model!r}: {error}") from None
+    return str(make())
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -106,7 +97,7 @@ class ModelSource:
         network, report = _from_pretrained(
             AutoModelForCausalLM,
             self.folder,
-            config=quiet_config(self.folder),
+            config=open_config(self.folder),
             dtype=getattr(torch, self.dtype),
             attn_implementation=self.attention,
             output_loading_info=True,
@@ -125,11 +116,11 @@ class ModelSource:
         _check_logits(network)
         return network
 
-    def open_empty(self) -> PreTrainedModel:
-        """Makes the network of `open`, which has checked the folder, without memory for weights."""
+    def open_empty(self, config: Any) -> PreTrainedModel:
+        """Makes the network of `open`, from its `open_config`, without memory for weights."""
         with parameters_without_memory():
             network = AutoModelForCausalLM.from_config(
-                quiet_config(self.folder),
+                config,
                 dtype=getattr(torch, self.dtype),
                 attn_implementation=self.attention,
                 trust_remote_code=False,
@@ -143,24 +134,18 @@ class ModelSource:
         return network.train()
 
 
-def open_config(folder: str) -> Any:
-    """Opens a model's config; raises ValueError if it cannot, or the weights are quantised."""
-    config = read_config(folder)
-    check_whole(folder, config)
-    return config
-
-
 def read_config(folder: str) -> Any:
     """Reads a model's config, also of one that lrl cannot train; raises ValueError if it cannot."""
     return _from_pretrained(AutoConfig, folder)
 
 
-def quiet_config(folder: str) -> Any:
-    """Opens a model's config, without noise."""
-    config = open_config(folder)
+def open_config(folder: str) -> Any:
+    """Opens a model's config, without the noise of training, which a generator has not; raises
+    ValueError if it cannot, or the weights are quantised."""
+    config = read_config(folder)
+    check_whole(folder, config)
     text_config = config.get_text_config()
     for name, value in vars(text_config).items():
-        # Noise the generator does not have.
         if isinstance(value, float) and ("drop" in name or "jitter" in name):
             setattr(text_config, name, 0.0)
     return config
@@ -304,16 +289,12 @@ def _check_logits(network: PreTrainedModel) -> None:
 
 @contextmanager
 def trial_pass(network: PreTrainedModel) -> Iterator[None]:
-    """For passes that try a model: in the dtype that its attention knows, and exceptions of a model
-    that needs other arguments become a ValueError that names it."""
+    """For passes that try a model: in the dtype that its attention knows, and what it raises becomes
+    a ConfigError that names it."""
     try:
         with varlen.in_its_dtype(network):
             yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
-        raise
-    except MODEL_ERRORS as error:
-        if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
-            raise
+    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
             f"tokens and their positions alone ({shortened(error)}). Take another model"

@@ -1,17 +1,10 @@
-"""A model's files on ranks of several machines, which need not share a file system.
-
-Rank 0 reads a local folder. A rank that does not see the same folder gets the small files, such as
-the config, from rank 0, and the weights over the network.
-"""
+"""A model on all ranks. Rank 0 alone reads its files; the others, whose machines need not have them,
+get its config and weights from rank 0."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -20,54 +13,12 @@ from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks, explain_broken_collective
 from lrl.errors import ConfigError
-from lrl.training.model import ModelSource
+from lrl.training.model import ModelSource, open_config
+from lrl.training.sharding import give_memory
 from lrl.training.trials import cannot_have_varlen
 from lrl.training.varlen import VARLEN, is_flash
 
 log = logging.getLogger(__name__)
-
-WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
-"""Suffixes of files with weights."""
-
-
-@contextmanager
-def model_files(folder: str, ranks: Ranks) -> Iterator[tuple[str, bool]]:
-    """Yields where this rank opens the model that rank 0 has in `folder`, and whether all ranks see
-    that folder or load it by its hub name; all ranks call it.
-
-    A rank that does not see it gets a copy of all but the weights.
-    """
-    if ranks.size == 1:
-        yield folder, True
-        return
-    wanted = ranks.share(_files_in(folder))
-    sees = wanted is None or _files_in(folder) == wanted  # None: a name on the hub
-    everywhere = ranks.share(all(ranks.gather(sees)))
-    if everywhere:
-        yield folder, True
-        return
-    small = {
-        name: Path(folder, name).read_bytes()
-        for name in wanted or ()
-        if ranks.rank == 0 and Path(name).suffix not in WEIGHTS
-    }
-    small = ranks.share(small)
-    if sees:
-        yield folder, False
-        return
-    with TemporaryDirectory(prefix="lrl-model-") as copy:
-        for name, content in small.items():
-            Path(copy, name).write_bytes(content)
-        yield copy, False
-
-
-def _files_in(folder: str) -> dict[str, tuple[int, int]] | None:
-    """Returns the sizes and times of a folder's files by name; None if there is no such folder."""
-    directory = Path(folder)
-    if not directory.is_dir():
-        return None
-    found = [(path.name, path.stat()) for path in directory.iterdir() if path.is_file()]
-    return {name: (status.st_size, status.st_mtime_ns) for name, status in found}
 
 
 def open_on_ranks(
@@ -76,35 +27,27 @@ def open_on_ranks(
     """Opens a model on all ranks; all of them call it.
 
     Returns:
-        The model on `device`, twice; where a rank does not have its files, rank 0 sends the
-        weights. With `in_parts`, for `Sharding.divide`: the model without memory for its weights,
-        and on rank 0 the whole one, on the CPU (None on the other ranks).
+        The model on `device`, twice. With `in_parts`, for `Sharding.divide`: the model without
+        memory for its weights, and on rank 0 the whole one, on the CPU (None on the other ranks).
     """
     named = None if source.attention == VARLEN else source.attention
-    tries_varlen = source.takes_flash and named is None
-    whole = None
-    if in_parts and ranks.rank == 0:  # the CPU has no flash kernel
-        masked = None if is_flash(named) else named
-        whole = replace(source, attention=masked, takes_flash=False).open()
-    with model_files(source.folder, ranks) as (here, everywhere):
-        opened = replace(source, folder=here, attention=named)
-        if in_parts:
-            network = opened.open_empty()
-        elif everywhere or ranks.rank == 0:
-            network = opened.open(device)
-        else:
-            network = opened.open_empty()
-            network._apply(
-                lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device)
-            )
-            network.tie_weights()
-    if not in_parts:
-        whole = network
-    if not in_parts and not everywhere:
+    opened = replace(source, attention=named)
+    whole = config = None
+    if ranks.rank == 0:
+        masked = None if is_flash(named) else named  # the CPU has no flash kernel
+        on_cpu = replace(source, attention=masked, takes_flash=False)
+        whole = on_cpu.open() if in_parts else opened.open(device)
+        config = open_config(source.folder)
+    config = ranks.share(config)
+    network = opened.open_empty(config) if in_parts or whole is None else whole
+    if not in_parts and ranks.size > 1:
+        if whole is None:
+            give_memory(network, device, device)
         with explain_broken_collective():
             for tensor in network.state_dict().values():
                 dist.broadcast(tensor, 0)
-    if tries_varlen:
+        whole = network
+    if source.takes_flash and named is None:
         _choose_attention(network, whole, source, ranks)
     return network, whole
 

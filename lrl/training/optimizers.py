@@ -54,7 +54,6 @@ def sum_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields the gradients in lists of one dtype and about `BUCKET_BYTES`."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
         bucket = by_dtype.setdefault(gradient.dtype, [])
@@ -81,7 +80,6 @@ def scale_and_clip(
 
 
 def check_norm(norm: float, step: int) -> None:
-    """Raises RuntimeError if the norm of a step's gradients is not finite."""
     if not math.isfinite(norm):
         raise RuntimeError(
             f"step {step}: the gradient norm is {norm}. The weights were not touched. Look at "
@@ -116,12 +114,7 @@ def check_optimizers(trainer: L.Trainer) -> None:
     gives = f"{type(module).__name__}.configure_optimizers gives"
     if len(optimizers) != 1:
         raise ConfigError(
-            f"{gives} {len(optimizers)} optimizers, and a version of the policy is one optimizer "
-            "step: give one, with a parameter group for each setting."
-        )
-    if isinstance(optimizers[0], torch.optim.LBFGS):
-        raise ConfigError(
-            f"{gives} LBFGS, which computes the loss of a step many times: give another optimizer."
+            f"{gives} {len(optimizers)} optimizers: give one, with a group for each setting."
         )
     given = {id(weight) for group in optimizers[0].param_groups for weight in group["params"]}
     if any(id(weight) not in given for weight in getattr(module, "critic_weights", ())):
@@ -134,9 +127,8 @@ def check_optimizers(trainer: L.Trainer) -> None:
     ):
         # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
         raise ConfigError(
-            f"{gives} ReduceLROnPlateau without a metric. Override lr_scheduler_step(self, "
-            "scheduler, metric) and call scheduler.step(...) in it with one of "
-            "self.trainer.callback_metrics, or give another scheduler."
+            f"{gives} ReduceLROnPlateau without a metric: override lr_scheduler_step, and step it "
+            "with one of self.trainer.callback_metrics."
         )
 
 
@@ -144,9 +136,7 @@ def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
     """Steps the schedulers that are due after the optimizer step of batch `batch_idx`, as Lightning
     does by itself.
 
-    A scheduler of interval `step` is due after every `frequency` steps, one of interval `epoch`
-    (Lightning's default) after the last step of every `frequency` epochs. Call it before the hooks
-    of the step: they save checkpoints.
+    Call it before the hooks of the step, which save checkpoints.
     """
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step":

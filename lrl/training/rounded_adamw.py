@@ -29,11 +29,8 @@ class RoundedAdamW(torch.optim.AdamW):
 
     The draws follow from `seed`, the number of updates, and the place of a weight: a run that resumes
     draws what it would have drawn. Ranks that hold the same numbers need the same seed.
-
-    Args:
-        params: As of torch's.
-        seed: Of the draws. A checkpoint holds it, and the number of updates, in the parameter groups.
-        settings: AdamW's; `amsgrad`, `maximize`, `capturable` and `differentiable` have no effect.
+    Both are in the parameter groups of a checkpoint. `amsgrad`, `maximize`, `capturable` and
+    `differentiable` have no effect.
     """
 
     def __init__(self, params: Any, seed: int, **settings: Any) -> None:
@@ -58,7 +55,6 @@ class RoundedAdamW(torch.optim.AdamW):
 
 
 def _update(group: dict[str, Any], tensors: list[Tensor], count: Tensor, key: str) -> None:
-    """Updates a weight, with its gradient and moments, a slice at a time."""
     flat = [own_part(tensor).view(-1).split(SLICE) for tensor in tensors]
     for number, slices in enumerate(zip(*flat, strict=True)):
         in_float32 = [one.float() for one in slices]

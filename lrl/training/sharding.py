@@ -96,13 +96,7 @@ class Sharding:
         `device` trains; buffers, such as rotary tables, are there even if the weights wait on the
         CPU.
         """
-        home = torch.device("cpu") if self.cpu_offload else device
-        network._apply(
-            lambda tensor: (
-                torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.to(device)
-            )
-        )
-        network.tie_weights()
+        give_memory(network, home="cpu" if self.cpu_offload else device, device=device)
         weights = {} if whole is None else whole.state_dict()
         # The head then has no weight of its own.
         tied = network.config.get_text_config().tie_word_embeddings
@@ -175,6 +169,18 @@ def parameters_without_memory() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def give_memory(
+    network: PreTrainedModel, home: torch.device | str, device: torch.device | str
+) -> None:
+    """Puts empty parameters on `home` where there were none, and all other tensors on `device`."""
+    network._apply(
+        lambda tensor: (
+            torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.to(device)
+        )
+    )
+    network.tie_weights()
 
 
 def own_part(weight: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """Trials of a model before a server starts: whether it keeps responses apart that are trained
 together, and whether generators can merge its adapters. No config says either.
 
-**Responses.** A few sequences go through the model alone, which is the truth, and then in each
-layout: padded in rows of their own; two in a row, without a mask or with one of
-`lrl.training.varlen`; as a tree that shares its first tokens. Padded may differ from alone by
-rounding, which is measured in 16 bits; otherwise the model is refused. The other layouts may differ
-by twice what padding does. A leak smaller than rounding is not found.
+**Responses.** A few sequences go through the model alone, which is the truth, and then padded, two
+in a row, and as a tree that shares its first tokens, with a mask of `lrl.training.varlen`. Padded
+may differ from alone by rounding, which is measured in 16 bits; otherwise the model is refused. The
+other layouts may differ by twice what padding does. A leak smaller than rounding is not found.
 
 Windows, chunks and top-k sizes reach thousands of tokens, and a model reads differently beyond
 them. So the trial runs on a model of the same class and weights in which they are shorter than the
@@ -22,13 +21,13 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, Self, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -37,89 +36,60 @@ from lrl.training import varlen
 from lrl.training.collate import fill_rows
 from lrl.training.lora import NAME, adapted_layers
 from lrl.training.model import (
-    MODEL_ERRORS,
     checkpoint_weights,
     decoder_of,
     label_logprobs,
     other_attention,
-    shortened,
     text_as_micro_batch,
     trial_pass,
 )
-from lrl.training.prefix_tree import PrefixTree, TrainingSample, text_sequence
+from lrl.training.prefix_tree import PrefixTree, text_sequence
 from lrl.training.rounding import rounding_errors
-from lrl.training.sharding import parameters_without_memory
+from lrl.training.sharding import layers_of, parameters_without_memory
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (33, 13, 17, 9, 7)
-"""Tokens of each sequence. The first one is as long as every row."""
-PREFIX, BRANCHES = 9, (12, 5, 7)
-"""Tokens that the branches of the tree share, and of each branch."""
+PREFIX, BRANCHES, OTHERS = 9, (12, 5, 7), (33, 13, 17)
+"""Tokens that the branches of the tree share, of each branch, and of each other sequence."""
 ADAPTER_TOKENS = 32
 NARROW = 4
 """Windows, chunks and top-k sizes of the trial, in tokens."""
 REACH = re.compile("window|chunk|topk|block_size|local_attention|budget")
 """Names of settings that say how far a token reads, or how many it reads."""
-HIGH_QUANTILE = 0.9
-"""The quantile of the differences that counts, too. A leak reaches most tokens of a response."""
+MAX_GAP_FLOAT32 = 1e-2
+"""Limit of `gap` for rounding in float32; measured on a CPU: 3e-6."""
+MIN_GAP_16_BITS = 2e-2
+"""The same in 16 bits, for a model that hardly rounds."""
+ALWAYS_ALLOWED_GAP = 1e-4
+"""Of rows shared by several responses, whatever padding does."""
 ADAPTER_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
 """Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the
 format of the pass."""
 
-
-class Gap(NamedTuple):
-    """Difference of the same sequences in two layouts.
-
-    In 16 bits the largest difference of log-probs is that of a token which the model considers all
-    but impossible, so the mean and a quantile count. The gradient's gap is relative: it shows a leak
-    even if small weights make all log-probs alike.
-    """
-
-    mean: float
-    """Mean difference of a log-prob, in nats."""
-    high: float
-    """The quantile `HIGH_QUANTILE` of the differences, in nats."""
-    gradient: float
-    """L2 norm of the difference of the first layer's gradient, over the norm of the gradient."""
-
-    def within(self, limit: Self) -> bool:
-        """Returns whether all are numbers, and at most these."""
-        return all(one <= most for one, most in zip(self, limit, strict=True))
-
-    def doubled(self, least: Self) -> "Gap":
-        """Returns twice the gap, and at least this."""
-        return Gap(*map(max, least, (2 * one for one in self)))
-
-    def __str__(self) -> str:
-        return (
-            f"{self.mean:.2g} nats in a log-prob, {self.gradient:.1%} in the gradient of the first "
-            "layer"
-        )
+Result = tuple[Tensor, Tensor]
+"""Log-probs, float32 [labels], and the gradient of the first layer, float32 [its numbers]. The
+gradient shows a leak even if small weights make all log-probs alike."""
 
 
-class Result(NamedTuple):
-    """Results of one layout; samples always come in the same order."""
-
-    logprobs: Tensor
-    """float32 [labels]."""
-    gradient: Tensor
-    """float32 [numbers in the first layer]."""
-
-    def gap(self, truth: Self) -> Gap:
-        """Returns how far this is from the true result."""
-        nats = (self.logprobs - truth.logprobs).abs()
-        norm = truth.gradient.norm().clamp_min(torch.finfo(torch.float32).tiny)
-        gradient = (self.gradient - truth.gradient).norm() / norm
-        return Gap(nats.mean().item(), nats.quantile(HIGH_QUANTILE).item(), gradient.item())
+def gap(found: Result, truth: Result) -> float:
+    """Returns the difference, relative to the truth (L2 norms): the larger one of both tensors."""
+    least = torch.finfo(torch.float32).tiny
+    gaps = [
+        (one - true).norm() / true.norm().clamp_min(least)
+        for one, true in zip(found, truth, strict=True)
+    ]
+    return torch.stack(gaps).max().item()
 
 
-MAX_GAP_FLOAT32 = Gap(mean=5e-4, high=1e-3, gradient=1e-2)
-"""Limit for rounding in float32; measured on a CPU: 1e-6 nats and 3e-6 of the gradient."""
-MIN_GAP_16_BITS = Gap(mean=1e-3, high=2e-3, gradient=2e-2)
-"""The same in 16 bits, for a model that hardly rounds."""
-ALWAYS_ALLOWED_GAP = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
-"""Difference from alone that rows shared by several responses may always have."""
+def rounding_gap(
+    network: PreTrainedModel, compute: Callable[[], Result], truth: Result, in_16_bits: bool
+) -> float:
+    """Returns the largest gap of `compute` to the truth that rounding explains; measured on the
+    network in 16 bits."""
+    if not in_16_bits:
+        return MAX_GAP_FLOAT32
+    with rounding_errors(network, "bfloat16"):
+        return max(MIN_GAP_16_BITS, 2 * gap(compute(), truth))
 
 
 class Shared(NamedTuple):
@@ -131,7 +101,7 @@ class Shared(NamedTuple):
     masks: bool = False
     """Whether they share rows only with a mask of lrl's own."""
 
-    def also(self, other: Self) -> "Shared":
+    def also(self, other: "Shared") -> "Shared":
         """Returns what both may share."""
         masks, prefixes = self.masks or other.masks, self.prefixes and other.prefixes
         # A mask holds for whatever may share prefixes.
@@ -148,8 +118,7 @@ class Shared(NamedTuple):
 
 def check_rows(network: PreTrainedModel) -> None:
     """Raises ConfigError unless padded responses are computed as if each were alone."""
-    network = narrowed(network)
-    _Trial(network, _sequences(network)).check_padded()
+    _Trial(network).check_padded()
 
 
 def shared_by_responses(network: PreTrainedModel) -> Shared:
@@ -158,46 +127,29 @@ def shared_by_responses(network: PreTrainedModel) -> Shared:
 
     Raises ConfigError if not even responses in rows of their own are.
     """
-    network = narrowed(network)
-    trial = _Trial(network, _sequences(network))
-    allowed = trial.check_padded().doubled(ALWAYS_ALLOWED_GAP)
-    first, *others = trial.trees
-    rows = [[first], *map(list, zip(others[::2], others[1::2], strict=True))]
-    packed = trial.gap(rows)
-    if packed.within(allowed):
-        return Shared(rows=True, prefixes=may_share_prefixes(network))
-    if not _takes_no_mask(network):
-        with suppress(ConfigError):  # the model fails with a mask
-            if trial.gap(rows, masks=True).within(allowed):
-                return Shared(rows=True, prefixes=may_share_prefixes(network), masks=True)
-    rank_zero_only(log.warning)(
-        "model=%r: in %s, responses that share a row see each other (%s). Each gets a row of its "
-        "own, padded to the longest in its micro-batch: rollouts/padding is what that costs.",
-        *(network.name_or_path, type(network).__name__, packed),
+    trial = _Trial(network)
+    allowed = max(ALWAYS_ALLOWED_GAP, 2 * trial.check_padded())
+    packed = trial.gap(trial.packed)
+    why_no_tree = trial.why_no_tree(allowed)
+    shared = Shared(
+        rows=packed <= allowed or not why_no_tree,
+        prefixes=not why_no_tree,
+        masks=not packed <= allowed and not why_no_tree,
     )
-    return Shared()
-
-
-def may_share_prefixes(network: PreTrainedModel) -> bool:
-    """Returns whether responses that share their first tokens in a row are computed as if each were
-    alone; else logs a warning. Call it for a network whose responses may share rows."""
-    why = _takes_no_mask(network)
-    if not why:
-        trial = _Trial(network, _branches(network))
-        try:
-            gap = trial.gap(trial.tree_and_other())
-        except ConfigError as error:
-            why = str(error)
-        else:
-            if gap.within(trial.padded().doubled(ALWAYS_ALLOWED_GAP)):
-                return True
-            why = f"responses that share their first tokens differ by {gap}"
-    rank_zero_only(log.warning)(
-        "model=%r: each response carries its own copy of the prompt through training, because in "
-        "%s %s. With long prompts a step takes several times as long.",
-        *(network.name_or_path, type(network).__name__, why),
-    )
-    return False
+    if not shared.rows:
+        rank_zero_only(log.warning)(
+            "model=%r: in %s, responses that share a row see each other (they differ by %.1g). Each "
+            "gets a row of its own, padded to the longest in its micro-batch: rollouts/padding is "
+            "what that costs.",
+            *(network.name_or_path, type(network).__name__, packed),
+        )
+    elif why_no_tree:
+        rank_zero_only(log.warning)(
+            "model=%r: each response carries its own copy of the prompt through training, because in "
+            "%s %s. With long prompts a step takes several times as long.",
+            *(network.name_or_path, type(network).__name__, why_no_tree),
+        )
+    return shared
 
 
 def cannot_have_varlen(network: PreTrainedModel) -> str:
@@ -205,14 +157,13 @@ def cannot_have_varlen(network: PreTrainedModel) -> str:
     if log-probs and gradients of trees are those that each response has alone without it."""
     if not network._supports_flash_attn or not network._can_set_attn_implementation():
         return "transformers has no flash attention for it"
-    network = narrowed(network)
-    trial = _Trial(network, _branches(network))
-    network.set_attn_implementation(varlen.VARLEN)
+    trial = _Trial(network)
+    trial.network.set_attn_implementation(varlen.VARLEN)
     try:
-        gap, rounding = trial.gap(trial.tree_and_other()), trial.rounding()
+        found, allowed = trial.gap(trial.tree), trial.rounding()
     except ConfigError as error:
         return str(error.__cause__)
-    return "" if gap.within(rounding) else f"responses then differ by {gap}"
+    return "" if found <= allowed else f"responses then differ by {found:.1g}"
 
 
 def narrowed(network: PreTrainedModel) -> PreTrainedModel:
@@ -237,94 +188,74 @@ def narrowed(network: PreTrainedModel) -> PreTrainedModel:
     return narrow.to(network.device)
 
 
-def _takes_no_mask(network: PreTrainedModel) -> str:
-    """Returns why lrl can make no mask for a network; nothing if it can."""
-    attention = network.config._attn_implementation
-    if attention not in varlen.WITH_MASKS:
-        return f"its attention {attention!r} takes no mask"
-    kinds = varlen.unknown_layers(decoder_of(network).config)
-    return f"lrl knows no mask for its layers of {', '.join(sorted(kinds))}" if kinds else ""
-
-
 class _Trial:
-    """A network's results for the same samples in different layouts of rows."""
+    """The results of a network, narrowed, for the same sequences in different rows."""
 
-    def __init__(self, network: PreTrainedModel, samples: list[TrainingSample]) -> None:
-        self._network = network
-        self._layer = _first_layer(network)
-        for sample in samples:
+    def __init__(self, network: PreTrainedModel) -> None:
+        self.network = narrowed(network)
+        prompt, *texts = _texts(network, [PREFIX, *BRANCHES, *OTHERS])
+        branches = [text_sequence([prompt[-1], *text]) for text in texts[: len(BRANCHES)]]
+        for branch in branches:
+            branch.prompt = prompt
+        others = [text_sequence(text, group) for group, text in enumerate(texts[3:], start=1)]
+        for sample in branches + others:
             sample.advantages = torch.linspace(-1, 1, len(sample.trained))
-        self.samples = samples
-        self.trees = [PrefixTree([sample]) for sample in samples]
-        self._truth = self._alone()
+        trees = [PrefixTree([sample]) for sample in branches + others]
+        self.padded = [[tree] for tree in trees]
+        self.packed = [trees[:2], trees[2:4], trees[4:]]
+        self.tree = [[PrefixTree(branches, PREFIX - 1), trees[3]], trees[4:]]
+        self.truth = self._alone()
 
-    def gap(self, rows: list[list[PrefixTree]], masks: bool = False) -> Gap:
-        """Returns how far these rows, with lrl's masks or without, are from each sample alone."""
-        return self._run(rows, masks).gap(self._truth)
+    def gap(self, rows: list[list[PrefixTree]]) -> float:
+        """Returns how far these rows are from each sequence alone."""
+        return gap(self._run(rows), self.truth)
 
-    def tree_and_other(self) -> list[list[PrefixTree]]:
-        """Returns the rows of `_branches`: one, with a tree of the first samples."""
-        return [[PrefixTree(self.samples[:-1], PREFIX - 1), self.trees[-1]]]
+    def rounding(self) -> float:
+        """Returns the largest gap between layouts of different shapes that rounding explains."""
+        in_16_bits = varlen.computes_in(self.network) != torch.float32
+        return rounding_gap(self.network, self._alone, self.truth, in_16_bits)
 
-    def padded(self) -> Gap:
-        """Returns how far rows of their own, padded to the longest, differ from each alone."""
-        return self.gap([[tree] for tree in self.trees])
-
-    def check_padded(self) -> Gap:
-        """Returns `padded`; raises ConfigError if rounding does not explain it."""
-        found = self.padded()
-        if found.within(self.rounding()):
+    def check_padded(self) -> float:
+        """Returns the gap of padded rows; raises ConfigError if rounding does not explain it."""
+        found = self.gap(self.padded)
+        if found <= self.rounding():
             return found
-        network = self._network
+        network = self.network
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} gives a response that is "
-            f"padded, or in a batch with others, other log-probs than alone ({found}). It cannot "
-            f"be trained: take another model{other_attention(network)}."
+            f"padded, or in a batch with others, other log-probs than alone (they differ by "
+            f"{found:.1g}). It cannot be trained: take another model{other_attention(network)}."
         )
 
-    def rounding(self) -> Gap:
-        """Returns the largest gap between layouts of different shapes that rounding explains."""
-        in_16_bits = varlen.computes_in(self._network) != torch.float32
-        return rounding_gap(self._network, self._alone, self._truth, in_16_bits)
+    def why_no_tree(self, allowed: float) -> str:
+        """Returns why responses cannot share their first tokens; nothing if they can."""
+        attention = self.network.config._attn_implementation
+        if attention not in varlen.WITH_MASKS:
+            return f"its attention {attention!r} takes no mask"
+        if kinds := varlen.unknown_layers(decoder_of(self.network).config):
+            return f"lrl knows no mask for its layers of {', '.join(sorted(kinds))}"
+        try:
+            found = self.gap(self.tree)
+        except ConfigError as error:  # the model fails with a mask
+            return str(error)
+        return "" if found <= allowed else f"responses then differ by {found:.1g}"
 
     def _alone(self) -> Result:
-        each = [self._run([[tree]]) for tree in self.trees]
-        gradients = torch.stack([one.gradient for one in each])
-        return Result(torch.cat([one.logprobs for one in each]), gradients.sum(0))
+        logprobs, gradients = zip(*(self._run([row]) for row in self.padded), strict=True)
+        return torch.cat(logprobs), torch.stack(gradients).sum(0)
 
-    def _run(self, rows: list[list[PrefixTree]], masks: bool = False) -> Result:
+    def _run(self, rows: list[list[PrefixTree]]) -> Result:
         """Returns log-probs and their weighted sum's gradient; keeps gradients and random state."""
-        micro = fill_rows(rows, temperature=1.0, masks=masks).to(self._network.device)
-        with trial_pass(self._network), _same_random_state(self._network), torch.enable_grad():
-            found = label_logprobs(self._network, micro, chunk_tokens=sum(LENGTHS))
-            parts = torch.autograd.grad(
-                (micro.advantages * found).sum(), self._layer, materialize_grads=True
-            )
-        gradient = torch.cat([part.flatten().float() for part in parts])
-        return Result(found.detach()[micro.mask], gradient)
-
-
-def rounding_gap(
-    network: PreTrainedModel, compute: Callable[[], Result], truth: Result, in_16_bits: bool
-) -> Gap:
-    """Returns the largest gap of `compute` to the truth that rounding explains; measured on the
-    network in 16 bits."""
-    if not in_16_bits:
-        return MAX_GAP_FLOAT32
-    with rounding_errors(network, "bfloat16"):
-        return compute().gap(truth).doubled(MIN_GAP_16_BITS)
-
-
-def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:
-    for module in decoder_of(network).modules():
-        first = next(iter(module), None) if isinstance(module, nn.ModuleList) else None
-        if first is not None and (
-            weights := [weight for weight in first.parameters() if weight.requires_grad]
-        ):
-            return weights
-    raise ConfigError(
-        f"model={network.name_or_path!r}: {type(network).__name__} has no list of layers to train."
-    )
+        network = self.network
+        decoder = decoder_of(network)
+        layer = next(layers_of(decoder), decoder)
+        weights = [weight for weight in layer.parameters() if weight.requires_grad]
+        micro = fill_rows(rows, temperature=1.0).to(network.device)
+        with trial_pass(network), _same_random_state(network), torch.enable_grad():
+            found = label_logprobs(network, micro, chunk_tokens=sum(OTHERS))
+            total = (micro.advantages * found).sum()
+            parts = torch.autograd.grad(total, weights, materialize_grads=True)
+        return found.detach()[micro.mask], torch.cat([part.flatten().float() for part in parts])
 
 
 def _same_random_state(network: PreTrainedModel) -> Any:
@@ -344,62 +275,43 @@ def _texts(network: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
     return [text.tolist() for text in drawn.split(list(lengths))]
 
 
-def _sequences(network: PreTrainedModel) -> list[TrainingSample]:
-    """Returns sequences of `LENGTHS`; every token but the first is a label."""
-    return [text_sequence(text, group) for group, text in enumerate(_texts(network, LENGTHS))]
-
-
-def _branches(network: PreTrainedModel) -> list[TrainingSample]:
-    """Returns three responses after one prompt, and a sequence of its own."""
-    prompt, *responses, other = _texts(network, [PREFIX, *BRANCHES, PREFIX])
-    branches = [text_sequence([prompt[-1], *response]) for response in responses]
-    for branch in branches:
-        branch.prompt = prompt
-    return [*branches, text_sequence(other, group=1)]
-
-
 # ---- adapters
-
-Layers = dict[str, Any]
-"""The layers with adapters (peft's `LoraLayer`) by their names."""
 
 
 def check_adapters(network: PreTrainedModel) -> None:
     """Raises ConfigError, with the remedy, if a layer cannot have its adapter, whose B is 0 as
     before training; leaves weights, gradients and random state as they were."""
-    layers = dict(adapted_layers(network))
-    if bad := _not_in_files(network, layers):
-        why = "is a part of another weight in the model's files: no generator could merge it"
-        _refuse(network, layers, bad, why)
-    expected = _expected_gradients(network, layers)
-    rounding = ADAPTER_ROUNDING[varlen.computes_in(network)]
-    bad = [
-        name for name, layer in layers.items() if not _learns(layer, expected.get(name), rounding)
-    ]
-    network.zero_grad()
-    if bad:
-        why = "the model also reads without it: generators, which merge it, would differ"
-        _refuse(network, layers, bad, why)
-
-
-def _not_in_files(network: PreTrainedModel, layers: Layers) -> list[str]:
+    layers: dict[str, Any] = dict(adapted_layers(network))
     shapes = {name: weight.shape for name, weight in checkpoint_weights(network)}
-    bad = []
+    fused = []
     for name, layer in layers.items():
         weight = layer.get_base_layer().weight.detach()
         ((saved_as, saved), *more) = revert_weight_conversion(
             network, {f"{name}.weight": weight}
         ).items()
         if more or shapes.get(saved_as) != weight.shape or not torch.equal(saved, weight):
-            bad.append(name)
-    return bad
+            fused.append(name)
+    why = "is a part of another weight in the model's files: no generator could merge it"
+    _refuse(network, layers, fused, why)
+    expected = _expected_gradients(network, layers)
+    rounding = ADAPTER_ROUNDING[varlen.computes_in(network)]
+    read_apart = []
+    for name, layer in layers.items():
+        up = layer.lora_B[NAME].weight
+        # No token has reached a layer, such as an expert, without a gradient.
+        none = torch.zeros_like(up)
+        found, wanted = up.grad if up.grad is not None else none, expected.get(name, none)
+        if not (found - wanted).norm() <= rounding * max(found.norm(), wanted.norm()):
+            read_apart.append(name)
+    network.zero_grad()
+    why = "the model also reads without it: generators, which merge it, would differ"
+    _refuse(network, layers, read_apart, why)
 
 
-def _expected_gradients(network: PreTrainedModel, layers: Layers) -> dict[str, Tensor]:
+def _expected_gradients(network: PreTrainedModel, layers: dict[str, Any]) -> dict[str, Tensor]:
     """Sends tokens forward and back; returns scale * dW A^T of each layer that they have reached.
     One gradient of a W is in memory at a time."""
     expected: dict[str, Tensor] = {}
-    began = [next(iter(layers))]
 
     def take(name: str, layer: Any, weight: Tensor) -> None:
         down = layer.lora_A[NAME].weight.detach()
@@ -411,35 +323,20 @@ def _expected_gradients(network: PreTrainedModel, layers: Layers) -> dict[str, T
     with ExitStack() as hooks, torch.enable_grad():
         for name, layer in layers.items():
             weight = layer.get_base_layer().weight.requires_grad_()
-            hooks.callback(weight.requires_grad_, False)
             taking = weight.register_post_accumulate_grad_hook(partial(take, name, layer))
-            beginning = layer.register_forward_pre_hook(lambda *_, name=name: began.append(name))
+            hooks.callback(weight.requires_grad_, False)
             hooks.callback(taking.remove)
-            hooks.callback(beginning.remove)
-        try:
-            with _same_random_state(network), varlen.in_its_dtype(network):
-                logprobs = label_logprobs(network, micro, ADAPTER_TOKENS)[micro.mask]
-        except torch.OutOfMemoryError:
-            raise
-        except MODEL_ERRORS as error:
-            _refuse(network, layers, began[-1:], f"makes it fail ({shortened(error)})")
-        # Reformer computes its layers without autograd unless its input has a gradient.
-        if not logprobs.requires_grad:
-            _refuse(network, {}, list(layers), "gets no gradient if the embedding has none")
-        (torch.linspace(-1, 1, len(logprobs), device=logprobs.device) * logprobs).sum().backward()
+        with trial_pass(network), _same_random_state(network):
+            logprobs = label_logprobs(network, micro, ADAPTER_TOKENS)[micro.mask]
+            weights = torch.linspace(-1, 1, len(logprobs), device=logprobs.device)
+            (weights * logprobs).sum().backward()
     return expected
 
 
-def _learns(layer: Any, expected: Tensor | None, rounding: float) -> bool:
-    """Returns whether the gradient of a layer's B is the expected one; None for a layer, such as an
-    expert, that no token has reached."""
-    up = layer.lora_B[NAME].weight
-    found, wanted = (torch.zeros_like(up) if one is None else one for one in (up.grad, expected))
-    return bool((found - wanted).norm() <= rounding * max(found.norm(), wanted.norm()))
-
-
-def _refuse(network: PreTrainedModel, layers: Layers, bad: list[str], why: str) -> NoReturn:
-    """Raises ConfigError with the bad layers, and the ends of names that may stay."""
+def _refuse(network: PreTrainedModel, layers: dict[str, Any], bad: list[str], why: str) -> None:
+    """Raises ConfigError if layers are bad, with the ends of names that may stay."""
+    if not bad:
+        return
     ends, bad_ends = ({name.rpartition(".")[2] for name in names} for names in (layers, bad))
     right = ", ".join(sorted(ends - bad_ends))
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""

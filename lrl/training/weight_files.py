@@ -8,7 +8,6 @@ leave weights out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,11 @@ PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "
 def check_whole(folder: str, config: Any) -> None:
     """Raises ConfigError if the weights of a folder or hub name are quantised, by transformers'
     config and, on this machine, by its files."""
-    if (method := quant_method(config)) is not None:
-        raise ConfigError(f"model={folder!r} is quantised (quant_method {method}). {REMEDY}")
+    for part in (config, config.get_text_config()):
+        if (entry := getattr(part, "quantization_config", None)) is not None:
+            settings = entry if isinstance(entry, Mapping) else vars(entry)
+            method = f"quant_method {settings.get('quant_method', 'unknown')}"
+            raise ConfigError(f"model={folder!r} is quantised ({method}). {REMEDY}")
     here = hub.on_this_machine(folder)
     if here is not None and (found := _quantised(here)):
         name, numbers = found
@@ -39,29 +41,15 @@ def check_whole(folder: str, config: Any) -> None:
         )
 
 
-def quant_method(config: Any) -> str | None:
-    """Returns a config's `quant_method`, `unknown` if unnamed; None for whole weights."""
-    for part in (config, config.get_text_config()):
-        if (entry := getattr(part, "quantization_config", None)) is not None:
-            settings = entry if isinstance(entry, Mapping) else vars(entry)
-            method = settings.get("quant_method", "unknown")
-            return str(getattr(method, "value", method))
-    return None
-
-
 def _quantised(folder: Path) -> tuple[str, str] | None:
     """Returns the first weight in another number format than `FLOATS`, and that format."""
-    names = {"model.safetensors"}
     try:
-        if not (folder / "model.safetensors").exists():
-            index = (folder / "model.safetensors.index.json").read_text()
-            names = set(json.loads(index)["weight_map"].values())
-        for file in sorted(names):
-            with safe_open(folder / file, framework="pt") as tensors:
+        for file in sorted(folder.glob("model*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
                     numbers = tensors.get_slice(name).get_dtype()
                     if numbers not in FLOATS and (numbers[0] == "F" or name.endswith(PACKED)):
                         return name, numbers
-    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, SafetensorError):
         return None  # transformers says what is wrong with the files
     return None

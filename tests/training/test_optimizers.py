@@ -183,15 +183,14 @@ def two(policy: lrl.PolicyModule) -> Any:
 @pytest.mark.parametrize(
     ("configure", "text"),
     [
-        (two, "gives 2 optimizers.*a parameter group"),
-        (lambda policy: torch.optim.LBFGS(policy.parameters()), "LBFGS.*another optimizer"),
+        (two, "gives 2 optimizers: give one"),
         (with_scheduler(by_the_loss), "ReduceLROnPlateau.*lr_scheduler_step"),
         (
             lambda policy: SGD(policy.network.parameters(), lr=0.1),
             "no group with the weights of model.critic.*add one",
         ),
     ],
-    ids=["two optimizers", "LBFGS", "a plateau", "no critic"],
+    ids=["two optimizers", "a plateau", "no critic"],
 )
 def test_an_optimizer_that_a_step_cannot_use_is_refused(
     folder: str, configure: Configured, text: str

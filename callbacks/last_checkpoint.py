@@ -25,10 +25,6 @@ from lrl.system.signals import run_of_job
 log = logging.getLogger(__name__)
 
 
-class NotListeningError(RuntimeError):
-    """The other ranks cannot save their parts now."""
-
-
 class LastCheckpoint(L.Callback):
     """Saves the steps since the last checkpoint when a signal or an error ends the run, and logs
     the path.
@@ -66,12 +62,10 @@ class LastCheckpoint(L.Callback):
             return  # nobody has to hear of steps in a run that is refused
         try:
             rank_zero_info(self._save(trainer))
-        except (RankLostError, NotListeningError) as error:
-            # A part of a sharded policy is lost, or out of reach.
-            log.error("The last checkpoint could not be made. %s", error)
-        except Exception:
-            # e.g. a lost device; the run must still be torn down and `exception` be shown.
-            log.exception("The last checkpoint could not be made.")
+        except Exception as error:
+            # e.g. a lost rank or device; the run must still be torn down and `exception` be shown.
+            why = str(error).partition("\n")[0]
+            log.error("The last checkpoint could not be made. %s: %s", type(error).__name__, why)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Saves elsewhere a last checkpoint that could not be written."""
@@ -187,9 +181,7 @@ def write(trainer: L.Trainer, path: Path) -> None:
     policy: Any = trainer.lightning_module
     sharded = policy.sharding is not None
     if sharded and not policy.ranks.listening:
-        raise NotListeningError(
-            "The policy is sharded, and the other ranks do not listen: they are within a pass."
-        )
+        raise RankLostError("The policy is sharded, and the other ranks do not listen now.")
     try:
         dump_together(policy, path)
     except RankLostError:

@@ -13,7 +13,6 @@ PRIVATE = {
     "BadCallError",
     "Deadlock",
     "JoinEnded",
-    "NotListeningError",
     "OutOfTimeError",
     "RunEnded",
     "TooLargeError",

@@ -13,12 +13,15 @@ decides when: the other ranks obey its commands wherever they listen, which is w
 it is a plain call.
 """
 
+import math
 import pickle
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -26,9 +29,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lrl.errors import RankLostError
+from lrl.system.event_loop import POLL_S, start_daemon_call
+from lrl.system.signals import Signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+STOPPING_S = 5.0
+"""Seconds that a rank has for its answer once a signal has come: most are about to give it."""
 
 
 class Ranks:
@@ -36,11 +44,15 @@ class Ranks:
     None is one rank.
 
     Every method raises RankLostError if the rank at the other end has ended, or at the group's
-    timeout.
+    timeout. On rank 0 the first of `signals` ends a `gather`.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, signals: Signals | None = None
+    ) -> None:
         self._group = group
+        self._signals = signals or Signals()
+        self._deadline_s = math.inf
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         """The rank of this process."""
@@ -88,7 +100,32 @@ class Ranks:
             self._send(part, 0)
             self.wait_sent()
             return []
-        return [part, *(self.receive(rank) for rank in range(1, self.size))]
+        end = time.monotonic() + self._deadline_s
+        return [part, *(self._answer_of(rank, end) for rank in range(1, self.size))]
+
+    @contextmanager
+    def within(self, deadline_s: float) -> Iterator[None]:
+        """Gives each `gather` of rank 0 in the block so many seconds."""
+        self._deadline_s, before = deadline_s, self._deadline_s
+        try:
+            yield
+        finally:
+            self._deadline_s = before
+
+    def _answer_of(self, rank: int, end: float) -> Any:
+        # On a thread: within gloo's own wait no handler of a signal runs.
+        answer = start_daemon_call(partial(self.receive, rank), "lrl-gather")
+        while not wait([answer], POLL_S).done:
+            now = time.monotonic()
+            if self._signals.received is not None:
+                end = min(end, now + STOPPING_S)
+            if now >= end:
+                self.listening = False
+                self._signals.check()
+                raise RankLostError(
+                    f"Rank {rank} has not answered in time: it stands still, or its machine does."
+                )
+        return answer.result()
 
     def _send(self, part: Any, rank: int) -> None:
         content = torch.frombuffer(bytearray(pickle.dumps(part)), dtype=torch.uint8)

@@ -136,7 +136,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         policy.trainer._signal_connector.register_signal_handlers = lambda: None
         if not self.is_global_zero:
             self.signals.ignore()
-        self.ranks = Ranks(dist.new_group(backend="gloo", timeout=self._timeout))
+        self.ranks = Ranks(dist.new_group(backend="gloo", timeout=self._timeout), self.signals)
         close_silent_connections(self.heartbeat_s)
         unbind_from_parent()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)

@@ -300,16 +300,17 @@ class Sync:
             self._connected = set()
         new = [generator for generator in generators if generator not in self._connected]
         calls.begin(new)
-        if new:
-            try:
-                self.transport.connect(calls)
-            except CollectiveBroken as error:
-                calls.fail_all(str(error))
-            known = self._connected | set(calls.participants)
-            self._connected = {generator for generator in known if generator.eviction is None}
-        calls.include(generators)
-        if calls.participants:
-            self.transport.stage()
+        with self.policy.ranks.within(calls.deadline_s):
+            if new:
+                try:
+                    self.transport.connect(calls)
+                except CollectiveBroken as error:
+                    calls.fail_all(str(error))
+                known = self._connected | set(calls.participants)
+                self._connected = {generator for generator in known if generator.eviction is None}
+            calls.include(generators)
+            if calls.participants:
+                self.transport.stage()
 
     def _distribute(self) -> None:
         self._unreached = self.transport.distribute(self._calls)

@@ -103,8 +103,12 @@ class NoSync(WeightSync):
 class StageWeights(OnRankZero):
     """Stages the weights after each step, as a sync does."""
 
+    def __init__(self, deadline_s: float = 300.0) -> None:
+        self.deadline_s = deadline_s
+
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        with suppress(OSError):  # a rank that may write no file
+        # A rank may write no file.
+        with pl_module.ranks.within(self.deadline_s), suppress(OSError):
             pl_module.stage_weights(StageOrder("pool", f"version-{trainer.global_step}", None))
 
 
@@ -158,12 +162,13 @@ def main(
     dies_by: int = signal.SIGKILL,
     adapters: bool = False,
     dtype: str = "float32",
+    deadline_s: float = 300.0,
     **settings: Any,
 ) -> None:
     """Fits up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
     running = trainer(
         Path(results),
-        *(NoSync(), StageWeights(), FullDisk(full_disk_at)),
+        *(NoSync(), StageWeights(deadline_s), FullDisk(full_disk_at)),
         ModelCheckpoint(results, filename="{step}", every_n_train_steps=1, save_top_k=-1),
         accelerator="cpu",
         devices=ranks,

@@ -7,10 +7,10 @@ import functools
 import os
 import re
 import signal
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -18,7 +18,7 @@ from lrl.checkpoints.checkpoint_folder import read_weights, shapes
 from lrl.cli.main import main
 from lrl.generators.supervisor import SHM
 from lrl.training.model import ModelSource, open_tokenizer
-from tests.leftovers import left_in_shared_memory, wait_for_none
+from tests.leftovers import left_in_shared_memory, wait_for, wait_for_none
 from tests.run_without_generators import trainer
 from tests.strategies import sharded_fit
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
@@ -182,24 +182,31 @@ def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpo
     assert saved == ([] if place == "load" else ["step=1.ckpt"]), "what was saved before"
 
 
-def test_a_rank_that_stops_in_a_sync_ends_the_run_at_strategy_timeout_and_is_named(
-    policy_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("told", [False, True])
+def test_a_rank_that_stands_still_in_a_sync_ends_the_run_at_the_syncs_deadline_or_at_a_signal(
+    told: bool, policy_folder: Path, tmp_path: Path
 ) -> None:
     call = functools.partial(
         *(sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9),
         dies_at="sync",
         dies_by=signal.SIGSTOP,
-        timeout=timedelta(seconds=20),
+        deadline_s=300.0 if told else 10.0,
     )
     port = free_port()
     first, stopped = (start_rank(call, rank, 2, port, tmp_path) for rank in range(2))
     try:
-        assert first.wait(DEADLINE_S) == 1, first.printed()
+        if told:
+            still = psutil.Process(stopped.pid)
+            wait_for(lambda: still.status() == psutil.STATUS_STOPPED, DEADLINE_S, "rank 1's stop")
+            first.send_signal(signal.SIGTERM)
+        status = first.wait(60 if told else DEADLINE_S)
+        said = first.printed()
+        assert status == (128 + signal.SIGTERM if told else 1), said
+        assert ("Rank 1 has not answered in time" in said) != told
+        assert "The last checkpoint could not be made. RankLostError: The policy is" in said
+        assert "Traceback" not in said
         assert stopped.poll() is None
     finally:
         for one in (first, stopped):
             one.process.kill()
             one.wait(60)
-    said = first.printed()
-    assert "Rank 1 has ended or cannot be reached" in said
-    assert "Timed out waiting 20000ms" in said

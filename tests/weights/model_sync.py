@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lrl.distributed.ranks import Ranks
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.weights import Transport
@@ -149,7 +150,7 @@ def weights() -> Iterator[tuple[str, torch.Tensor]]:
     yield "head", torch.ones(3)
 
 
-POLICY: Any = SimpleNamespace(whole_weights=weights)
+POLICY: Any = SimpleNamespace(whole_weights=weights, ranks=Ranks())
 
 
 def make_generators() -> list[Generator]:

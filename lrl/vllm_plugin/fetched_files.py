@@ -9,43 +9,34 @@ one for each block, takes it from the trainer's rank that holds it; all others t
 machine. So a rank sends each block once however many machines there are, and no link carries more
 than its share. Whoever fails is passed over: then the block comes from the trainer.
 
-The files lie in shared memory, from which the workers load them. There is one at rest, the version
-that the generator holds, which the next differences need. A file gets its name when all its blocks
-are right, so a damaged one is never loaded. All is in the names, because vLLM may run several API
-servers side by side:
-
-    VERSION                 a whole version
-    VERSION.draft           one on its way
-    VERSION.have            a byte for each of its blocks, 1 where it is there
-    VERSION.N.delta         the difference of block N, for other generators
+There is one file at rest, the version that the generator holds, which the next differences need. A
+file gets its name when all its blocks are right, so a damaged one is never loaded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import http.client
 import logging
 import os
-import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from xxhash import xxh3_64_intdigest
 
-from lrl.errors import BadTransfer, FetchFailed
+from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
 from lrl.generators.server import FILES_VARIABLE
-from lrl.system.auth import TOKEN_VARIABLE
-from lrl.system.endpoint import Location
-from lrl.vllm_plugin import block_client
-from lrl.vllm_plugin.block_client import FAILURES, BlockClient, Content
+from lrl.system.auth import TOKEN_VARIABLE, bearer
+from lrl.system.endpoint import Location, connect
 from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport, restore
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
 
@@ -53,6 +44,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Content = bytes | bytearray
 
 THREADS = 8
 """Blocks that are on their way at once."""
@@ -63,6 +57,16 @@ LOOK_S = 0.02
 """Seconds between two looks for a block that another machine does not have yet."""
 HOLD_S = 0.5
 """Seconds for which a request waits for a block that is on its way here."""
+ATTEMPTS = 5
+"""At one answer of the trainer."""
+BACKOFF_S = 0.5
+"""Seconds before a second attempt; each further one waits so much longer."""
+STALL_S = 10.0
+"""Seconds without a byte that end an attempt, and without a block that a machine is waited for."""
+IDLE_S = 2.0
+"""Seconds after which a connection is not used again: vLLM's server closes it after five."""
+FAILURES = (OSError, http.client.HTTPException, BadTransfer, DamagedDelta)
+"""Of one attempt."""
 
 
 class PullRoutes:
@@ -84,24 +88,22 @@ class PullRoutes:
             return await self.app(scope, receive, send)
         await response(scope, receive, send)
 
-    async def _fetch(self, order: dict[str, object]) -> Response:
+    async def _fetch(self, body: dict[str, object]) -> Response:
         try:
-            return JSONResponse(
-                asdict(await asyncio.to_thread(self.files.fetch, FetchOrder.from_json(order)))
-            )
+            report = await asyncio.to_thread(self.files.fetch, FetchOrder.from_json(body))
+            return JSONResponse(asdict(report))
         except (FetchFailed, OSError) as error:
             return JSONResponse({"error": str(error)}, 502)
 
     async def _block(self, what: str) -> Response:
-        clock = asyncio.get_running_loop().time
-        end = clock() + HOLD_S
+        end = time.monotonic() + HOLD_S
         try:
             version, part, block = what.split("/")
             while (
-                found := await asyncio.to_thread(self.files.block, version, part, block)
-            ) is None and clock() < end:
+                found := await asyncio.to_thread(self.files.block, version, int(part), block)
+            ) is None and time.monotonic() < end:
                 await asyncio.sleep(LOOK_S)
-        except (FileNotFoundError, ValueError, IndexError):
+        except (KeyError, ValueError, IndexError):
             return JSONResponse({"error": f"{what} is not here"}, 404)
         return Response(status_code=409) if found is None else Response(found)
 
@@ -118,143 +120,123 @@ class FetchedFiles:
         self._folder = folder
         self._token = token
         self._one_at_a_time = threading.Lock()
-        self._newest: FetchOrder | None = None
-        self._served: tuple[str, Header] = ("", Header(b""))
+        self._whole: VersionFile | None = None
+        self._draft: VersionFile | None = None
 
-    def block(self, version: str, part: str, what: str) -> bytes | None:
+    def block(self, version: str, part: int, what: str) -> bytes | None:
         """Returns a block for another generator, or its difference (`lrl.weights.parts`);
         None if it is not here yet.
 
         Raises:
-            FileNotFoundError: It will not be here.
+            KeyError, ValueError, IndexError: It will not be here.
         """
-        if not re.fullmatch(r"[\w-]+/\d+/d?\d+", f"{version}/{part}/{what}"):
-            raise FileNotFoundError(version)
-        path = self._folder / version
-        draft, have = path.with_suffix(".draft"), path.with_suffix(".have")
-        try:
-            there = have.read_bytes() if have.exists() else b""
-            file = path if path.exists() else draft
-            if file is draft and not there:
-                return None  # the order may be on its way
-            block = self._header_of(version, file).parts[int(part)][int(what.removeprefix("d"))]
-            if file is draft and there[block.number] != 1:
-                return None
-            if what.startswith("d"):
-                return _small(path, block).read_bytes()
-            with file.open("rb") as open_file:
-                return block.read(open_file.fileno())
-        except FileNotFoundError:
-            if what.startswith("d") or not path.exists():
-                raise
-            return self.block(version, part, what)  # it has become whole meanwhile
-
-    def _header_of(self, version: str, path: Path) -> Header:
-        name, header = self._served
-        if name != version:
-            self._served = (version, header := read_header(path))
-        return header
+        for file in (self._draft, self._whole):
+            if file is not None and file.path.name == version:
+                block = file.header.parts[part][int(what.removeprefix("d"))]
+                if block.number not in file.here:
+                    return None
+                return file.differences[block.number] if what[0] == "d" else file.read(block)
+        return None  # the order may be on its way
 
     def fetch(self, order: FetchOrder) -> FetchReport:
         """Makes the file of a version be here.
-
-        An order that is still being carried out gives way to a new one.
 
         Raises:
             FetchFailed: It did not arrive, or not in time.
             OSError: There is no room for it.
         """
-        self._newest = order
         with self._one_at_a_time:
             path = self._folder / order.version
             for held in (str(path), order.beside):
                 if os.access(held, os.R_OK) and read_header(held).checksum == order.checksum:
                     return FetchReport(held, "held")
-            client = BlockClient(order, self._token, lambda: self._newest is not order)
-            fetch = Fetch(order, path, client)
-            self._keep_only(order.version, fetch.base)
-            fetch.run()
-            if fetch.base:
-                (self._folder / fetch.base).unlink()
+            fetch = Fetch(order, self._token, self._whole)
+            if self._draft is None or self._draft.header != fetch.header:
+                if self._draft is not None:
+                    self._draft.remove()
+                self._draft = None  # there may be no room for the next one
+                self._draft = VersionFile(path, fetch.header)
+            fetch.fill(self._draft)
+            if self._whole is not None:
+                self._whole.remove()
+            self._draft.draft.rename(path)
+            self._whole, self._draft = self._draft, None
             return FetchReport(
                 str(path),
-                "delta" if fetch.base else "whole",
-                from_trainer=fetch.received["trainer"],
-                from_peers=fetch.received["peers"],
+                fetch.how,
+                from_trainer=sum(fetch.from_trainer),
+                from_peers=sum(fetch.from_peers),
             )
 
-    def _keep_only(self, *versions: str) -> None:
-        """Removes the files of all other versions."""
-        for path in self._folder.iterdir():
-            if path.name.partition(".")[0] not in versions:
-                path.unlink(missing_ok=True)
+
+class VersionFile:
+    """A version on its way into its file, and then in it; raises OSError without room for it."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        require_room(path.parent, header.size)
+        self.path = path
+        self.header = header
+        self.draft = path.with_suffix(".draft")
+        self.here = set[int]()
+        """The numbers of the blocks that are right."""
+        self.differences = dict[int, bytes]()
+        """Of blocks that came as differences, for other generators."""
+        self._file = open_new(self.draft)
+        self._file.write(header.text)
+        self._file.truncate(header.size)
+        self._file.flush()
+
+    def read(self, block: Block) -> bytes:
+        return block.read(self._file.fileno())
+
+    def put(self, block: Block, content: Content) -> None:
+        block.write(self._file.fileno(), content)
+        self.here.add(block.number)
+
+    def remove(self) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+        self.draft.unlink(missing_ok=True)
 
 
 class Fetch:
-    """One version on its way, over all attempts: blocks that are there already stay.
+    """One attempt at a version, by several threads.
 
     Args:
-        order: What to fetch.
-        path: The file to make.
-        sources: Asks for the blocks.
+        order: What to fetch, and who has it.
+        token: The run's.
+        older: The version that is here.
 
     Raises:
         FetchFailed: The trainer does not say what the version is.
     """
 
-    def __init__(self, order: FetchOrder, path: Path, sources: BlockClient) -> None:
-        self.path = path
-        self.received = Counter[str]()
-        """Bytes from `trainer` and `peers`."""
+    def __init__(self, order: FetchOrder, token: str, older: VersionFile | None) -> None:
+        self.from_trainer: list[int] = []
+        """Bytes of each block."""
+        self.from_peers: list[int] = []
         self._order = order
-        self._sources = sources
-        self._lock = threading.Lock()
+        self._older = older
+        self._end = time.monotonic() + order.deadline_s
+        self._authorization = {"Authorization": bearer(token)}
+        self._connections = threading.local()
         self._lost = set[int]()  # machines that are not asked any more
         self._heard_at = [time.monotonic()] * len(order.peers)
-        self.header = Header(bytes(sources.of_rank(0, lambda at: sources.get(at, "0/header"))))
+        self.header = Header(self._of_rank(0, lambda at: self._get(at, "0/header")) or b"")
         if self.header.checksum != order.checksum:
             raise FetchFailed(f"{order.version} has another header than the trainer has staged.")
-        self._bases = [self._base_of(rank) for rank in range(len(order.ranks))]
+        self._by_differences = [self._has_base_of(rank) for rank in range(len(order.ranks))]
+        self.how: Literal["delta", "whole"] = "delta" if any(self._by_differences) else "whole"
 
-    @property
-    def base(self) -> str:
-        """The version that is here and whose differences are fetched; empty without."""
-        return max(self._bases)
+    def _has_base_of(self, rank: int) -> bool:
+        base = self._of_rank(rank, lambda at: self._get(at, f"{rank}/delta"))
+        return self._older is not None and base == self._older.path.name.encode()
 
-    def _base_of(self, rank: int) -> str:
-        sources = self._sources
-        # They may still be in the making.
-        found = sources.of_rank(rank, lambda at: sources.get(at, f"{rank}/delta", waits=True))
-        base: str = json.loads(found)["base"]
-        return base if base and (self.path.parent / base).exists() else ""
-
-    def run(self) -> None:
-        """Fetches all blocks that are not there.
-
-        Raises:
-            FetchFailed: One did not come.
-            OSError: There is no room.
-        """
-        draft, have = self.path.with_suffix(".draft"), self.path.with_suffix(".have")
-        blocks = [block for part in self.header.parts for block in part]
-        if not have.exists():
-            require_room(self.path.parent, self.header.size)
-            draft.unlink(missing_ok=True)
-            with open_new(draft) as new:
-                new.write(self.header.text)
-                new.truncate(self.header.size)
-            with open_new(have) as marks:
-                marks.write(bytes(len(blocks)))
-        there = have.read_bytes()
-        missing = [block for block in blocks if not there[block.number]]
-        base = self.path.parent / self.base if self.base else draft
-        with draft.open("r+b") as file, have.open("r+b") as marks, base.open("rb") as older:
-            self._fill(missing, file.fileno(), marks.fileno(), older.fileno())
-        draft.rename(self.path)
-        have.unlink()
-
-    def _fill(self, missing: list[Block], file: int, marks: int, older: int) -> None:
+    def fill(self, version: VersionFile) -> None:
+        """Fetches all blocks that are not there; raises FetchFailed if one did not come."""
         machines, number = max(1, len(self._order.peers)), self._order.number
+        blocks = [block for part in self.header.parts for block in part]
+        missing = [block for block in blocks if block.number not in version.here]
         own = deque(block for block in missing if block.number % machines == number)
 
         def turn(block: Block) -> tuple[int, int]:
@@ -269,13 +251,9 @@ class Fetch:
             while queue := next(filter(None, queues), None):
                 with suppress(IndexError):  # another thread took the last one
                     block = queue.popleft()
-                    self._sources.raise_if_over()
-                    if (content := self._fetched(block, older)) is None:
+                    if not self._has_fetched(block, version):
                         queue.append(block)
                         time.sleep(LOOK_S)
-                        continue
-                    block.write(file, content)
-                    os.pwrite(marks, b"\1", block.number)
 
         with ThreadPoolExecutor(THREADS) as pool:
             first = FROM_TRAINER if others else THREADS
@@ -287,49 +265,80 @@ class Fetch:
                 own.clear()
                 others.clear()
 
-    def _fetched(self, block: Block, older: int) -> Content | None:
-        """Returns a block; None if the machine that takes it from the trainer has it not yet."""
+    def _has_fetched(self, block: Block, version: VersionFile) -> bool:
+        """Fetches a block; returns whether the machine that takes it from the trainer has it."""
         peers, number = self._order.peers, self._order.number
         owner = block.number % max(1, len(peers))
         if owner == number or owner in self._lost:
-            return self._sources.of_rank(block.part, lambda at: self._checked(at, block, older))
+            return self._of_rank(block.part, lambda at: self._put(at, block, version))
         try:
-            content = self._checked(peers[owner], block, older)
+            if self._put(peers[owner], block, version):
+                self._heard_at[owner] = time.monotonic()
+                return True
+            if time.monotonic() - self._heard_at[owner] <= STALL_S:
+                return False
+            why: object = "it has nothing new"
         except FAILURES as error:
-            self._pass_over(owner, error)
-            return None
-        if content is not None:
-            self._heard_at[owner] = time.monotonic()
-        elif time.monotonic() - self._heard_at[owner] > block_client.STALL_S:
-            self._pass_over(owner, "it has nothing new")
-        return content
-
-    def _pass_over(self, owner: int, why: object) -> None:
-        log.warning("%s is passed over: %s", self._order.peers[owner].url, why)
+            why = error
+        log.warning("%s is passed over: %s", peers[owner].url, why)
         self._lost.add(owner)
+        return False
 
-    def _checked(self, at: Location, block: Block, older: int) -> Content | None:
-        """Returns a block from a rank or another machine, None if that has it not yet; raises
-        BadTransfer for a damaged one."""
-        small = bool(self._bases[block.part])
-        content = self._sources.get(at, f"{block.part}/{'d' * small}{block.index}")
+    def _put(self, at: Location, block: Block, version: VersionFile) -> bool:
+        """Puts a block of a rank or another machine into the file; returns False if that does not
+        have it yet. Raises BadTransfer for a damaged one."""
+        small = self._by_differences[block.part]
+        content = self._get(at, f"{block.part}/{'d' * small}{block.index}")
         if content is None:
-            return None
-        with self._lock:
-            self.received["trainer" if at in self._order.ranks else "peers"] += len(content)
+            return False
+        (self.from_trainer if at in self._order.ranks else self.from_peers).append(len(content))
         whole: Content = content
         if small:
-            restore(whole := bytearray(block.read(older)), content)
+            assert self._older is not None, "it is the base"
+            restore(whole := bytearray(self._older.read(block)), content)
         if xxh3_64_intdigest(whole) != block.sum:
-            self._bases[block.part] = ""  # the version before may be what is damaged
+            self._by_differences[block.part] = False  # the version before may be what is damaged
             raise BadTransfer(f"block {block.index} of rank {block.part}'s part is damaged")
         if small:
-            draft = self.path.with_suffix(f".{block.number}.small")
-            draft.write_bytes(content)
-            draft.rename(_small(self.path, block))
-        return whole
+            version.differences[block.number] = content
+        version.put(block, whole)
+        return True
 
+    def _of_rank(self, rank: int, ask: Callable[[Location], T]) -> T:
+        """Returns what `ask` gets from a rank of the trainer; raises FetchFailed after several
+        attempts or at the deadline."""
+        at, failures = self._order.ranks[rank], list[str]()
+        while len(failures) < ATTEMPTS and time.monotonic() < self._end:
+            try:
+                return ask(at)
+            except FAILURES as error:
+                failures.append(str(error) or type(error).__name__)
+                time.sleep(BACKOFF_S * len(failures))
+        if time.monotonic() >= self._end:
+            failures.append(f"the deadline of {self._order.deadline_s:.0f} s has passed")
+        raise FetchFailed(
+            f"{self._order.version} could not be fetched from rank {rank} at {at.url}: "
+            f"{'; '.join(failures)}"
+        )
 
-def _small(path: Path, block: Block) -> Path:
-    """Returns where the difference of a block lies, for other generators."""
-    return path.with_suffix(f".{block.number}.delta")
+    def _get(self, at: Location, what: str) -> bytes | None:
+        """Returns what a rank or a machine has under a path; None if it has to fetch it first. Raises
+        one of `FAILURES` if it does not answer."""
+        kept: dict[str, tuple[http.client.HTTPConnection, float]] = vars(self._connections)
+        connection, used_at = kept.pop(at.url, (None, 0.0))
+        if connection is None or time.monotonic() - used_at > IDLE_S:
+            connection = connect(at.url, at.context(), STALL_S)
+        try:
+            path = f"{PARTS}{self._order.version}/{what}"
+            connection.request("GET", path, headers=self._authorization)
+            answer = connection.getresponse()
+            body = answer.read()
+        except BaseException:
+            connection.close()
+            raise
+        kept[at.url] = connection, time.monotonic()
+        if answer.status == http.client.CONFLICT:
+            return None
+        if answer.status != http.client.OK:
+            raise BadTransfer(f"it answered {answer.status}: {body[:200].decode(errors='replace')}")
+        return body

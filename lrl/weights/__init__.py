@@ -36,24 +36,19 @@ def find_transport(name: str) -> type[Transport]:
 
 
 def choose_transport(name: str, machine: Machine) -> type[Transport]:
-    """Returns the transport that `strategy.weight_transfer` stands for on `machine`.
-
-    Raises:
-        ConfigError: The name is unknown, or the machine does not allow it; names the transport that
-            works.
-    """
+    """Returns the transport that `strategy.weight_transfer` stands for on `machine`; raises
+    ConfigError if the name is unknown or the machine does not allow it."""
+    if name != "auto":
+        chosen = find_transport(name)
+        if why := chosen.refusal(machine):
+            raise ConfigError(f"strategy.weight_transfer is {name!r}, {why}.")
+        return chosen
     is_open = not is_loopback(machine.host)
-    candidates = (one for one in TRANSPORTS if machine.on_cuda or one not in ON_CUDA)
-    works = next(
-        one
-        for one in map(find_transport, candidates)
-        if not one.refusal(machine) and not (is_open and one.join_refusal(False, machine.host))
-    )
-    if name == "auto":
-        return works
-    chosen = find_transport(name)
-    if why := chosen.refusal(machine):
-        raise ConfigError(
-            f"strategy.weight_transfer is {name!r}, {why}. Here `{works.backend}` works."
-        )
-    return chosen
+    for one in TRANSPORTS:
+        if one in ON_CUDA and not machine.on_cuda:
+            continue
+        found = find_transport(one)
+        why = found.refusal(machine)
+        if not why and not (is_open and found.join_refusal(False, machine.host)):
+            return found
+    raise ConfigError(f"strategy.weight_transfer is 'auto', {why}.")

@@ -2,7 +2,7 @@
 and rank 0's order to fetch it.
 
     GET /lrl/parts/VERSION/RANK/header    the header of the version's file, of any rank
-                               /delta     the version that the differences need, once they are made
+                               /delta     the version that the differences need; empty without
                                /N         block N
                                /dN        its difference to the block of the base
 
@@ -18,13 +18,11 @@ where little repeats.
 from __future__ import annotations
 
 import asyncio
-import http
 import os
 import zlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +31,8 @@ from aiohttp import web
 from lrl.errors import DamagedDelta
 from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint, Location
-from lrl.system.event_loop import start_daemon_call
 from lrl.weights.version_file import Header
 
-T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
 
@@ -92,56 +88,6 @@ class FetchReport:
     """Bytes."""
     from_peers: int = 0
     """Bytes."""
-
-
-class Delta:
-    """The differences of all blocks of a part, made one after the other by threads of its own."""
-
-    def __init__(self, blocks: int) -> None:
-        self.worth: Future[bool] = Future()
-        """Whether they are worth fetching, known after the first few."""
-        self.blocks = [Future[bytes]() for _ in range(blocks)]
-        """The difference of each block, once it is made."""
-
-    def make(self, read: Callable[[int], tuple[bytes, bytes]], ended: Callable[[], bool]) -> None:
-        """Makes them, unless they are not worth it.
-
-        Args:
-            read: Reads a block of the older version and of the newer one; equally long.
-            ended: Whether nobody needs them any more; asked at each block.
-        """
-        threads = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
-        first = min(BLOCKS_THAT_DECIDE, len(self.blocks))
-        whole = small = 0
-
-        def difference(index: int) -> tuple[int, bytes]:
-            before, after = (np.frombuffer(one, np.uint8) for one in read(index))
-            return len(after), compressed(before, after)
-
-        if not first:  # a rank without rows
-            self.worth.set_result(True)
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
-        try:
-            made = pool.map(difference, range(len(self.blocks)))
-            for number, (block, (size, content)) in enumerate(zip(self.blocks, made, strict=True)):
-                block.set_result(content)
-                whole += size
-                small += len(content)
-                if number + 1 == first:
-                    self.worth.set_result(small <= MAX_DELTA_SHARE * whole)
-                if ended() or (self.worth.done() and not self.worth.result()):
-                    break
-        except Exception as error:  # whoever asks for one raises it
-            self._fail(error)
-        finally:
-            pool.shutdown(cancel_futures=True)
-            self._fail(ValueError("the difference was not made"))
-
-    def _fail(self, error: Exception) -> None:
-        futures: list[Future[Any]] = [self.worth, *self.blocks]
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)
 
 
 def compressed(before: Bytes, after: Bytes) -> bytes:
@@ -204,37 +150,60 @@ class Part:
         header: Of the version.
         rank: Whose part it is.
         descriptor: The file: every block is at its place in the version's, and the rest is a hole.
+        base: The version before.
+        older: Its part, freed when all differences are made.
     """
 
-    def __init__(self, header: Header, rank: int, descriptor: int) -> None:
+    def __init__(
+        self, header: Header, rank: int, descriptor: int, base: str = "", older: Part | None = None
+    ) -> None:
         self.header = header
         self.blocks = header.parts[rank]
-        self.base = ""
-        """The version that the differences need."""
-        self.delta = Delta(len(self.blocks))
-        """To the part of that version; made only if there is one."""
+        self._base = base
+        self._older = older
+        self._differences: dict[int, bytes] = {}
         self._file = os.fdopen(descriptor, "rb")
+        if older is not None:
+            older.end_differences()
 
     def read(self, index: int) -> bytes:
         """Returns the bytes of a block; raises ValueError when it is closed."""
         return self.blocks[index].read(self._file.fileno())
 
-    def compare(self, older: Part, base: str) -> None:
-        """Begins to make the difference to the part of version `base`, which is closed then."""
-        self.base = base
+    @cached_property
+    def base(self) -> str:
+        """The version whose differences are worth fetching; empty if none are."""
+        if self._older is None:
+            return ""
+        tried = self.blocks[:BLOCKS_THAT_DECIDE]
+        small = sum(len(self.difference(block.index)) for block in tried)
+        if small <= MAX_DELTA_SHARE * sum(block.nbytes for block in tried):
+            return self._base
+        self.end_differences()
+        return ""
 
-        def both(index: int) -> tuple[bytes, bytes]:
-            return older.read(index), self.read(index)
+    def difference(self, index: int) -> bytes:
+        """Returns the difference of a block to the older one, made when it is first asked for."""
+        if index not in self._differences:
+            assert self._older is not None, "there is a base"
+            before, after = (
+                np.frombuffer(part.read(index), np.uint8) for part in (self._older, self)
+            )
+            self._differences[index] = compressed(before, after)
+            if len(self._differences) == len(self.blocks):
+                self._older.close()
+        return self._differences[index]
 
-        def make() -> None:
-            self.delta.make(both, ended=lambda: self._file.closed)
-            older.close()
-
-        start_daemon_call(make, "lrl-delta")
+    def end_differences(self) -> None:
+        """Frees the differences, and the older part."""
+        self._differences = {}
+        if self._older is not None:
+            self._older.close()
 
     def close(self) -> None:
         """Frees it; idempotent."""
         self._file.close()
+        self.end_differences()
 
 
 class PartServer(TokenServer):
@@ -244,22 +213,21 @@ class PartServer(TokenServer):
         self._parts = parts
         super().__init__(endpoint, token, [web.get(PARTS + "{version}/{part}/{what}", self._serve)])
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        what = request.match_info["what"]
+    async def _serve(self, request: web.Request) -> web.Response:
         part = self._parts.get(request.match_info["version"])
         if part is None:
-            return web.json_response(
-                {"error": "there is no such version any more"}, status=http.HTTPStatus.NOT_FOUND
-            )
-        if what == "header":
-            return web.Response(body=part.header.text)
-        if what == "delta":
-            worth = bool(part.base) and await _result_of(part.delta.worth)
-            return web.json_response({"base": part.base if worth else ""})
-        if what.startswith("d"):
-            return web.Response(body=await _result_of(part.delta.blocks[int(what[1:])]))
-        return web.Response(body=await asyncio.to_thread(part.read, int(what)))
+            return web.json_response({"error": "there is no such version any more"}, status=404)
+        return web.Response(
+            body=await asyncio.to_thread(content_of, part, request.match_info["what"])
+        )
 
 
-async def _result_of(future: Future[T]) -> T:
-    return await asyncio.shield(asyncio.wrap_future(future))
+def content_of(part: Part, what: str) -> bytes:
+    """Returns what a rank serves of a part."""
+    if what == "header":
+        return part.header.text
+    if what == "delta":
+        return part.base.encode()
+    if what.startswith("d"):
+        return part.difference(int(what[1:]))
+    return part.read(int(what))

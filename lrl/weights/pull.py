@@ -20,7 +20,7 @@ import torch
 
 from lrl.generators.generator import Generator
 from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_towards
-from lrl.weights.parts import FETCH, MAX_DELTA_SHARE, FetchOrder, FetchReport
+from lrl.weights.parts import FETCH, FetchOrder, FetchReport
 from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.staging import Served, Staged, StageOrder
 from lrl.weights.transport import Machine, Policy, Transport
@@ -44,9 +44,9 @@ class Pull(Transport):
         if machine.nodes == 1 or not is_loopback(machine.host):
             return ""
         return (
-            f"and the trainer has {machine.nodes} machines, whose ranks send their parts of the "
-            f"weights, and only this one is reached at strategy.server.host {machine.host}: set "
-            "that to rank 0's address, and tls_cert and tls_key or insecure"
+            f"and the trainer has {machine.nodes} machines, of which only this one is reached at "
+            f"strategy.server.host {machine.host}: set that to rank 0's address, and tls_cert and "
+            "tls_key or insecure"
         )
 
     @classmethod
@@ -62,9 +62,9 @@ class Pull(Transport):
 
     @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """Two files and the differences for each pool that has generators here, which share them;
-        the trainer's own are in no folder."""
-        return int(min(pools, generators) * (2 + MAX_DELTA_SHARE) * weight_bytes)
+        """Two files for each pool that has generators here, which share them; the trainer's own are
+        in no folder."""
+        return min(pools, generators) * 2 * weight_bytes
 
     def __init__(self, policy: Policy, name: str) -> None:
         super().__init__(policy, name)

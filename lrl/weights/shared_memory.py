@@ -1,7 +1,7 @@
 """Weights through a file in shared memory: for any single machine, with or without GPUs.
 
 Every rank of the trainer writes its part of one safetensors file while the generators still write
-responses (those of other machines send theirs to rank 0); in the pause they only map and load it.
+responses; in the pause they only map and load it.
 Checksums make a worker refuse a damaged file. Each version has a folder of its own, under a name
 that nobody can guess and closed to other users, who could otherwise put a link or a file of theirs
 in its place. The name of the folder begins with the run's id, by which the supervisor finds those of
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.staging import StageOrder
-from lrl.weights.transport import Policy, Transport
+from lrl.weights.transport import Machine, Policy, Transport
 from lrl.weights.version_file import SHARED_MEMORY, open_new
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,11 @@ class SharedMemory(Transport):
 
     backend = "shared_memory"
     copies = True
+
+    @classmethod
+    def refusal(cls, machine: Machine) -> str:
+        """Every rank writes into one file."""
+        return f"and the trainer has {machine.nodes} machines" if machine.nodes > 1 else ""
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:

@@ -3,16 +3,16 @@
     every rank: its rows -> its part, with a checksum of each block
     rank 0: the checksums of all -> the header of the file, which says what the version is
 
-On one machine the ranks write into one file, which the generators map; to it, ranks of other
-machines send their parts. Else each keeps its part in its own memory, under no name, and serves it
-with its difference to the version before (`lrl.weights.parts`).
+On one machine the ranks write into one file, which the generators map. Else each keeps its part in
+its own memory, under no name, and serves it with its difference to the version before
+(`lrl.weights.parts`).
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,17 +60,6 @@ class Staged(NamedTuple):
     header: Header
 
 
-class Written(NamedTuple):
-    """A rank's report to rank 0 of its part."""
-
-    fault: str
-    """Why it was not written; empty if it was."""
-    sums: list[int]
-    """The checksum of each block."""
-    content: list[bytes]
-    """The blocks, from a rank of another machine for a file on rank 0's."""
-
-
 class Staging:
     """The parts that one rank has staged, for each pool of generators.
 
@@ -94,15 +83,12 @@ class Staging:
         empty = self._empty.get(order.pool)
         if empty is None:
             empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)
-        sends = bool(order.file) and not self._here
-        file = "" if sends else order.file
-        descriptor, written = _write_part(
-            pieces(), empty, order, file=file, rank=ranks.rank, sends=sends
+        descriptor, sums, fault = _write_part(pieces(), empty, order, ranks.rank)
+        told = ranks.gather((sums, fault))
+        fault = "; ".join(fault for _, fault in told if fault)
+        header = ranks.share(
+            empty.with_sums([sums for sums, _ in told]) if told and not fault else None
         )
-        header, fault = None, ""
-        if told := ranks.gather(written):
-            header, fault = _header_of(empty, told, descriptor)
-        header = ranks.share(header)
         if header is not None and not order.file:
             return self._keep(order, header, ranks.rank, descriptor)
         if descriptor >= 0:
@@ -119,9 +105,9 @@ class Staging:
         if before is not None and before.header == header:  # another attempt
             os.close(descriptor)
             return before
-        part = self.parts[order.version] = Part(header, rank, descriptor)
-        if before is not None:
-            part.compare(self.parts.pop(before.name), before.name)
+        base = "" if before is None else before.name
+        older = self.parts.pop(base, None)
+        self.parts[order.version] = Part(header, rank, descriptor, base, older)
         self._staged[order.pool] = staged = Staged(order.version, header)
         return staged
 
@@ -160,48 +146,41 @@ def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Hea
 
 
 def _write_part(
-    rows: Iterator[Piece], empty: Header, order: StageOrder, *, file: str, rank: int, sends: bool
-) -> tuple[int, Written]:
-    """Writes a rank's part into a file, or into its memory; returns that, open (-1 without one), and
-    the report to rank 0. Memory is taken for the part alone: the rest of it is a hole."""
-    descriptor, sums, content, fault = -1, list[int](), list[bytes](), ""
+    rows: Iterator[Piece], empty: Header, order: StageOrder, rank: int
+) -> tuple[int, list[int], str]:
+    """Writes a rank's part into a file, or into its memory; returns that, open (-1 without one), the
+    checksum of each block, and why the part was not written. Memory is taken for the part alone: the
+    rest of it is a hole."""
+    descriptor, sums, fault = -1, list[int](), ""
     blocks = empty.parts[rank]
     try:
-        if not file:
+        if not order.file:
             _require_memory(sum(block.nbytes for block in blocks))
             descriptor = os.memfd_create(order.version)
         else:
             if rank == 0:
-                require_room(Path(file).parent, empty.size)
-                os.truncate(file, empty.size)
-            descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+                require_room(Path(order.file).parent, empty.size)
+                os.truncate(order.file, empty.size)
+            descriptor = os.open(order.file, os.O_RDWR | os.O_NOFOLLOW)
         _write(rows, empty, order, descriptor)
         with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
             sums = list(pool.map(lambda block: xxh3_64_intdigest(block.read(descriptor)), blocks))
-        content = [block.read(descriptor) for block in blocks] if sends else []
     except OSError as error:
         fault = f"rank {rank}: {error}"
     finally:
         deque(rows, maxlen=0)  # reading them may be a collective
-    return descriptor, Written(fault, sums, content)
+    return descriptor, sums, fault
 
 
 def _write(rows: Iterator[Piece], empty: Header, order: StageOrder, descriptor: int) -> None:
-    left = set(empty.places)
-
     def placed() -> Iterator[tuple[int, Tensor]]:
         for piece in rows:
-            left.remove(piece.name)
             spec = spec_of(piece, order.narrow)
             place = empty.places[piece.name] + piece.start * spec.row_bytes
             yield place, piece.rows.detach().to(spec.dtype)
 
     for place, content in host_bytes(placed()):
         write_at(descriptor, content, place)
-    if left:
-        raise RuntimeError(
-            f"The policy has no {min(left)} any more, which it had at the first sync."
-        )
 
 
 def _require_memory(needed: int) -> None:
@@ -209,22 +188,6 @@ def _require_memory(needed: int) -> None:
     if needed > free:
         takes, has = in_gib(needed, free)
         raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
-
-
-def _header_of(
-    empty: Header, told: Sequence[Written], descriptor: int
-) -> tuple[Header | None, str]:
-    """Returns the header of a version that all ranks have written, or why there is none; writes the
-    parts that ranks of other machines have sent."""
-    if fault := "; ".join(written.fault for written in told if written.fault):
-        return None, fault
-    try:
-        for blocks, written in zip(empty.parts, told, strict=True):
-            for block, content in zip(blocks, written.content, strict=False):
-                block.write(descriptor, content)
-    except OSError as error:  # the others wait for an answer
-        return None, str(error)
-    return empty.with_sums([written.sums for written in told]), ""
 
 
 def own_address(endpoint: Endpoint) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
 from lrl.system.endpoint import Location
-from lrl.weights.parts import PARTS, Part
+from lrl.weights.parts import PARTS, Part, content_of
 
 Fault = Literal["none", "cut", "stall", "damage", "short", "gone", "not yet"]
 
@@ -35,7 +34,7 @@ class ScriptedSource:
         if what not in ("header", "delta"):
             self.asked.append(f"{rank}/{what}")
             fault = self.faults.pop(0) if self.faults else "none"
-        body = self.body(int(rank), what)
+        body = content_of(self.parts[int(rank)], what)
         if fault == "damage":
             body = bytes([body[0] ^ 1]) + body[1:]
         handler.send_response({"gone": 404, "not yet": 409}.get(fault, 200))
@@ -47,18 +46,6 @@ class ScriptedSource:
         if fault == "stall":
             self.ends.wait(300)
         handler.close_connection = True
-
-    def body(self, rank: int, what: str) -> bytes:
-        """Returns what a rank answers."""
-        part = self.parts[rank]
-        if what == "header":
-            return part.header.text
-        if what == "delta":
-            worth = part.base and part.delta.worth.result()
-            return json.dumps({"base": part.base if worth else ""}).encode()
-        if what.startswith("d"):
-            return part.delta.blocks[int(what[1:])].result()
-        return part.read(int(what))
 
 
 @contextmanager

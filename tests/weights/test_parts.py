@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from lrl.errors import DamagedDelta
-from lrl.weights.parts import Delta, compressed, restore
+from lrl.weights.parts import Part, compressed, restore
+from lrl.weights.version_file import Header, TensorSpec
 
 SIZE = 5000
 
@@ -76,56 +75,39 @@ def test_one_small_step_in_bfloat16_is_a_few_hundredths_of_the_weights() -> None
     assert len(difference(versions[0], versions[1])) < 0.03 * len(versions[1])
 
 
-def reads(*pairs: Any) -> Callable[[int], tuple[bytes, bytes]]:
-    """Returns what reads them by number; a pair may be a function."""
+def part_of(content: bytes, base: str = "", older: Part | None = None) -> Part:
+    """Returns the part of one rank with this content."""
+    spec = TensorSpec("w", torch.uint8, (len(content),))
+    header = Header.of([spec], [[(spec, 0, len(content))]])
+    file = os.memfd_create("part")
+    os.pwrite(file, content, len(header.text))
+    return Part(header, 0, file, base, older)
 
-    def read(index: int) -> tuple[bytes, bytes]:
-        pair: Any = pairs[index]
-        return pair() if callable(pair) else pair
 
-    return read
+def test_differences_are_made_when_they_are_asked_for_and_free_the_older_part() -> None:
+    old = os.urandom(9 * 2**12)
+    new = changed(old, [7, 2**13])
+    older = part_of(old)
+    part = part_of(new, "v1", older)
+    assert part.base == "v1" and older.base == ""
+    for block in part.blocks:
+        restore(made := bytearray(older.read(block.index)), part.difference(block.index))
+        assert made == part.read(block.index)
+    with pytest.raises(ValueError, match="closed"):
+        older.read(0)
+    assert part.difference(0)
+    part.close()
 
 
 def test_differences_that_are_no_smaller_are_not_made() -> None:
-    old = os.urandom(SIZE)
-    delta = Delta(9)
-    delta.make(reads(*[(old, changed(old, [7]))] * 9), ended=lambda: False)
-    assert delta.worth.result() and all(block.result() for block in delta.blocks)
-    delta = Delta(9)
-    delta.make(reads(*[(old, os.urandom(SIZE))] * 9), ended=lambda: False)
-    assert not delta.worth.result() and delta.blocks[-1].exception()
+    older = part_of(os.urandom(9 * 2**12))
+    assert part_of(os.urandom(9 * 2**12), "v1", older).base == ""
+    with pytest.raises(ValueError, match="closed"):
+        older.read(0)
 
 
 def test_a_rank_without_rows_has_a_difference_without_blocks() -> None:
-    delta = Delta(0)
-    delta.make(reads(), ended=lambda: False)
-    assert delta.worth.result()
-
-
-def test_a_difference_can_be_had_before_the_next_one_is_made() -> None:
-    old = os.urandom(SIZE)
-    delta = Delta(9)
-
-    def last() -> tuple[bytes, bytes]:
-        assert delta.worth.result(60) and delta.blocks[0].result(60)
-        return old, old
-
-    delta.make(reads(*[(old, old)] * 8, last), ended=lambda: False)
-    assert delta.blocks[-1].result()
-
-
-def test_making_them_ends_when_nobody_needs_them_or_one_cannot_be_read() -> None:
-    old = os.urandom(SIZE)
-    delta = Delta(9)
-    delta.make(reads(*[(old, old)] * 9), ended=lambda: True)
-    assert delta.blocks[0].result() and delta.blocks[1].exception()
-
-    def unread() -> tuple[bytes, bytes]:
-        raise OSError("gone")
-
-    delta = Delta(9)
-    delta.make(reads(*[(old, old)] * 2, *[unread] * 7), ended=lambda: False)
-    assert str(delta.worth.exception()) == "gone" == str(delta.blocks[-1].exception())
+    assert part_of(b"", "v1", part_of(b"")).base == "v1"
 
 
 def test_a_difference_that_is_damaged_or_of_another_length_is_refused() -> None:

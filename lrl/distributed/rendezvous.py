@@ -1,5 +1,5 @@
-"""Ranks on several machines: their rendezvous before they have a process group, connections that
-notice a lost machine, and files that all must see.
+"""Ranks on several machines: how they meet before they have a process group, connections that notice
+a lost machine, and files that all must see.
 
 A process group waits for its ranks without a word. So the ranks first meet at torch's store on rank
 0 (MASTER_ADDR, MASTER_PORT), and who is missing is named. When rank 0 ends, so does its store, and
@@ -12,7 +12,6 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -39,86 +38,82 @@ SEEN_S = 5.0
 """Longest wait until a file that rank 0 has written is seen on another machine."""
 
 
-@dataclass
-class Rendezvous:
-    """The meeting of the ranks; as long as this object lives, so does rank 0's store."""
+def meet(
+    host: str,
+    port: int,
+    *,
+    rank: int,
+    ranks: int,
+    of_node: int,
+    hosts: bool,
+    timeout_s: float,
+    silence_s: float,
+) -> dist.Store:
+    """Waits until all ranks have come; has gloo and NCCL take the interface that leads to them.
 
-    host: str
-    """MASTER_ADDR."""
-    port: int
-    rank: int
-    """This process."""
-    ranks: int
-    """All processes."""
-    of_node: int
-    """Processes of each node."""
-    hosts: bool
-    """Whether this process opens the store; torchrun's agent does so for its workers."""
-    timeout_s: float
-    """Longest wait for the others, in seconds."""
-    silence_s: float
-    """A machine that is silent for so long is gone."""
-    _store: dist.Store = field(init=False)
+    Args:
+        host, port: MASTER_ADDR and MASTER_PORT.
+        rank: This process.
+        ranks, of_node: All processes, and those of each node.
+        hosts: Whether this process opens the store; torchrun's agent does so for its workers.
+        timeout_s: Longest wait for the others, in seconds.
+        silence_s: A machine that is silent for so long is gone.
 
-    def meet(self) -> None:
-        """Waits until all ranks have come; has gloo and NCCL take the interface that leads to them.
-        RendezvousError names the ranks that have not come within `timeout_s`."""
-        try:
-            store = dist.TCPStore(
-                *(self.host, self.port, None, self.hosts, timedelta(seconds=self.timeout_s)),
-                wait_for_workers=False,
-                multi_tenant=True,  # the process group's own store, later, is the same server
-            )
-        except dist.DistError as error:
-            raise RendezvousError(
-                f"MASTER_ADDR is {self.host} and MASTER_PORT {self.port}: "
-                f"{str(error).splitlines()[0]} Start rank 0 there."
-            ) from error
+    Returns:
+        The store, which rank 0 keeps until all are connected.
+
+    Raises:
+        RendezvousError: Names the ranks that have not come.
+    """
+    try:
+        store: dist.Store = dist.TCPStore(
+            *(host, port, None, hosts, timedelta(seconds=timeout_s)),
+            wait_for_workers=False,
+            multi_tenant=True,  # the process group's own store, later, is the same server
+        )
         store.set_timeout(timedelta(seconds=ANSWER_S))
         # torchrun's agent keeps the keys of the workers that it has started before.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"lrl/{attempt}", store)
-        close_silent_connections(self.silence_s)
-        found = socket.getaddrinfo(self.host, ANY_PORT, type=socket.SOCK_DGRAM)
+        store = dist.PrefixStore(f"lrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        close_silent_connections(silence_s)
+        found = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)
         address = str(found[0][4][0])
         if not is_loopback(address):
             # A machine's own name often leads it to itself, and others to its network.
-            self._store.set("address", address)
-        self.wait_all("meeting", self.timeout_s)
-        if self._store.check(["address"]):
-            address = self._store.get("address").decode()
-        take_interface(address)
+            store.set("address", address)
+        _wait_for_all(store, rank, ranks, of_node, timeout_s)
+        if store.check(["address"]):
+            address = store.get("address").decode()
+    except dist.DistError as error:
+        raise RendezvousError(
+            f"MASTER_ADDR is {host} and MASTER_PORT {port}: {str(error).splitlines()[0]} Start rank "
+            "0 there, or look for its error."
+        ) from error
+    take_interface(address)
+    return store
 
-    def wait_all(self, stage: str, timeout_s: float) -> None:
-        """Waits until all ranks have come to a stage; RendezvousError if not all have in time, or
-        rank 0 is gone."""
-        # Rank 0 looks for all and tells them: a thousand ranks would ask a million times.
-        leads = self.rank == 0
-        keys = [f"{stage}/{rank}" for rank in range(self.ranks)] if leads else [stage]
-        begun, logged = time.monotonic(), False
-        try:
-            self._store.set(f"{stage}/{self.rank}", "")
-            while missing := [at for at, key in enumerate(keys) if not self._store.check([key])]:
-                names = [f"rank {rank} (node {rank // self.of_node})" for rank in missing[:8]]
-                who = f"{', '.join(names)}{' and more' * (len(missing) > 8)}"
-                waited = time.monotonic() - begun
-                if waited > timeout_s + (0 if leads else ANSWER_S):
-                    raise RendezvousError(
-                        f"After {waited:.0f} s {who} has not come to the {stage} at {self.host}:"
-                        f"{self.port}. Start lrl on every node with the same MASTER_ADDR and MASTER_PORT, "
-                        "look there for an error, or raise strategy.meeting_timeout_s."
-                    )
-                if waited > LOG_AFTER_S and not logged:
-                    log.warning("Waiting for %s at the %s at %s.", who, stage, self.host)
-                    logged = True
-                time.sleep(POLL_S)
-            if leads:
-                self._store.set(stage, "")
-        except dist.DistError as error:
+
+def _wait_for_all(store: dist.Store, rank: int, ranks: int, of_node: int, timeout_s: float) -> None:
+    # Rank 0 looks for all and tells them: a thousand ranks would ask a million times.
+    leads = rank == 0
+    keys = [f"rank/{one}" for one in range(ranks)] if leads else ["all"]
+    store.set(f"rank/{rank}", "")
+    begun, logged = time.monotonic(), False
+    while missing := [at for at, key in enumerate(keys) if not store.check([key])]:
+        names = [f"rank {one} (node {one // of_node})" for one in missing[:8]]
+        who = f"{', '.join(names)}{' and more' * (len(missing) > 8)}"
+        waited = time.monotonic() - begun
+        if waited > timeout_s + (0 if leads else ANSWER_S):
             raise RendezvousError(
-                f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is "
-                "gone. Look for its error."
-            ) from error
+                f"After {waited:.0f} s {who} has not come. Start lrl on every node with the same "
+                "MASTER_ADDR and MASTER_PORT, look there for an error, or raise "
+                "strategy.meeting_timeout_s."
+            )
+        if waited > LOG_AFTER_S and not logged:
+            log.warning("Waiting for %s.", who)
+            logged = True
+        time.sleep(POLL_S)
+    if leads:
+        store.set("all", "")
 
 
 def close_silent_connections(silence_s: float) -> None:
@@ -126,24 +121,23 @@ def close_silent_connections(silence_s: float) -> None:
     silent for `silence_s`.
 
     A process that ends closes its connections. A machine that loses its power or its network closes
-    nothing: a wait for it would last until its timeout.
-
-    The kernel of the other machine answers the probes, so a process may be busy as long as it
-    likes. One that is stopped (SIGSTOP) counts as silent when it has not read for so long what was
-    sent to it.
+    nothing: a wait for it would last until its timeout. The kernel of the other machine answers the
+    probes, so a process may be busy as long as it likes.
     """
     pause = max(1, round(silence_s / (PROBES + 1)))
+    options = {
+        socket.TCP_KEEPIDLE: pause,
+        socket.TCP_KEEPINTVL: pause,
+        socket.TCP_KEEPCNT: PROBES,
+        socket.TCP_USER_TIMEOUT: round(silence_s * 1000),  # for what was sent
+    }
     for connection in psutil.Process().net_connections("tcp"):
-        if connection.status != psutil.CONN_ESTABLISHED:
-            continue
-        # The same connection, whose owner is a library.
-        with socket.socket(fileno=os.dup(connection.fd)) as end:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-            # For what was sent.
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence_s * 1000))
+        if connection.status == psutil.CONN_ESTABLISHED:
+            # The same connection, whose owner is a library.
+            with socket.socket(fileno=os.dup(connection.fd)) as end:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in options.items():
+                    end.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def take_interface(address: str) -> None:
@@ -169,13 +163,12 @@ def check_writes(ranks: Ranks, folders: Sequence[Path]) -> None:
     for mark in marks:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
+    remedy = (
+        "Put checkpoints on a file system that all nodes have (ModelCheckpoint.dirpath), or set "
+        "strategy.save_distributed_checkpoint to false: rank 0 then writes one file."
+    )
     try:
-        check_seen(
-            ranks,
-            marks,
-            "Put checkpoints on a file system that all nodes have (ModelCheckpoint.dirpath), or set "
-            "strategy.save_distributed_checkpoint to false: rank 0 then writes one file.",
-        )
+        check_seen(ranks, marks, remedy)
     finally:
         for mark in marks:
             mark.unlink(missing_ok=True)
@@ -186,9 +179,9 @@ def check_seen(ranks: Ranks, paths: Sequence[Path], remedy: str) -> None:
     does not."""
     wanted = ranks.share([(path, _size(path)) for path in paths])
     end = time.monotonic() + SEEN_S
-    while unseen := [path for path, size in wanted if _size(path) != size]:
-        if time.monotonic() > end:
-            break
+    while (
+        unseen := [path for path, size in wanted if _size(path) != size]
+    ) and time.monotonic() < end:
         time.sleep(POLL_S)
     faults = [
         f"rank {rank} on {host} does not see {str(path)!r}, or another one there"

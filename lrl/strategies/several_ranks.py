@@ -9,9 +9,8 @@ have met there is no connection whose end they could notice. Until then the kern
 together with the rank 0 that has started it, and the first signal ends any rank at once: there is
 nothing to save, and no Python handler runs while it waits.
 
-Ranks of several machines meet twice: at their start, before anything costs time, in a rendezvous
-that says who is missing (`lrl.distributed.rendezvous`); and when rank 0 has made its
-checks, in the process group.
+Ranks of several machines meet at their start, before anything costs time, where a missing one is
+named (`lrl.distributed.rendezvous`); all connect when rank 0 has made its checks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -36,13 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.ranks import Ranks, explain_broken_collective
-from lrl.distributed.rendezvous import (
-    Rendezvous,
-    check_seen,
-    check_writes,
-    close_silent_connections,
-)
-from lrl.errors import ConfigError
+from lrl.distributed.rendezvous import check_seen, check_writes, close_silent_connections, meet
 from lrl.members.launchers import LaunchedMembers, Local
 from lrl.members.registry import Kind, RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -56,12 +48,8 @@ if TYPE_CHECKING:
     from lrl.members.registry import RegistryServer
 
 MEETING = timedelta(minutes=30)
-"""Longest wait for the process group, rank 0's checks included; on one machine another rank's
-failure is not seen until then."""
-
-CONNECTING = timedelta(minutes=5)
-"""Longest wait for the process group of several machines, whose ranks are all there and can
-connect."""
+"""Longest wait for the process group, rank 0's checks included; another rank's failure is not seen
+until then."""
 
 RANK_TIMEOUT = timedelta(hours=6)
 """Longest wait of one rank for another that hangs; rank 0's waits for responses have deadlines of
@@ -99,7 +87,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         super().__init__(timeout=timeout, **kwargs)
         above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
         self.meeting_timeout_s = meeting_timeout_s
-        self._rendezvous: Rendezvous | None = None
+        self._store: dist.Store | None = None
         self._node_generators: LaunchedMembers | None = None
 
     def _configure_launcher(self) -> None:
@@ -115,7 +103,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         cluster: Any = self.cluster_environment
         self.set_world_ranks()  # type: ignore[attr-defined]
         of_node = len(self.parallel_devices or ())
-        self._rendezvous = Rendezvous(
+        self._store = meet(
             cluster.main_address,
             cluster.main_port,
             rank=self.global_rank,
@@ -125,7 +113,6 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             timeout_s=self.meeting_timeout_s,
             silence_s=self.heartbeat_s,
         )
-        self._rendezvous.meet()
 
     def setup_environment(self) -> None:
         """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others
@@ -197,23 +184,16 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def meeting(self) -> Iterator[None]:
         """Bounds the block, in which the ranks connect; RuntimeError if they have not all come in
         time, or could not connect."""
-        timeout = self._timeout
-        self._timeout = MEETING if self._rendezvous is None else CONNECTING
+        timeout, self._timeout = self._timeout, MEETING
         try:
-            if self._rendezvous is not None:
-                # Rank 0 comes last, from its checks.
-                leads, longest_s = self.is_global_zero, MEETING.total_seconds()
-                self._rendezvous.wait_all(
-                    "process group", self.meeting_timeout_s if leads else longest_s
-                )
             with self.signals.at_once():
                 yield
-            self._rendezvous = None  # the process group notices errors itself
+            self._store = None  # the process group notices errors itself
         except dist.DistError as error:
             raise RuntimeError(
-                f"Rank {self.global_rank} has not met all {self.world_size} ranks within "
-                f"{self._timeout} ({error}). Look for another rank's error, and give ranks on "
-                "several machines MASTER_ADDR and MASTER_PORT: rank 0's machine, and a free port."
+                f"Rank {self.global_rank} has not met all {self.world_size} ranks within {MEETING} "
+                f"({error}). Look for another rank's error, and give ranks on several machines "
+                "MASTER_ADDR and MASTER_PORT: rank 0's machine, and a free port."
             ) from error
         finally:
             self._timeout = timeout
@@ -223,7 +203,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def teardown(self) -> None:
         """Ends the generators, and after an error the ranks that rank 0 has started."""
         super().teardown()
-        self._rendezvous = None  # after an error the others see that it is gone
+        self._store = None  # after an error the others see that it is gone
         if self._node_generators is not None:
             self._node_generators.stop()
             self._node_generators = None
@@ -253,7 +233,6 @@ class RankLauncher(_SubprocessScriptLauncher):
             num_devices=self.num_processes, num_nodes=self.num_nodes
         )
         if not self.cluster_environment.creates_processes_externally:
-            check_program(self.num_processes)
             os.environ[STARTED_BY] = str(os.getpid())
             try:
                 self._call_children_scripts()
@@ -268,21 +247,6 @@ class RankLauncher(_SubprocessScriptLauncher):
         own."""
         super().kill(signum)
         forget_place(self)
-
-
-def check_program(ranks: int) -> None:
-    """Raises ConfigError if other ranks are to start with this program, and it is in no file.
-
-    Lightning would start `python ./-c`, which ends at once, and rank 0 would wait for it for
-    `MEETING`.
-    """
-    main = sys.modules["__main__"]
-    if ranks > 1 and getattr(main, "__spec__", None) is None and not Path(sys.argv[0]).is_file():
-        raise ConfigError(
-            f"{ranks} ranks are to train, each in a process that runs this program again, and the "
-            f"program is {sys.argv[0]!r}, which is no file: write it to a file, such as train.py, "
-            "and run that."
-        )
 
 
 def forget_place(launcher: _SubprocessScriptLauncher) -> None:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
 from lrl.distributed import rendezvous
-from lrl.distributed.rendezvous import GLOO, NCCL, Rendezvous
+from lrl.distributed.rendezvous import GLOO, NCCL
 from lrl.errors import ConfigError
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
@@ -157,43 +158,33 @@ class Telling(L.Callback):
             wait_for(Path("go").exists, DEADLINE_S, "the test")
 
 
+def met(timeout_s: float) -> Any:
+    """Meets the other node; returns the store."""
+    rank = int(os.environ["RANK"])
+    place = {"rank": rank, "ranks": int(os.environ["WORLD_SIZE"]), "of_node": 1, "hosts": rank == 0}
+    limits = {"timeout_s": timeout_s, "silence_s": 3.0}
+    return rendezvous.meet(os.environ["MASTER_ADDR"], PORT, **place, **limits)
+
+
 def meet(timeout_s: float) -> None:
     """Meets the other node, and tells by which interface."""
     rendezvous.LOG_AFTER_S = 0.5
     rendezvous.ANSWER_S = 3.0
-    call = call_for(timeout_s)
-    call.meet()
+    store = met(timeout_s)
     print("met by", os.environ[GLOO], os.environ[NCCL], flush=True)
-    call._store.set(f"left/{call.rank}", "")
-    if call.rank == 0:  # the store ends with it
-        everyone = [f"left/{rank}" for rank in range(call.ranks)]
-        call._store.wait(everyone, timedelta(seconds=DEADLINE_S))
+    store.set(f"left/{os.environ['RANK']}", "")
+    if os.environ["RANK"] == "0":  # the store ends with it
+        everyone = [f"left/{one}" for one in range(int(os.environ["WORLD_SIZE"]))]
+        store.wait(everyone, timedelta(seconds=DEADLINE_S))
 
 
-def call_for(timeout_s: float) -> Rendezvous:
-    """Returns this node's rendezvous."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return Rendezvous(
-        os.environ["MASTER_ADDR"],
-        PORT,
-        rank,
-        ranks,
-        of_node=1,
-        hosts=rank == 0,
-        timeout_s=timeout_s,
-        silence_s=3.0,
-    )
-
-
-def await_rank_0(checks_s: float) -> None:
-    """Meets, and waits until rank 0 has made its checks, which take so long."""
-    call = call_for(DEADLINE_S)
-    call.meet()
-    print("met", flush=True)
-    if call.rank == 0:
-        time.sleep(checks_s)
+def await_rank_0() -> None:
+    """Meets, and waits until rank 0 has made its checks, in which that finds a fault."""
+    _store = met(DEADLINE_S)
+    if os.environ["RANK"] == "0":
+        time.sleep(2)
         raise ConfigError("data.temperature is 0.")
-    call.wait_all("ready", DEADLINE_S)
+    dist.init_process_group("gloo", timeout=timedelta(minutes=30))
 
 
 def fit(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
 
-from lrl.errors import ConfigError
-from lrl.strategies.several_ranks import check_program
 from tests import program
 from tests.leftovers import nothing_left, wait_for
 from tests.strategies import ranks_before_they_meet
@@ -58,27 +54,3 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
     assert "is a rank of another process: False" in message, (
         "its next run would wait for ranks that nobody starts"
     )
-
-
-def test_a_program_in_no_file_is_refused_before_a_rank_waits_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = (
-        "import lightning as L, lrl\nstrategy = lrl.AsyncDDP(generator_devices=0)\ntrainer = "
-        "L.Trainer(accelerator='cpu', devices=2, strategy=strategy, max_steps=1, logger=False)\n"
-        "trainer.fit(lrl.PolicyModule('-'), lrl.RolloutDataModule([{'prompt': '1'}], "
-        "[lrl.rewards.ExactMatch()]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=program.ROOT, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 1
-    assert (
-        "which is no file" in done.stderr and "write it to a file, such as train.py" in done.stderr
-    ), done.stderr
-    assert "Traceback" not in done.stderr
-    # From standard input.
-    monkeypatch.setattr(sys, "argv", ["-"])
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    with pytest.raises(ConfigError, match="program is '-', which is no file"):
-        check_program(2)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lrl.errors import CollectiveBroken, GeneratorError, GeneratorTimeout
@@ -29,43 +30,34 @@ MARGIN_S = 5.0
 """Seconds beyond the deadline of its calls, after which a phase is given up."""
 
 
+@dataclass
 class PoolCalls:
     """Sends each phase of a sync to all participants at once, and excludes failed ones from the
-    next.
+    next."""
 
-    Args:
-        loop: The event loop that carries the calls.
-        deadline_s: Seconds for each phase.
-        silence_s: Seconds for a call that takes milliseconds when nothing is wrong; at most
-            `deadline_s`.
-        interrupted: Called while waiting; it raises to end the wait.
-        collective: Whether the transfer needs every generator: the calls that make and use a
-            transfer then raise CollectiveBroken if one has failed.
-    """
+    loop: LoopThread
+    """Carries the calls."""
+    deadline_s: float
+    """Seconds for each phase."""
+    silence_s: float
+    """Seconds for a call that takes milliseconds when nothing is wrong; at most `deadline_s`."""
+    interrupted: Callable[[], None] = lambda: None
+    """Called while waiting; raises to end the wait."""
+    collective: bool = False
+    """Whether the transfer needs every generator: the calls that make and use a transfer then raise
+    CollectiveBroken if one has failed."""
+    version: int = 0
+    participants: list[Generator] = field(default_factory=list)
+    """Generators that have not failed so far, in their order."""
+    failed: Failures = field(default_factory=dict)
+    """Generators that have failed since `begin`."""
+    hopeless: set[Generator] = field(default_factory=set)
+    """Failed generators that another attempt cannot help."""
+    _open: set[Generator] = field(default_factory=set)
+    """Generators in which an update may be open: it was started, and no finish was confirmed."""
 
-    def __init__(
-        self,
-        loop: LoopThread,
-        deadline_s: float,
-        silence_s: float,
-        interrupted: Callable[[], None] = lambda: None,
-        collective: bool = False,
-    ) -> None:
-        self.loop = loop
-        self.deadline_s = deadline_s
-        self.silence_s = min(silence_s, deadline_s)
-        self.interrupted = interrupted
-        self.collective = collective
-        self.version = 0
-        self.participants: list[Generator] = []
-        """Generators that have not failed so far, in their order."""
-        self.failed: Failures = {}
-        """Generators that have failed since `begin`."""
-        self.hopeless: set[Generator] = set()
-        """Failed generators that another attempt cannot help."""
-        self._open: set[Generator] = set()
-        """Generators in which an update may be open: it was started, and no finish was
-        confirmed."""
+    def __post_init__(self) -> None:
+        self.silence_s = min(self.silence_s, self.deadline_s)
 
     # ---- who takes part
 

@@ -7,23 +7,22 @@ beside the step (`in_background`) does only the stage while the trainer waits, w
 policy, and the rest on a thread; for that the transport must copy the weights. After the resume
 those generators are proved that are due (`lrl.weights.proof`): a new one before it serves, any other
 beside its writing. Only the first sync of a run waits for its proofs; any other leaves that to the
-next one. A replaced generator joins at the next sync, or at an extra one while the trainer waits. A
-generator that the distribution does not reach is paused with the others, because nothing may begin
-under its older version once they hold the new one.
+next one. A generator that the distribution does not reach is paused with the others, because
+nothing may begin under its older version once they hold the new one.
 
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
-a version are also read back, because an answered call is no proof of its effect, and weights must
-not change under a generator that writes. Before the resume a failure does no harm: the generator is
-paused, and the sync is attempted again. A generator that fails all attempts is evicted; so is one
-that lets the deadline of a pause or resume pass, since its event loop stands still. A collective
-transfer fails for all when it fails for one: that one is evicted at once, with those that wait for
-it, and the next attempt connects the others.
+a version are also read back, because an answered call is no proof of its effect. Before the resume a
+failure does no harm: the generator is paused, and the sync is attempted again. A generator that
+fails all attempts is evicted; so is one that lets the deadline of a pause or resume pass, since its
+event loop stands still. A collective transfer fails for all when it fails for one: that one is
+evicted at once, with those that wait for it, and the next attempt connects the others.
 """
 
 import logging
 import time
 from collections.abc import Callable, Coroutine
 from concurrent import futures
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from lrl.errors import CollectiveBroken
@@ -37,8 +36,6 @@ from lrl.weights.transport import Policy, Transport
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MakeProof = Callable[[list[Generator]], Prove]
-"""Makes the proof of generators from the policy as it is at the call."""
 
 ATTEMPTS = 2
 """At one sync."""
@@ -55,64 +52,48 @@ class RunEnded(Exception):  # noqa: N818 - the run's end is no error
     """A sync was interrupted because its run ends."""
 
 
+@dataclass(eq=False)
 class Sync:
-    """Runs the weight syncs of one pool.
+    """Runs the weight syncs of one pool."""
 
-    Args:
-        pool: The generators that are synced together.
-        loop: The event loop that carries the calls to them.
-        make_transport: Makes the trainer's end of the transfer (`Transport`).
-        policy: Has the weights.
-        make_proof: Called at the beginning of a sync, if a generator is to be proved.
-        name: Of the connection, unique on this machine.
-        deadline_s: Seconds for each phase.
-        silence_s: Seconds for a call that moves nothing (pause, resume); at most `deadline_s`.
-        interrupted: Called by the trainer's thread while it waits; raises to end the wait.
-        check_outage: Raises NoGenerators if the pool has been without any for too long.
-        stopwatch: The trainer's, by default one that nobody reads.
-        keys_and_values: What a pause does with those of the responses in flight
-            (`Generator.pause`).
-        prove_every_n_syncs: Syncs of a generator from one of its proofs to the next.
-    """
+    pool: GeneratorPool
+    """The generators that are synced together."""
+    loop: LoopThread
+    """Carries the calls to them."""
+    make_transport: Callable[[Policy, str], Transport]
+    """Makes the trainer's end of the transfer."""
+    policy: Policy
+    """Has the weights."""
+    make_proof: Callable[[list[Generator]], Prove]
+    """Makes the proof of generators from the policy as it is; called at the beginning of a sync."""
+    name: str = field(kw_only=True)
+    """Of the connection, unique on this machine."""
+    deadline_s: float = field(kw_only=True)
+    """Seconds for each phase."""
+    silence_s: float = field(kw_only=True)
+    """Seconds for a call that moves nothing (pause, resume); at most `deadline_s`."""
+    interrupted: Callable[[], None] = lambda: None
+    """Called by the trainer's thread while it waits; raises to end the wait."""
+    check_outage: Callable[[GeneratorPool], None] = lambda pool: None
+    """Raises NoGenerators if the pool has been without any for too long."""
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    """The trainer's."""
+    keys_and_values: KeysAndValues = "recompute"
+    """What a pause does with those of the responses in flight (`Generator.pause`)."""
+    prove_every_n_syncs: int = 20
+    """Syncs of a generator from one of its proofs to the next."""
 
-    def __init__(
-        self,
-        pool: GeneratorPool,
-        loop: LoopThread,
-        make_transport: Callable[[Policy, str], Transport],
-        policy: Policy,
-        make_proof: MakeProof,
-        *,
-        name: str,
-        deadline_s: float,
-        silence_s: float,
-        interrupted: Callable[[], None] = lambda: None,
-        check_outage: Callable[[GeneratorPool], None] = lambda pool: None,
-        stopwatch: Stopwatch | None = None,
-        keys_and_values: KeysAndValues = "recompute",
-        prove_every_n_syncs: int = 20,
-    ) -> None:
-        self.pool = pool
-        self.policy = policy
-        self.interrupted = interrupted
+    def __post_init__(self) -> None:
         self.recomputed_tokens = 0
         """Tokens that the generators had to read again because of pauses, since the first sync."""
         self.pause_seconds = 0.0
         """Seconds without writing in the last sync."""
-        self.transport = make_transport(policy, name)
+        self.transport = self.make_transport(self.policy, self.name)
         """The trainer's end; a collective one is made anew when the pool changes."""
-        self._loop = loop
-        self._make_transport = make_transport
-        self._make_proof = make_proof
-        self._name = name
-        self._check_outage = check_outage
-        self._stopwatch = stopwatch or Stopwatch()
-        self._keys_and_values = keys_and_values
-        self._prove_every_n_syncs = prove_every_n_syncs
         self._calls = PoolCalls(
-            loop,
-            deadline_s,
-            silence_s,
+            self.loop,
+            self.deadline_s,
+            self.silence_s,
             interrupted=self._raise_if_interrupted,
             collective=self.transport.collective,
         )
@@ -121,8 +102,6 @@ class Sync:
         self._background: futures.Future[None] | None = None
         self._in_background = False
         """Whether the background uses the calls, and not the trainer's thread."""
-        self._unreached: Failures = {}
-        """By this attempt's distribution."""
         self._due: list[Generator] = []
         """Those that this sync proves, by `_prove`."""
         self._prove: Prove | None = None
@@ -152,7 +131,7 @@ class Sync:
             NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
         """
         pool = self.pool
-        with self._stopwatch.within("stage"):
+        with self.stopwatch.within("stage"):
             self.wait()
             if in_background and self._sync_in_background(version, on_synced):
                 return
@@ -166,10 +145,10 @@ class Sync:
                 if pool.alive:
                     break
                 # With several generators a replacement may always be there.
-                self._check_outage(pool)
+                self.check_outage(pool)
                 while not pool.pending:
                     self.interrupted()
-                    self._check_outage(pool)
+                    self.check_outage(pool)
                     time.sleep(LOOK_S)
             on_synced()
 
@@ -181,6 +160,10 @@ class Sync:
         """
         stale = self._begin(version)
         return self._attempts(stale) if stale else {}
+
+    def finish_sync(self, failed: Failures) -> None:
+        """Ends a sync and evicts the generators that failed it."""
+        self._call(self.pool.finish_sync(failed), "evicting failed generators")
 
     def _sync_in_background(self, version: int, on_synced: Callable[[], Any]) -> bool:
         """Stages the weights, and does the rest on a thread; returns whether that is possible."""
@@ -209,7 +192,7 @@ class Sync:
     def wait(self) -> Failures:
         """Waits until the last sync and its proofs have ended; returns the proofs' failures since
         the last wait."""
-        with self._stopwatch.within("probe"):
+        with self.stopwatch.within("probe"):
             if self._background is not None:
                 self._wait_for(self._background, "a sync during the step", MAX_PHASES)
                 self._background = None
@@ -220,10 +203,6 @@ class Sync:
                 of_one: Failures = self._wait_for(one, "the proof of a sync")
                 failed |= of_one
             return failed
-
-    def finish_sync(self, failed: Failures) -> None:
-        """Ends a sync and evicts the generators that failed it."""
-        self._call(self.pool.finish_sync(failed), "evicting failed generators")
 
     def interrupt(self) -> None:
         """Ends with the run, which may save a checkpoint: interrupts a sync under way, and its
@@ -261,9 +240,9 @@ class Sync:
             self._due = [
                 one
                 for one in stale
-                if one.state is State.NEW or one.syncs % self._prove_every_n_syncs == 0
+                if one.state is State.NEW or one.syncs % self.prove_every_n_syncs == 0
             ]
-            self._prove = self._make_proof(self._due) if self._due else None
+            self._prove = self.make_proof(self._due) if self._due else None
         return stale
 
     def _attempts(self, stale: list[Generator]) -> Failures:
@@ -273,11 +252,11 @@ class Sync:
         todo, calls = stale, self._calls
         for number in range(1, ATTEMPTS + 1):
             if not self._in_background:
-                self._stopwatch.enter("stage")
+                self.stopwatch.enter("stage")
                 self._stage(todo)
             elif number > 1:
                 calls.begin(todo)
-            for phase in (self._distribute, self._pause, self._load, self._resume):
+            for phase in (self._pause, self._load, self._resume):
                 if calls.participants:
                     phase()
             failed = {one: why for one, why in calls.failed.items() if one not in calls.hopeless}
@@ -296,7 +275,7 @@ class Sync:
         calls = self._calls
         if self.transport.collective and self._connected != set(generators):
             self.transport.close()
-            self.transport = self._make_transport(self.policy, self._name)
+            self.transport = self.make_transport(self.policy, self.name)
             self._connected = set()
         new = [generator for generator in generators if generator not in self._connected]
         calls.begin(new)
@@ -312,15 +291,14 @@ class Sync:
             if calls.participants:
                 self.transport.stage()
 
-    def _distribute(self) -> None:
-        self._unreached = self.transport.distribute(self._calls)
-
     def _pause(self) -> None:
+        """Brings them the staged copy while they still write, then pauses them."""
+        unreached = self.transport.distribute(self._calls)
         if not self._in_background:
-            self._stopwatch.enter("transfer")
+            self.stopwatch.enter("transfer")
         self._paused_s = time.monotonic()
-        self.recomputed_tokens += self._calls.pause(self._keys_and_values)
-        self._calls.exclude(self._unreached)
+        self.recomputed_tokens += self._calls.pause(self.keys_and_values)
+        self._calls.exclude(unreached)
 
     def _load(self) -> None:
         calls = self._calls
@@ -339,9 +317,9 @@ class Sync:
         resumed_s = self._calls.resume()
         self.pause_seconds += resumed_s - self._paused_s
         self._call(self.pool.wake(), "sending requests")
-        due = [one for one in self._calls.participants if one in self._due]
-        if due and self._prove is not None:
-            self._proofs.append(self._loop.submit(self.pool.prove(due, self._prove)))
+        if due := [one for one in self._calls.participants if one in self._due]:
+            assert self._prove is not None, "made for those that are due"
+            self._proofs.append(self.loop.submit(self.pool.prove(due, self._prove)))
 
     def _raise_if_interrupted(self) -> None:
         if not self._in_background:
@@ -351,7 +329,7 @@ class Sync:
 
     def _wait_for(self, future: futures.Future[T], what: str, phases: int = 1) -> T:
         deadline_s = phases * (self._calls.deadline_s + MARGIN_S)
-        return self._loop.wait(future, deadline_s, what, self.interrupted)
+        return self.loop.wait(future, deadline_s, what, self.interrupted)
 
     def _call(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        self._loop.wait(work, CONTROL_DEADLINE_S, what, lambda: None)
+        self.loop.wait(work, CONTROL_DEADLINE_S, what, lambda: None)

@@ -9,6 +9,7 @@ import torch
 
 import lrl
 from lrl.callbacks import WeightSync
+from lrl.distributed.ranks import Ranks
 from lrl.generators.fleet import OutageLimit
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
@@ -36,6 +37,7 @@ class ModelRun(Run):
             prompt_logprobs=lambda tokens, *formats: [-1.0, -1.0],
             compute_dtype="float32",
             reference=None,
+            ranks=Ranks(),
             free_sent=lambda: None,
         )
         self.settings = WeightSync(deadline_s=60.0, **settings)

@@ -171,7 +171,7 @@ def test_a_generator_is_proved_at_its_first_sync_and_at_every_third_and_not_betw
         asked.append(due)
         return prove
 
-    sync._make_proof = make_proof
+    sync.make_proof = make_proof
     for version in range(8):
         sync.pool.generators = [old, newcomer] if version > 0 else [old]
         assert sync.sync_now(version) == sync.wait() == {}
@@ -189,7 +189,7 @@ def test_a_generator_that_was_missed_when_it_was_due_is_proved_at_its_next_sync(
     assert list(sync.sync_now(2)) == [missed]
     sync.wait()
     asked: list[list[Generator]] = []
-    sync._make_proof = lambda due: asked.append(due) or prove  # type: ignore[func-returns-value]
+    sync.make_proof = lambda due: asked.append(due) or prove  # type: ignore[func-returns-value]
     sync.sync_now(2)
     assert asked == [[missed]] and sync.wait() == {} and missed.serving
 

@@ -80,7 +80,7 @@ def meet(
         if not is_loopback(address):
             # A machine's own name often leads it to itself, and others to its network.
             store.set("address", address)
-        _wait_for_all(store, rank, ranks, of_node, timeout_s)
+        _wait_for_all(store, rank, ranks, of_node=of_node, timeout_s=timeout_s)
         if store.check(["address"]):
             address = store.get("address").decode()
     except dist.DistError as error:

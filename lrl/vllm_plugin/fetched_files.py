@@ -160,7 +160,8 @@ class FetchedFiles:
             if self._whole is not None:
                 self._whole.remove()
             self._draft.draft.rename(path)
-            self._whole, self._draft = self._draft, None
+            self._whole = self._draft
+            self._draft = None
             return FetchReport(
                 str(path),
                 fetch.how,

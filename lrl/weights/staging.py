@@ -107,7 +107,7 @@ class Staging:
             return before
         base = "" if before is None else before.name
         older = self.parts.pop(base, None)
-        self.parts[order.version] = Part(header, rank, descriptor, base, older)
+        self.parts[order.version] = Part(header, rank, descriptor, base=base, older=older)
         self._staged[order.pool] = staged = Staged(order.version, header)
         return staged
 

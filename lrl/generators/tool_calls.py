@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from lrl.environments import ParsedTurn, ToolCall
-from lrl.errors import EpisodeError, GeneratorError, RequestRejected
+from lrl.errors import EpisodeError, GeneratorError
 from lrl.generators.pool import GeneratorPool
 
 log = logging.getLogger(__name__)
@@ -36,13 +36,8 @@ class ToolCallParser:
     async def try_out(
         self, token_ids: list[int], text: str, tools: Sequence[dict[str, Any]]
     ) -> None:
-        """Warns if the parser finds no call in one as the chat template writes it.
-
-        Args:
-            token_ids: The call.
-            text: Its text.
-            tools: JSON schemas of the tools.
-        """
+        """Warns if the parser finds no call where the chat template has written one, of these
+        tokens and this text."""
         if not (await self(token_ids, 0, tools)).calls:
             log.warning(
                 "strategy.server.tool_parser finds no call of a tool in %r, as the policy's chat "
@@ -80,20 +75,15 @@ class ToolCallParser:
         try:
             answer = await self._pool.ask(ROUTE, body, deadline_s=DEADLINE_S)
             message = answer["choices"][0]["message"]
-            functions = [call["function"] for call in message.get("tool_calls") or []]
             calls = [
-                ToolCall(function["name"], function["arguments"], call_id(turn, number))
-                for number, function in enumerate(functions)
+                ToolCall(
+                    call["function"]["name"], call["function"]["arguments"], call_id(turn, number)
+                )
+                for number, call in enumerate(message.get("tool_calls") or [])
             ]
             return ParsedTurn(message.get("content") or "", calls)
-        except RequestRejected as error:
-            raise EpisodeError("environment_error", f"the turn is not parsed: {error}") from error
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EpisodeError(
-                "environment_error", f"{ROUTE} answered no message: {str(answer)[:200]}"
-            ) from error
-        except GeneratorError as error:
-            raise EpisodeError("environment_error", f"no generator parses: {error}") from error
+        except (GeneratorError, LookupError, TypeError, AttributeError) as error:
+            raise EpisodeError("environment_error", f"the turn is not parsed: {error!r}") from error
 
 
 def call_id(turn: int, number: int) -> str:

@@ -67,22 +67,20 @@ def test_a_second_generator_parses_if_the_first_one_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "named"),
+    "answer",
     [
-        (RequestRejected("answered 400"), "the turn is not parsed: answered 400"),
-        (GeneratorTimeout("no answer within 60 s"), "no generator parses: no answer within 60 s"),
-        ({"choices": []}, "answered no message: {'choices': []}"),
-        ({"choices": [{"message": {"tool_calls": [{}]}}]}, "answered no message"),
-        ([], "answered no message"),
+        RequestRejected("answered 400"),
+        GeneratorTimeout("no answer within 60 s"),
+        {"choices": []},
+        {"choices": [{"message": {"tool_calls": [{}]}}]},
+        [],
     ],
 )
-def test_a_turn_that_is_not_parsed_fails_the_episode_and_evicts_nobody(
-    answer: Any, named: str
-) -> None:
+def test_a_turn_that_is_not_parsed_fails_the_episode_and_evicts_nobody(answer: Any) -> None:
     pool, _ = pool_of(answer, ANSWER)
-    with pytest.raises(EpisodeError, match="environment_error: ") as failed:
+    with pytest.raises(EpisodeError, match="environment_error: the turn is not parsed: "):
         find(pool, [7])
-    assert named in str(failed.value) and len(pool.generators) == 2
+    assert len(pool.generators) == 2
 
 
 def test_a_parser_that_is_not_of_the_policys_family_is_warned_of(

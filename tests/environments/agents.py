@@ -107,26 +107,10 @@ async def returns_text(*, prompt: str, base_url: str, api_key: str, **columns: A
     return "good"
 
 
-ended = threading.Event()
-"""Set when `asks_in_vain` has ended."""
-said: list[str] = []
-"""What it was told."""
 began = threading.Event()
 """Set when `continues_alone` runs."""
 stop = threading.Event()
 """Ends `continues_alone`."""
-
-
-def asks_in_vain(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
-    """Waits for a turn, which does not come."""
-    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-        try:
-            client.chat.completions.create(
-                model="any", messages=[{"role": "user", "content": prompt}]
-            )
-        except openai.APIError as error:
-            said.append(str(error))
-            ended.set()
 
 
 def notes_its_end(*, base_url: str, api_key: str, file: str, **columns: Any) -> None:

@@ -8,20 +8,6 @@ from typing import Any
 from lrl.environments import Environment, Policy, Turns
 
 
-class NoReply(Turns):
-    """It lacks `reply`."""
-
-
-class Lambda(Turns):
-    """It cannot be sent to a process."""
-
-    def __init__(self) -> None:
-        self.judge = lambda turn: 1.0
-
-    def reply(self, turn: str) -> Any:
-        return "", True, self.judge(turn)
-
-
 class Unmade(Turns):
     """Its constructor raises."""
 
@@ -43,20 +29,8 @@ class Unloadable(Turns):
         return {"level": 1}
 
 
-class TextStop(Turns):
-    stop = "="  # type: ignore[assignment]
-
-    def reply(self, turn: str) -> Any: ...
-
-
 class LongStop(Turns):
     stop = ("stop",)
-
-    def reply(self, turn: str) -> Any: ...
-
-
-class EmptyStop(Turns):
-    stop = ("",)
 
     def reply(self, turn: str) -> Any: ...
 
@@ -69,23 +43,8 @@ class AsksForLevel(Turns):
     def reply(self, turn: str) -> Any: ...
 
 
-class TakesNoColumns(Turns):
-    def start(self, prompt: str) -> None: ...  # type: ignore[override]
-
-    def reply(self, turn: str) -> Any: ...
-
-
-class TakesNoTurn(Turns):
-    def reply(self) -> Any: ...  # type: ignore[override]
-
-
 class SaysNothing(Turns):
     def reply(self, turn: str) -> Any: ...
-
-
-class Yields(Turns):
-    def reply(self, turn: str) -> Any:
-        yield "", True, 1.0
 
 
 class StartsWithNumber(Turns):
@@ -93,15 +52,6 @@ class StartsWithNumber(Turns):
         return 5
 
     def reply(self, turn: str) -> Any: ...
-
-
-class NeedsTheLoop(Turns):
-    """It runs an event loop within the one that plays it."""
-
-    def reply(self, turn: str) -> Any:
-        import asyncio
-
-        return asyncio.run(asyncio.sleep(0.0, ("", True, 1.0)))
 
 
 class NeverAsks(Environment):

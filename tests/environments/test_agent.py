@@ -4,7 +4,7 @@ make false log-probs. Real clients, a real server; the policy's turns are writte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -71,45 +71,24 @@ def test_a_plain_function_and_a_stream_are_answered_too() -> None:
     assert end == Reply("", True, 0.0)
 
 
-async def begin_and_cancel(agent: Agent, reached: Callable[[], bool], **row: Any) -> None:
-    """Ends an episode from outside, as rank 0 does at a limit, when it has reached a place."""
-    replies: list[Reply] = []
-    task = asyncio.ensure_future(Play(agent, replies.append).run("go", row))
-    while not (replies or reached()):
-        await asyncio.sleep(0.01)
-    task.cancel("tool_timeout: no reply")  # as a `Worker` does
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-def test_who_waits_for_a_turn_learns_that_the_episode_has_ended_and_why() -> None:
-    """Else its thread would go on, and end the process with the episodes of all others."""
-    agents.ended.clear()
-    agents.said.clear()
-
-    async def end_while_it_waits() -> None:
-        await begin_and_cancel(Agent(agents.asks_in_vain), lambda: False)
-        await asyncio.to_thread(agents.ended.wait, DEADLINE_S)
-
-    asyncio.run(asyncio.wait_for(end_while_it_waits(), 2 * DEADLINE_S))
-    assert agents.ended.is_set()
-    assert "the episode has ended (tool_timeout: no reply)" in agents.said[0]
-
-
 def test_a_function_that_outlives_its_episode_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exits: list[int] = []
 
-    async def begin() -> None:
-        await begin_and_cancel(Agent(agents.continues_alone), agents.began.is_set)
+    async def begin_and_cancel() -> None:
+        playing = Play(Agent(agents.continues_alone), lambda reply: None)
+        task = asyncio.ensure_future(playing.run("go", {}))
+        while not agents.began.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()  # as a `Player` does
         while not exits:
             await asyncio.sleep(0.01)
 
     monkeypatch.setattr(agent_of_lrl.os, "_exit", exits.append)
     monkeypatch.setattr(agent_of_lrl, "THREAD_END_S", 0.1)
     try:
-        asyncio.run(asyncio.wait_for(begin(), DEADLINE_S))
+        asyncio.run(asyncio.wait_for(begin_and_cancel(), DEADLINE_S))
         assert exits == [1]
     finally:
         agents.stop.set()

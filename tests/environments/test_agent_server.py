@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import aiohttp
 
@@ -96,18 +96,6 @@ def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> 
         assert told == [[USER], [USER]], "it continues the conversation"
 
     serve(test, branches=True, turn=Written("x", [1], (call,), "x"))
-
-
-def test_a_key_that_is_no_text_is_wrong() -> None:
-    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
-        where = urlsplit(address.base_url)
-        reader, writer = await asyncio.open_connection(where.hostname, where.port)
-        writer.write(f"GET {where.path}/models HTTP/1.0\r\n".encode())
-        writer.write(b"Authorization: Bearer \xff\r\n\r\n")
-        assert (await reader.readline()).split()[1] == b"401"
-        writer.close()
-
-    serve(test)
 
 
 def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:

@@ -202,24 +202,6 @@ def test_one_agent_after_the_other_plays_a_group_and_asks_again_when_none_waits(
     assert not agents.counts
 
 
-def test_many_agents_at_once_play_each_episode_once(play: Play) -> None:
-    rollouts = [Rollout() for _ in range(64)]
-    keys: set[str] = set()
-
-    async def work(outside: Outside) -> None:
-        async def one(number: int) -> None:
-            episode = await outside.take()
-            keys.add(episode["api_key"])
-            assert (await outside.turn(episode))[0] == 200
-            assert await outside.end(episode, reward=number) == (200, {})
-
-        await asyncio.gather(*map(one, range(len(rollouts))))
-
-    play(work, rollouts)
-    assert sorted(rollout.reward or 0 for rollout in rollouts) == list(range(len(rollouts)))
-    assert len(keys) == len(rollouts)
-
-
 def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count(
     play: Play,
 ) -> None:
@@ -438,23 +420,6 @@ def test_an_agent_that_plays_is_no_outage(play: Play, monkeypatch: pytest.Monkey
         await outside.end(other)
 
     play(work, rollouts)
-
-
-def test_an_open_episode_of_a_checkpoint_begins_anew_with_an_agent_and_is_counted(
-    play: Play,
-) -> None:
-    old = Rollout(token_ids=[5, 6, 7], logprobs=[-1.0, -1.0, 0.0], versions=[0, 0, ENVIRONMENT])
-    old.turn_ends, old.turn_rewards = [2], [0.0]
-    old.open_turn = Rollout()
-
-    async def work(outside: Outside) -> None:
-        episode = await outside.take()
-        await outside.turn(episode)
-        await outside.end(episode, reward=1)
-
-    agents = play(work, [old])
-    assert agents.counts["restarted"] == 1
-    assert old.reward == 1 and len(old.turns) == 1 and old.logprobs.count(-1.0) <= 1
 
 
 def test_the_key_is_in_a_file_of_this_user_alone_until_the_run_ends(tmp_path: Path) -> None:

@@ -290,12 +290,8 @@ def test_what_ends_an_episode_and_long_words_arrive() -> None:
 IN_A_TRIAL: dict[type[Environment], str] = {
     broken.Unloadable: "cannot be loaded in a worker: RuntimeError: no screen",
     broken.AsksForLevel: "missing 1 required keyword-only argument: 'stage'",
-    broken.TakesNoColumns: "unexpected keyword argument 'level'",
-    broken.TakesNoTurn: "reply() takes 1 positional argument but 2 were given",
     broken.SaysNothing: "reply returned None; give (observation, done, reward)",
-    broken.Yields: "reply returned <generator",
     broken.StartsWithNumber: "the observation is 5; give text, a list of token ids, or a list of chat",
-    broken.NeedsTheLoop: "asyncio.run() cannot be called from a running event loop",
     broken.Silent: "the reward is None; give a finite number",
     broken.NeverAsks: "the episode has ended before the policy's first turn",
 }

@@ -32,7 +32,6 @@ class ModelClient:
         """(responses, tokens they had)"""
         self.posted: list[str] = []
         self.writing = self.most = 0
-        self.frozen = False
         self.last_token_at = 0.0
         self.error: GeneratorError | None = None
 
@@ -55,8 +54,6 @@ class ModelClient:
         try:
             for _ in range(prompt_ids[0] - len(rollouts[0].token_ids)):
                 await asyncio.sleep(1)
-                while self.frozen:
-                    await asyncio.sleep(1)
                 if self.error is not None:
                     raise self.error
                 for rollout in rollouts:

@@ -82,18 +82,6 @@ def test_a_group_larger_than_a_generator_goes_to_an_idle_one_alone() -> None:
     assert client.most == 8 and len(client.asked) == 3
 
 
-def test_the_least_loaded_generator_is_asked() -> None:
-    pool, clients = make_pool(8, 8)
-    run(gather([ask(pool) for _ in range(6)]))
-    assert [len(client.asked) for client in clients] == [3, 3]
-
-
-def test_of_the_waiting_requests_the_oldest_group_goes_first() -> None:
-    pool, (client,) = make_pool(2)
-    run(gather([ask(pool, priority=number) for number in (3, 8, 1, 7, 0, 2, 6, 5, 4)]))
-    assert [priority for _, _, priority, _ in client.asked] == list(range(9))
-
-
 def test_an_error_of_a_dispatch_policy_is_raised_in_the_waiting_requests() -> None:
     class Broken(LeastLoaded):
         def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
@@ -161,23 +149,6 @@ async def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starve
     await held
     await long
     assert await pool.lap() == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
-
-
-@on_a_virtual_clock
-async def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_back() -> None:
-    class Holding(LeastLoaded):
-        def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
-            return None
-
-    pool, _ = make_pool(2, dispatch=Holding())
-    pool.generators[0].state = State.DRAINING
-    held = asyncio.create_task(ask(pool, seconds=4))
-    await asyncio.sleep(1.0)
-    await resync(pool, 0)
-    await pool.lap()
-    await asyncio.sleep(3.0)
-    held.cancel()
-    assert await pool.lap() == pytest.approx({"idle": 3})
 
 
 @on_a_virtual_clock
@@ -379,18 +350,6 @@ async def test_a_replacement_that_fails_before_its_first_sync_does_not_join() ->
     pool.evict(newcomer, "its process has ended")
     await pool.admit_pending()
     assert lost == [newcomer] and len(pool.generators) == 1
-
-
-@on_a_virtual_clock
-async def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
-    pool, (first, second) = make_pool(4, 4)
-    asking = asyncio.create_task(ask(pool, seconds=5))
-    await asyncio.sleep(2.5)
-    first.frozen = True
-    await asyncio.sleep(100)
-    pool.evict(pool.generators[0], "no heartbeat")
-    await asking
-    assert second.requests == [(1, 2), (1, 2)]
 
 
 @on_a_virtual_clock

@@ -181,15 +181,6 @@ def test_a_device_that_is_not_there_is_refused(
         build(tmp_path, devices=[0, 1])
 
 
-def test_only_the_generator_gets_the_reserved_port(scripted: Server) -> None:
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind((LOOPBACK, scripted.port))
-    scripted.start()
-    scripted.wait_ready()
-    with socket.create_connection((LOOPBACK, scripted.port), timeout=60):
-        pass
-
-
 def test_a_server_lives_from_start_to_stop_and_may_start_again(scripted: Server) -> None:
     assert scripted.log_tail() == ""
     for _ in range(2):
@@ -201,19 +192,6 @@ def test_a_server_lives_from_start_to_stop_and_may_start_again(scripted: Server)
         assert not scripted.alive
     with pytest.raises(ServerError, match="does not run"):
         scripted.wait_ready()
-
-
-@pytest.mark.parametrize(("policy", "lower"), [("passive", 0), ("active", 10)])
-def test_a_generator_has_lower_priority_than_a_trainer_on_half_of_the_cores_and_the_same_as_one_on_all(
-    scripted: Server, monkeypatch: pytest.MonkeyPatch, policy: str, lower: int
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    scripted.start()
-    scripted.wait_ready()
-    assert scripted._supervisor is not None
-    (generator,) = psutil.Process(scripted._supervisor.pid).children()
-    assert generator.nice() == min(19, psutil.Process().nice() + lower)
 
 
 def test_the_error_of_an_ended_server_has_its_status_and_its_log(
@@ -234,17 +212,6 @@ def test_a_server_that_does_not_answer_is_stopped_at_its_deadline(tmp_path: Path
     with pytest.raises(ServerError, match="start_timeout_s=0.5"):
         server.wait_ready()
     assert not server.alive
-
-
-def test_waiting_can_be_interrupted(scripted: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripted, "program", SILENT)
-    scripted.start()
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        scripted.wait_ready(interrupt)
 
 
 def test_a_supervisor_that_hangs_is_killed_with_its_processes(tmp_path: Path) -> None:

@@ -210,13 +210,6 @@ def test_the_supervisor_ignores_ctrl_c_and_a_closed_terminal(run: Run) -> None:
     process.wait(60)
 
 
-@pytest.mark.parametrize(
-    ("program", "status"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
-)
-def test_the_exit_status_is_the_childs(program: str, status: int, run: Run) -> None:
-    assert run.start(sys.executable, "-c", program).wait(60) == status
-
-
 def test_shared_memory_that_others_still_use_stays(run: Run) -> None:
     process = run.start()
     run.tree()

@@ -21,7 +21,7 @@ class _Jump(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise Deadlock(str(Deadlock.__doc__))
+            raise Deadlock("Nothing is ready and no timer is set.")
         self.now += 0.0 if ready else max(0.0, timeout or 0.0)
         return ready
 

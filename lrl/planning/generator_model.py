@@ -1,18 +1,13 @@
 """A model of one generator: continuous batching, from event to event.
 
-All responses of the batch get a token per decode step, so only the batch's members change. Between
-two changes each context grows by one token per step. k steps then take
+All responses of the batch get a token per decode step, so between two changes of the batch k steps
+take k / 2 * (seconds of the first + seconds of the last): exact for costs that are linear in the
+context, and else the trapezoidal rule. One event may stand for thousands of tokens. A change waits
+for the end of the current decode step, as in vLLM.
 
-    k / 2 * (seconds of the first + seconds of the last)
-
-which is exact for costs that are linear in the context, and else the trapezoidal rule. So one event
-may stand for thousands of tokens. A change waits for the end of the current decode step, as in
-vLLM.
-
-Responses that join are prefilled first, while the others wait: a prefill is not mixed with decode
-steps (vLLM's chunked prefill does mix them; the work is the same). When keys and values no longer
-fit, the response with the lowest priority is preempted, and prefilled again with all its tokens
-when there is room, as in vLLM.
+Responses that join are prefilled first, while the others wait (vLLM mixes both; the work is the
+same). When keys and values no longer fit, the response with the lowest priority is preempted, and
+prefilled again with all its tokens when there is room, as in vLLM.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from lrl.planning.costs import GeneratorCosts
 from lrl.rollouts.timeline import GeneratorRecord
@@ -57,8 +53,7 @@ class SimulatedResponse:
         return self.prompt_tokens + self.written
 
 
-def _order(response: SimulatedResponse) -> tuple[int, int]:
-    return response.order
+_order = attrgetter("order")
 
 
 class ModelGenerator(GeneratorLoad):
@@ -104,11 +99,8 @@ class ModelGenerator(GeneratorLoad):
     def write(self, responses: Sequence[SimulatedResponse]) -> None:
         """Starts these responses as soon as they fit; raises ValueError if one never will."""
         for response in responses:
-            if response.prompt_tokens + response.length > self.costs.kv_tokens:
-                raise ValueError(
-                    f"{response.prompt_tokens} + {response.length} tokens of prompt and response "
-                    f"exceed the {self.costs.kv_tokens} of a generator's keys and values."
-                )
+            if (tokens := response.prompt_tokens + response.length) > self.costs.kv_tokens:
+                raise ValueError(f"{tokens} tokens exceed a generator's {self.costs.kv_tokens}.")
             insort(self._waiting, response, key=_order)
         if self._paused is None:  # a pause has cut the planned work short already
             self._wake()
@@ -136,8 +128,6 @@ class ModelGenerator(GeneratorLoad):
         else:
             self.busy_s += self._passed()
             self._timer.cancel()
-
-    # ---- time
 
     def _passed(self) -> float:
         """Returns the seconds since the last change; now is a change."""
@@ -207,8 +197,6 @@ class ModelGenerator(GeneratorLoad):
             self._leave(response)
             response.ended(response)
         self._next()
-
-    # ---- the batch
 
     def _join(self) -> int:
         """Admits the requests that fit; returns prefill tokens. The responses to one prompt that

@@ -57,28 +57,18 @@ def table(plans: Sequence[Plan], workload: Workload, price: float | None) -> str
 
 def bottleneck(plan: Plan, workload: Workload) -> str:
     """Explains a plan's step time and how to shorten it."""
-    training, writing = plan.training, plan.generation.writing
+    writing, lag = plan.generation.writing, plan.lag
+    train_s, span_s = f"{plan.training.seconds:.3g} s", f"{writing.span_s:.3g} s"
     longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
     return {
-        "training": (
-            f"Training binds: it takes {training.seconds:.3g} s on {training.costs.devices} of the "
-            "devices, and pacing holds the generators back. A larger cluster or fewer responses "
-            "would shorten the step; more lag would not."
-        ),
-        "writing": (
-            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A "
-            "larger cluster, or fewer or shorter responses would shorten the step."
-        ),
-        "longest response": (
-            f"The longest response binds: {longest} take {writing.span_s:.3g} s from admission, "
-            f"and a lag of {plan.lag} gives them {plan.lag + 1} steps. More lag or a lower limit "
-            "on responses would shorten the step."
-        ),
-        "in turn": (
-            f"Both sides take turns: writing ends with the longest response, {longest}, after "
-            f"{writing.span_s:.3g} s, and training takes {training.seconds:.3g} s. Separate "
-            "devices for each side would let them overlap."
-        ),
+        "training": f"Training binds: it takes {train_s}, and pacing holds the generators back. A "
+        "larger cluster or fewer responses would shorten the step; more lag would not.",
+        "writing": f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's "
+        "responses. A larger cluster, or fewer or shorter responses would shorten the step.",
+        "longest response": f"The longest response binds: {longest} take {span_s} from admission, "
+        f"with a lag of {lag} within {lag + 1} steps. More lag or shorter ones would help.",
+        "in turn": f"Both sides take turns: writing ends with the longest response, {longest}, "
+        f"after {span_s}, and training takes {train_s}. A device for each would let them overlap.",
     }[plan.bound]
 
 

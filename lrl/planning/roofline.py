@@ -44,8 +44,6 @@ STEP_OVERHEAD_S = 3.0e-3
 an H800 (StreamRL, figure 6, its first point) after reading the weights."""
 NODE_LATENCY_S = 10e-6
 """Seconds of a tiny all-reduce within a node: a guess."""
-NETWORK_LATENCY_S = 20e-6
-"""Seconds that each doubling of the nodes adds to it: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +212,11 @@ def training_memory(shape: ModelShape, shards: int, tp: int, held: Held = Held()
     )
 
 
-def all_reduce_s(size: float, cluster: Cluster, tp: int) -> float:
-    """Returns the seconds of an all-reduce over `tp` neighbours: latency and a ring."""
+def all_reduce_s(size: float, device: Device, tp: int) -> float:
+    """Returns the seconds of an all-reduce over `tp` devices of a node: latency and a ring."""
     if tp == 1:
         return 0.0
-    latency = NODE_LATENCY_S + NETWORK_LATENCY_S * math.log2(cluster.nodes_of(tp))
-    return latency + 2 * size * (tp - 1) / tp / (cluster.link(tp) * LINK_SHARE)
+    return NODE_LATENCY_S + 2 * size * (tp - 1) / tp / (device.node_link * LINK_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +268,7 @@ class RooflineGenerator:
         weights = BF16_BYTES * self.shape.read_parameters(math.ceil(tokens)) / self.tp
         computing = tokens * self.shape.flops_per_token / self._flops
         size = BF16_BYTES * tokens * self.shape.hidden
-        all_reduces = 2 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
+        all_reduces = 2 * self.shape.layers * all_reduce_s(size, self.cluster.device, self.tp)
         return max(self._reads_s(weights), computing) + all_reduces + STEP_OVERHEAD_S
 
     def _reads_s(self, size: float) -> float:
@@ -306,7 +303,7 @@ class RooflineTrainer:
         computing = flops / (self.devices * self.cluster.device.bf16_flops * MATMUL_SHARE)
         size = BF16_BYTES * self.shape.hidden * tokens * self.tp / self.devices
         all_reduces = (
-            (4 + 2 * again) * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
+            (4 + 2 * again) * self.shape.layers * all_reduce_s(size, self.cluster.device, self.tp)
         )
         traffic = 0.0
         if (members := self.shards // self.tp) > 1:

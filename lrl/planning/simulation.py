@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from lrl.planning import clock
@@ -161,6 +161,13 @@ def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
     rollout.finish_reason = "stop"
 
 
+def runs_of(rollout: Rollout) -> Sequence[tuple[int, int]]:
+    """Returns the versions that `fill` has written."""
+    tokens: Any = rollout.versions
+    runs: Sequence[tuple[int, int]] = tokens.runs
+    return runs
+
+
 class ModelFleet:
     """The real request queue and dispatch before models of generators. A response's tokens appear
     at its end."""
@@ -187,23 +194,6 @@ class ModelFleet:
         **how: Any,
     ) -> None:
         """See `GeneratorPool.generate`; the rollouts have no token yet."""
-        written = False
-        while not written:
-            request = Request(prompt, len(rollouts), priority, due)
-            generator = await self.requests.enter(request, rollouts)
-            try:
-                if written := generator.serving:  # it may have closed since the dispatch
-                    await self._write(generator, request, rollouts, ended)
-            finally:
-                self.requests.leave(generator, request)
-
-    async def _write(
-        self,
-        generator: ModelGenerator,
-        request: Request,
-        rollouts: Sequence[Rollout],
-        ended: Callable[[], None],
-    ) -> None:
         whole = asyncio.get_running_loop().create_future()
         rollout_of: dict[SimulatedResponse, Rollout] = {}
 
@@ -214,15 +204,22 @@ class ModelFleet:
             if not rollout_of:
                 whole.set_result(None)
 
-        prompt = request.prompt
-        lengths = self.lengths.of(prompt.id, request.priority, request.responses)
-        for length, rollout in zip(lengths, rollouts, strict=True):
-            self._arrivals += 1
-            order = request.priority, self._arrivals
-            response = SimulatedResponse(len(prompt.token_ids), length, order, one_ended)
-            rollout_of[response] = rollout
-        generator.write(list(rollout_of))
-        await whole
+        while not whole.done():
+            request = Request(prompt, len(rollouts), priority, due)
+            generator = await self.requests.enter(request, rollouts)
+            try:
+                if not generator.serving:  # it has closed since the dispatch
+                    continue
+                lengths = self.lengths.of(prompt.id, priority, len(rollouts))
+                for length, rollout in zip(lengths, rollouts, strict=True):
+                    self._arrivals += 1
+                    order = priority, self._arrivals
+                    response = SimulatedResponse(len(prompt.token_ids), length, order, one_ended)
+                    rollout_of[response] = rollout
+                generator.write(list(rollout_of))
+                await whole
+            finally:
+                self.requests.leave(generator, request)
 
     async def sync(self, version: int) -> float:
         """Pauses all generators and resumes them with `version`; returns the longest pause."""
@@ -241,28 +238,6 @@ class ModelFleet:
         return loop.time() - min(paused_at)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedTree:
-    """Responses behind their prompt, or a single one."""
-
-    group: int
-    tokens: int
-
-    def __len__(self) -> int:
-        return self.tokens
-
-
-@dataclass
-class StepTally:
-    """Groups and tokens of the current step."""
-
-    tokens: int = 0
-    lags: Counter[int] = field(default_factory=Counter)
-    groups: list[Group] = field(default_factory=list)
-    waits: list[tuple[float, int]] = field(default_factory=list)
-    """Of each group: seconds waited for it, and its trained tokens, prompts included."""
-
-
 @dataclass
 class ModelTrainer:
     """Trains steps with the real packing, and syncs after each."""
@@ -274,18 +249,32 @@ class ModelTrainer:
 
     def __post_init__(self) -> None:
         self.costs = self.scene.trainer
-        self._cuts = BinPacker[TrainedTree](self.scene.micro_batch_tokens, ranks=self.scene.ranks)
+        self._cuts = BinPacker[Any](self.scene.micro_batch_tokens, ranks=self.scene.ranks)
         self._done = [0.0] * self.scene.ranks  # end of each rank's last micro-batch
         # The last sync's pause, if it overlaps the next step.
         self._delivery: asyncio.Task[float] | None = None
         self._loop = asyncio.get_running_loop()
 
     async def step(self, step: int) -> StepRecord:
-        started, tally = self._loop.time(), StepTally()
-        train_s = await self._train(step, tally)
-        await asyncio.sleep(self.costs.update_s)
+        started = self._loop.time()
+        groups, waits, train_s = list[Group](), list[tuple[float, int]](), 0.0
+        for _ in range(self.controller.ledger.pacing.groups_in(step)):
+            waiting = self._loop.time()
+            groups.append(await self.controller.next_group(step))
+            waits.append((self._loop.time() - waiting, self._take(groups[-1], step)))
+            if self.scene.placement == "split":
+                for each in self._cuts.full():
+                    train_s += await self._compute(each)
+        for each in self._cuts.flush():
+            train_s += await self._compute(each)
+        others_s = max(0.0, max(self._done) - self._loop.time())
+        await asyncio.sleep(others_s + self.costs.update_s)
         sync_s, pause_s = await self._sync(step + 1)
-        first_s, more_s, last_s = split_waits(tally.waits, self._cuts.budget)
+        first_s, more_s, last_s = split_waits(waits, self._cuts.budget)
+        lags = Counter[int]()
+        for rollout in (rollout for group in groups for rollout in group.rollouts):
+            for version, tokens in runs_of(rollout):
+                lags[step - version] += tokens
         done = StepRecord(
             step=step,
             started_s=started,
@@ -293,52 +282,31 @@ class ModelTrainer:
             wait_first_s=first_s,
             wait_more_s=more_s,
             wait_last_s=last_s,
-            train_s=train_s,
+            train_s=train_s + others_s,
             update_s=self.costs.update_s,
             sync_s=sync_s,
             pause_s=pause_s,
-            generation_s=generation_s(tally.groups),
-            tokens=tally.tokens,
+            generation_s=generation_s(groups),
+            tokens=sum(tokens for lag, tokens in lags.items() if self._trains(lag)),
             attention_tokens=self.scene.attention_tokens,
-            lags=dict(sorted(tally.lags.items())),
+            lags=dict(sorted(lags.items())),
         )
-        for group in tally.groups:
+        for group in groups:
             self.record(group_record(group))
         self.record(done)
         return done
 
-    async def _train(self, step: int, tally: StepTally) -> float:
-        train_s = 0.0
-        for _ in range(self.controller.ledger.pacing.groups_in(step)):
-            waiting = self._loop.time()
-            group = await self.controller.next_group(step)
-            waited_s = self._loop.time() - waiting
-            tally.waits.append((waited_s, self._take(group, step, tally)))
-            if self.scene.placement == "split":
-                for each in self._cuts.full():
-                    train_s += await self._compute(each)
-        for each in self._cuts.flush():
-            train_s += await self._compute(each)
-        others_s = max(0.0, max(self._done) - self._loop.time())
-        await asyncio.sleep(others_s)
-        return train_s + others_s
+    def _trains(self, lag: int) -> bool:
+        return self.scene.stragglers == "wait" or lag <= self.scene.max_lag
 
-    def _take(self, group: Group, step: int, tally: StepTally) -> int:
+    def _take(self, group: Group, step: int) -> int:
         """Adds the group's trees to the cuts as `Packer` would; returns their tokens."""
         prompt = len(group.prompt.token_ids)
-        lengths: list[int] = []
-        tally.groups.append(group)
-        masked = self.scene.stragglers == "mask"
-        for rollout in group.rollouts:
-            written: Any = rollout.versions
-            trained = 0
-            for version, tokens in written.runs:
-                lag = step - version
-                tally.lags[lag] += tokens
-                trained += tokens * (not masked or lag <= self.scene.max_lag)
-            tally.tokens += trained
-            if trained:
-                lengths.append(prompt + len(rollout.token_ids))
+        lengths = [
+            prompt + len(rollout.token_ids)
+            for rollout in group.rollouts
+            if any(n and self._trains(step - version) for version, n in runs_of(rollout))
+        ]
         trees = tree_lengths(
             lengths,
             prompt - 1,
@@ -346,10 +314,10 @@ class ModelTrainer:
             attention_tokens=self.scene.attention_tokens,
         )
         for tokens in trees:
-            self._cuts.add(TrainedTree(group.index, tokens))
+            self._cuts.add(range(tokens))
         return sum(trees)
 
-    async def _compute(self, each: Sequence[Rows[TrainedTree]]) -> float:
+    async def _compute(self, each: Sequence[Rows[Any]]) -> float:
         """Runs a micro-batch on every rank, behind the one before; returns rank 0's seconds."""
         now, rank_0_s = self._loop.time(), 0.0
         for rank, rows in enumerate(each):

@@ -4,7 +4,7 @@ from itertools import groupby
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 
 from lrl.callbacks.base import FollowRankZero, OnRankZero, find
@@ -44,18 +44,14 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
             # Without it the generators would keep the first weights for ever.
             callbacks.insert(0, WeightSync())
         put_in_order(callbacks)
-        if (bar := find(trainer, RichProgressBar)) is not None and trainer.max_epochs == -1:
-            # Lightning's usual bar would show "Epoch 0/-2": it subtracts 1 from a -1 for no end.
-            bar._get_train_description = "Epoch {}".format  # type: ignore[method-assign]
         if trainer.world_size > 1:
             let_others_follow(callbacks, trainer.is_global_zero)
     monitors = find(trainer, Monitors) or Monitors()
     monitors.prepare(trainer)
     # After the user's.
-    together = (StopTogether,) if trainer.world_size > 1 else ()
-    needed = [kind() for kind in (LoggersMayFail, LastCheckpoint) if find(trainer, kind) is None]
-    last = [kind() for kind in together if find(trainer, kind) is None]
-    return [*needed, *([] if monitors in callbacks else [monitors]), *last]
+    needed: list[L.Callback] = [LoggersMayFail(), LastCheckpoint(), monitors]
+    needed += [StopTogether()] if trainer.world_size > 1 else []
+    return [one for one in needed if find(trainer, type(one)) is None]
 
 
 def put_in_order(callbacks: list[L.Callback]) -> None:

@@ -15,14 +15,13 @@ generators idle, which makes delta small. The paper has no rule for one generato
 reverse: T_gen * n / (n - 1) <= T_train. It only gives a warning.
 """
 
-import contextlib
 import logging
 import os
 import shlex
 import shutil
 import signal
 import subprocess
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import lightning as L
@@ -30,7 +29,6 @@ import lightning as L
 from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
-from lrl.generators.fleet import Fleet
 from lrl.system.config_errors import at_least, fault
 from lrl.system.stopwatch import GENERATOR, shares
 
@@ -79,16 +77,25 @@ class Elastic(OnRankZero):
         fleet = run_of(trainer).fleet
         times = Throughput.needed_by(self, trainer).times
         generators = len(fleet.rollouts.alive)
+        full = self.max_generators is not None and generators >= self.max_generators
         self._more = self._more + 1 if lacks_one(times, generators) else 0
         self._fewer = self._fewer + 1 if has_one_too_many(times, generators) else 0
-        run = run_folder(trainer)
-        if self._more == self.steps:
-            # Without a command the advice comes once.
-            self._more = 0 if self.command else self._more
-            self._ask(fleet, run, generators, times)
+        run = shlex.quote(str(run_folder(trainer)))
+        if self._more == self.steps and not full:
+            advice = (
+                f"One more generator would help: of {times.step:.1f} s a step the trainer waited "
+                f"{times.wait:.1f} s, and {generators} cannot write faster."
+            )
+            if self.command is None:  # the advice comes once
+                log.warning("%s Type: %s", advice, JOIN.replace(RUN, run))
+            else:
+                self._more = 0
+                self._start(self.command.replace(RUN, run), advice, fleet.joined)
         if self._fewer == self.steps:
-            advice = "%d generators write faster than the trainer trains: one less would do."
-            log.warning(f"{advice} Type: lrl leave %s", generators, shlex.quote(str(run)))
+            advice = (
+                f"{generators} generators write faster than the trainer trains: one less would do."
+            )
+            log.warning("%s Type: lrl leave %s", advice, run)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the started commands; their generators elsewhere notice the end of the run."""
@@ -96,40 +103,25 @@ class Elastic(OnRankZero):
         self._started.clear()
         for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # leave; end now; kill
             for process in running:
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, signum)
             for process in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)
             running = [process for process in running if process.poll() is None]
 
-    def _ask(self, fleet: Fleet, run: Path, generators: int, times: StepTimes) -> None:
-        """Logs that one more would help and starts it, unless there are enough or one is coming."""
-        if self.max_generators is not None and generators >= self.max_generators:
-            return
-        command = (self.command or JOIN).replace(RUN, shlex.quote(str(run)))
-        advice = (
-            f"One more generator would help: of {times.step:.1f} s a step the trainer waited "
-            f"{times.wait:.1f} s, and {generators} cannot write faster."
-        )
-        if self.command is None:
-            log.warning("%s Type: %s", advice, command)
-        elif not self._is_one_coming(fleet):
-            log.warning("%s Starting: %s", advice, command)
-            self._joined_before = fleet.joined
-            try:
-                self._started.append(subprocess.Popen(shlex.split(command), start_new_session=True))
-            except OSError as error:
-                log.warning("It cannot be started: %s", error)
-
-    def _is_one_coming(self, fleet: Fleet) -> bool:
-        """Tells whether the last command may still bring a generator: it has not failed."""
-        if not self._started or fleet.joined > self._joined_before:
-            return False
-        status = self._started[-1].poll()
-        if status:
+    def _start(self, command: str, advice: str, joined: int) -> None:
+        """Starts the command, unless the last one may still bring a generator."""
+        if self._started and joined == self._joined_before:
+            if not (status := self._started[-1].poll()):
+                return
             log.warning("The last one has failed: %r, exit status %d.", self.command, status)
-        return not status
+        log.warning("%s Starting: %s", advice, command)
+        self._joined_before = joined
+        try:
+            self._started.append(subprocess.Popen(shlex.split(command), start_new_session=True))
+        except OSError as error:
+            log.warning("It cannot be started: %s", error)
 
 
 def generation_s(times: StepTimes) -> float:

@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 
 UNWRITABLE = (OSError, SafetensorError)
 """What a folder that cannot be written raises."""
-LEAST_UPLOAD_S = 60.0
-SLOWEST_UPLOAD = 1e6
-"""Bytes a second that an upload without a timeout of its own may be slow."""
 
 
 class Export(OnRankZero):
@@ -39,8 +36,7 @@ class Export(OnRankZero):
         push_to_hub: Name on the Hugging Face hub, `user/name`, to which the folder is uploaded as
             well; null uploads nothing.
         private: Whether only its owner sees it there, if it is new.
-        upload_timeout_s: Seconds after which the run ends without the upload; null gives it a
-            minute, and a second for each MB.
+        upload_timeout_s: Seconds after which the run ends without the upload.
 
     Raises:
         ConfigError: The hub would not take such a name, or the seconds are none.
@@ -51,14 +47,13 @@ class Export(OnRankZero):
         folder: str | None = None,
         push_to_hub: str | None = None,
         private: bool = True,
-        upload_timeout_s: float | None = None,
+        upload_timeout_s: float = 1800.0,
     ) -> None:
         self.folder = folder
         self.push_to_hub = push_to_hub
         self.private = private
         self.upload_timeout_s = upload_timeout_s
-        if upload_timeout_s is not None:
-            above(0, "Export", upload_timeout_s=upload_timeout_s)
+        above(0, "Export", upload_timeout_s=upload_timeout_s)
         if push_to_hub is not None:
             try:
                 validate_repo_id(push_to_hub)
@@ -125,12 +120,12 @@ class Export(OnRankZero):
         """Uploads the folder; a hub that fails, or is too slow, costs the run nothing."""
         from lrl.system.event_loop import start_daemon_call  # here: few runs upload
 
-        timeout_s = self.upload_timeout_s or _usual_timeout(folder)
         # Not here: where the hub's storage cannot be reached, its client tries for minutes.
         work = partial(_send, name, folder, steps=steps, private=self.private)
         uploading = start_daemon_call(work, "lrl-upload")
+        timeout_s = min(self.upload_timeout_s, TIMEOUT_MAX)
         reason: object = f"it is not there after {timeout_s:.0f} s (Export.upload_timeout_s)"
-        if wait([uploading], min(timeout_s, TIMEOUT_MAX)).done:
+        if wait([uploading], timeout_s).done:
             try:
                 uploading.result()
                 return
@@ -146,9 +141,3 @@ def _send(name: str, folder: Path, steps: int, private: bool) -> None:
     api = HfApi()
     api.create_repo(name, private=private, exist_ok=True)
     api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"lrl: after {steps} steps")
-
-
-def _usual_timeout(folder: Path) -> float:
-    """Returns the seconds that the upload of a folder may take."""
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return LEAST_UPLOAD_S + size / SLOWEST_UPLOAD

@@ -1,21 +1,19 @@
 """Warnings about metrics that leave their healthy range, with the remedy: a short line each, once in
 a run.
 
-One step proves nothing: a metric counts as outside after several steps in a row, and as back after
-as many; a step that does not log it does not count. Shares of the time are judged only in a run that
-has lasted a while: in a short one there is little to gain by other settings.
+One step proves nothing: a metric counts as outside after several steps in a row; a step that does
+not log it does not count. Shares of the time are judged only in a run that has lasted a while: in a
+short one there is little to gain by other settings.
 """
 
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from lrl.callbacks.base import NewMetrics, OnRankZero
 from lrl.errors import ConfigError
@@ -25,10 +23,6 @@ log = logging.getLogger(__name__)
 
 Range = tuple[float | None, float | None]
 """Smallest and largest healthy value; None is no bound."""
-MIN_SHARE = 0.01
-"""Of the step's tokens: a lag with a smaller share is noise."""
-LAG = "<k>"
-"""In the tag of a rule: any lag from 1 up. The metrics of lag 0 are `policy/mismatch_*`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +30,9 @@ class Rule:
     """Healthy range of one metric."""
 
     metric: str
-    """Its tag, `<k>` for any lag."""
+    """Its tag."""
     advice: str
-    """The settings that help, in a short sentence; `{below}` is a lag that was healthy."""
+    """The settings that help, in a short sentence."""
     low: float = -math.inf
     high: float = math.inf
 
@@ -61,7 +55,6 @@ class Rule:
         )
 
 
-_TOO_FAR = "Lower data.max_lag to {below}, or model.lr."
 _SYNC_LESS = (
     "Sync less often: WeightSync.every_n_steps 2 or more, data.max_lag at least one below it."
 )
@@ -93,8 +86,6 @@ RULES = (
     ),
     Rule("policy/mismatch_kl", _COMPARE, high=0.01),
     Rule("policy/mismatch_max", _COMPARE, high=2.0),
-    Rule("policy/by_lag/<k>/ess", _TOO_FAR, low=0.5),
-    Rule("policy/by_lag/<k>/kl_behaviour", _TOO_FAR, high=0.1),
     Rule(
         "reward/std",
         "Equal rewards teach nothing: take other prompts, or set data.max_skipped_per_step.",
@@ -128,13 +119,12 @@ class Health(OnRankZero):
     Args:
         ranges: Other ranges for some of the rules, by tag: smallest and largest healthy value, null
             for no bound; null in place of both switches the rule off.
-        steps: Steps in a row outside before a metric is reported, and inside before it is back.
+        steps: Steps in a row outside before a metric is reported.
         time_after_s: Seconds of training (`time/step`) before shares of the time are judged:
             `trainer/*` and `generators/*`.
 
     Raises:
-        ValueError: ranges names a metric without a rule or has a range that holds no value; steps
-            is below 1; time_after_s is below 0.
+        ValueError: ranges names a metric without a rule; steps is below 1; time_after_s is below 0.
     """
 
     def __init__(
@@ -145,10 +135,19 @@ class Health(OnRankZero):
     ) -> None:
         at_least(1, "Health", steps=steps)
         at_least(0, "Health", time_after_s=time_after_s)
+        self.rules = with_ranges(ranges or {})
+        self.steps = steps
         self.time_after_s = time_after_s
         self._trained_s = 0.0
-        self._reports = [_Report(rule, steps) for rule in with_ranges(ranges or {})]
+        self._in_a_row = Counter[str]()
+        self._outside = Counter[str]()
+        self._warned: list[str] = []
         self._metrics = NewMetrics()
+
+    @property
+    def outside(self) -> dict[str, int]:
+        """Steps outside its range of each metric that was warned of."""
+        return {name: self._outside[name] for name in self._warned}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         metrics = self._metrics.read(trainer)
@@ -156,20 +155,27 @@ class Health(OnRankZero):
         if reference is not None and reference.rewards_tokens:
             metrics.pop("reward/std", None)
         self._trained_s += float(metrics.get("time/step", 0.0))
-        for report in self._reports:
-            if report.rule.is_of_time and self._trained_s < self.time_after_s:
-                continue
-            report.add(metrics, step=trainer.global_step - 1)  # as on the axis of the metrics
+        for rule in self.rules:
+            early = rule.is_of_time and self._trained_s < self.time_after_s
+            if rule.metric in metrics and not early:
+                self._judge(rule, float(metrics[rule.metric]), trainer.global_step - 1)
 
-    @property
-    def outside(self) -> dict[str, int]:
-        """Steps outside its range of each metric that was warned of."""
-        warned = [report for report in self._reports if report.smallest is not None]
-        return {report.rule.metric: report.steps_outside for report in warned}
+    def _judge(self, rule: Rule, value: float, step: int) -> None:
+        """Counts a value; warns when it is the first to make `steps` outside in a row."""
+        name = rule.metric
+        if rule.allows(value):
+            self._in_a_row[name] = 0
+            return
+        self._in_a_row[name] += 1
+        self._outside[name] += 1
+        if self._in_a_row[name] == self.steps and name not in self._warned:
+            self._warned.append(name)
+            text = "step %d: %s is %.3g (healthy: %s). %s"
+            log.warning(text, step, name, value, rule.range, rule.advice)
 
 
 def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
-    """Returns `RULES` with some ranges replaced, and without those whose range is None."""
+    """Returns `RULES` with some ranges replaced; in one that is None every value is healthy."""
     known = [rule.metric for rule in RULES]
     if unknown := [metric for metric in ranges if metric not in known]:
         raise ConfigError(
@@ -179,62 +185,6 @@ def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
     rules = []
     for rule in RULES:
         low, high = ranges.get(rule.metric, (rule.low, rule.high)) or (None, None)
-        if (low, high) == (None, None):
-            continue
-        new = replace(
-            rule, low=-math.inf if low is None else low, high=math.inf if high is None else high
-        )
-        if not new.low <= new.high:
-            raise ConfigError(
-                f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}."
-            )
-        rules.append(new)
+        low, high = -math.inf if low is None else low, math.inf if high is None else high
+        rules.append(replace(rule, low=low, high=high))
     return rules
-
-
-@dataclass
-class _Report:
-    """Log lines about one rule: one when it is first broken, and one for each smaller lag that
-    breaks it. A rule that is not about lags has lag 0."""
-
-    rule: Rule
-    steps: int
-    outside: set[int] = field(default_factory=set)
-    """Lags outside the range, by the last `steps` values that agree."""
-    against: Counter[int] = field(default_factory=Counter)
-    """Last values in a row that disagree with `outside`, by lag."""
-    smallest: int | None = None
-    """Smallest lag that was warned of in this run."""
-    steps_outside: int = 0
-
-    def add(self, metrics: Mapping[str, Tensor], step: int) -> None:
-        """Adds a step's metrics; logs a line where the rule is broken as it has not been before."""
-        values = _values(self.rule.metric, metrics)
-        self.steps_outside += not all(map(self.rule.allows, values.values()))
-        for lag, value in values.items():
-            disagrees = self.rule.allows(value) == (lag in self.outside)
-            self.against[lag] = self.against[lag] + 1 if disagrees else 0
-            if self.against[lag] == self.steps:
-                self.outside ^= {lag}
-                self.against[lag] = 0
-        if not self.outside or (self.smallest is not None and min(self.outside) >= self.smallest):
-            return
-        lag = self.smallest = min(self.outside)
-        tag = self.rule.metric.replace(LAG, str(lag))
-        advice = self.rule.advice.format(below=lag - 1)
-        text = "step %d: %s is %.3g (healthy: %s). %s"
-        log.warning(text, step, tag, values[lag], self.rule.range, advice)
-
-
-def _values(metric: str, metrics: Mapping[str, Tensor]) -> dict[int, float]:
-    """Returns the values of one rule by lag, without lags of too few tokens."""
-    if LAG not in metric:
-        return {0: float(metrics[metric])} if metric in metrics else {}
-    before, after = metric.split(LAG)
-    pattern = re.compile(f"{re.escape(before)}([1-9][0-9]*){re.escape(after)}")
-    found = {int(match[1]): tag for tag in metrics if (match := pattern.fullmatch(tag))}
-    return {
-        lag: float(metrics[tag])
-        for lag, tag in found.items()
-        if float(metrics[f"{before}{lag}/share"]) >= MIN_SHARE
-    }

@@ -20,7 +20,6 @@ from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.system.config_errors import at_least
 
 FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
-USUAL_COLUMNS = 80
 LOGGERS = ("", "lightning.pytorch", "lightning.fabric")
 """Loggers with their own handlers: their lines would stand after the bar and not above it."""
 
@@ -69,7 +68,7 @@ class Progress(ProgressBar):
             self._recent.append(throughput.times)
         step = trainer.global_step
         if self._bar is not None:
-            shown = fitting(self._bar, facts(trainer, self._recent))
+            shown = ", ".join(facts(trainer, self._recent))
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(1)
         elif step == self._first_step + 1 or step % self.every_n_steps == 0:
@@ -120,20 +119,6 @@ def facts(trainer: L.Trainer, recent: Sequence[StepTimes]) -> Iterator[str]:
     yield f"{times.generated_tokens_per_s:,.0f} tok/s"
     yield f"{times.step / len(recent):.1f} s/step"
     yield f"waits: rollouts {times.wait / times.step:.0%}, sync {times.sync / times.step:.0%}"
-
-
-def fitting(bar: "tqdm[Any]", shown: Iterator[str]) -> str:
-    """Returns as many of the facts as have room in the bar's line, next to a short bar."""
-    look = bar.format_dict
-    room = look["ncols"] or USUAL_COLUMNS
-    taken = len(tqdm.format_meter(**look | {"ncols": None, "postfix": None}))
-    kept: list[str] = []
-    for fact in shown:
-        taken += len(fact) + len(", ")
-        if taken > room:
-            break
-        kept.append(fact)
-    return ", ".join(kept)
 
 
 def total_steps(trainer: L.Trainer) -> int | None:

@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 MB = 2**20
 SHOWN_PROMPT = 200
 """Characters of a prompt in a list of groups."""
-REMEDY = "Raise max_mb, or lower groups."
+RARE = 16
+"""One of so many steps is written when the file is half full: it then has something of every part of
+a run."""
 DIGITS = 4
 """Digits after the point of a number in the file."""
 
@@ -38,8 +40,7 @@ class RolloutFile(OnRankZero):
     token with its text, log-prob, version, ratio and advantage; some 30 bytes a token.
 
     A run that resumes in the same folder removes the groups that it trains again. From half of
-    `max_mb` on it writes one in 4 of its steps, from three quarters on one in 16, and so on: so it
-    has something of every part of a run.
+    `max_mb` on it writes one in 16 of its steps.
 
     Args:
         groups: Groups of a step that are written, spread evenly over the order in which they
@@ -56,8 +57,7 @@ class RolloutFile(OnRankZero):
         self.every_n_steps = every_n_steps
         self.max_mb = max_mb
         self._texts: TokenTexts | None = None
-        self._sparsest = 1
-        self._full = False
+        self._warned: set[str] = set()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Removes the groups of steps that this run trains again."""
@@ -72,17 +72,23 @@ class RolloutFile(OnRankZero):
         stream = run_of(trainer).step_stream
         path = self.path(trainer)
         size = path.stat().st_size if path.exists() else 0
-        if stream.step % (self.every_n_steps * self._thinned(size)):
+        every = self.every_n_steps
+        if size > self.max_mb * MB / 2:
+            every *= RARE
+            self._warn(f"is half full: from now on it gets one in {RARE} of its steps.")
+        if stream.step % every:
             return
         text = self._lines(stream, pl_module)
-        if size + len(text) <= self.max_mb * MB:
-            with best_effort("The file of rollouts", path):
-                rollout_file.append(path, text)
-        elif not self._full:
-            self._full = True
-            text_mb = len(text) / MB
-            full = f"rollouts.jsonl has no room for step {stream.step}, {text_mb:.2g} MiB"
-            log.warning(f"{full}: RolloutFile.max_mb is {self.max_mb:g}. {REMEDY}")
+        if size + len(text) > self.max_mb * MB:
+            self._warn("has no room for further steps.")
+            return
+        with best_effort("The file of rollouts", path):
+            rollout_file.append(path, text)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning(f"rollouts.jsonl {text} Raise RolloutFile.max_mb, or lower groups.")
 
     def _lines(self, stream: StepStream, policy: Any) -> str:
         """Returns the lines of the groups of a step that are written."""
@@ -97,17 +103,6 @@ class RolloutFile(OnRankZero):
             of_group = [samples[id(rollout)] for rollout in group.rollouts]
             text += group_lines(group, of_group, ratios, step=stream.step, texts=self._texts)
         return text
-
-    def _thinned(self, size: int) -> int:
-        """Returns N where one step in N is written, for a file of this size; warns when N grows."""
-        taken = size / (self.max_mb * MB)
-        left = max(1 - taken, 2.0**-20)  # a full file has a logarithm, too
-        one_of = 4 ** math.floor(-math.log2(left))
-        if one_of > self._sparsest:
-            self._sparsest = one_of
-            full = f"rollouts.jsonl has {taken:.0%} of RolloutFile.max_mb, {self.max_mb:g} MiB"
-            log.warning(f"{full}: from now on it gets one in {one_of} of its steps. {REMEDY}")
-        return one_of
 
     @staticmethod
     def path(trainer: L.Trainer) -> Path:

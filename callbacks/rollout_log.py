@@ -1,18 +1,15 @@
 """Rewards, lengths and lags of each step's rollouts: numbers, histograms and sample responses."""
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all, run_of
-from lrl.callbacks.evaluation import Evaluation
-from lrl.evaluation import MEAN, Report
+from lrl.callbacks.base import NonzeroCounts, OnRankZero, run_of
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.controller import Resumed
@@ -20,15 +17,6 @@ from lrl.system.best_effort import may_not_log, writable
 from lrl.system.config_errors import at_least
 from lrl.types import Group, Prompt, Rollout
 
-Layout = dict[str, dict[str, list[object]]]
-"""Category -> chart -> its kind and tags, as `SummaryWriter.add_custom_scalars` takes it."""
-CHARTS = {
-    "effective sample size (0 to 1)": ("policy/ess",),
-    "where the trainer's time goes (s)": ("time/step", "time/wait", "time/train", "time/sync"),
-    "response length (tokens)": ("rollouts/length_mean",),
-    "lag (versions)": ("policy/lag_mean", "policy/lag_max"),
-}
-"""Charts of TensorBoard's "Custom Scalars" below the reward and the accuracies, and their tags."""
 REWARD_COUNTS = ("gave_up", *KINDS, "retried", "replaced", "moved")
 MAX_TEXT = 2000
 """Characters of a prompt, an answer or a response that are shown."""
@@ -37,7 +25,7 @@ SAMPLES = "rollouts/samples"
 
 class RolloutLog(OnRankZero):
     """Logs `reward/*`, `rollouts/*`, `rewards/*`, `episodes/*` and `length_predictor/*` every step,
-    histograms and sample responses every few. TensorBoard also gets an overview of the run.
+    histograms and sample responses every few.
 
     Args:
         every_n_steps: Optimizer steps between histograms and samples.
@@ -50,25 +38,8 @@ class RolloutLog(OnRankZero):
         self.every_n_steps = every_n_steps
         self.samples = samples
         self._counts = NonzeroCounts()
-        self._overview: Literal["early", "due", "written"] = "early"
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Writes the overview after the first step, when every callback has logged its metrics."""
-        if self._overview != "due":
-            return
-        self._overview = "written"
-        reports = [one.reports[0][1] for one in find_all(trainer, Evaluation) if one.reports]
-        for logger in _boards(trainer):
-            with may_not_log(logger):
-                logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, reports))
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Writes the overview of a run of a single step."""
-        self.on_train_batch_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        if self._overview == "early":
-            self._overview = "due"
         run = run_of(trainer)
         data, stream, controller = run.data, run.step_stream, run.calls.controller
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
@@ -186,29 +157,6 @@ def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
         "rollouts/lag": [float(step - each) for one in rollouts for each in one.policy_versions],
     }
     return {name: torch.tensor(each) for name, each in values.items()}
-
-
-def overview(logged: Collection[str], reports: Iterable[Report]) -> Layout:
-    """Returns the layout of a run's overview.
-
-    Args:
-        logged: Tags that the run logs; charts of others are left out.
-        reports: The first one of each evaluation: each gets a chart of its mean with the interval.
-    """
-    charts = _lines({"reward": ("reward/mean",)}, logged)
-    for report in reports:
-        tags = [f"eval/{report.dataset}/{name}" for name in MEAN]
-        charts[f"{report.measure} on {report.dataset}, with its 95 % interval"] = ["Margin", tags]
-    return {"Overview": charts | _lines(CHARTS, logged)}
-
-
-def _lines(charts: Mapping[str, Sequence[str]], logged: Collection[str]) -> dict[str, list[object]]:
-    found: dict[str, list[object]] = {}
-    for title, tags in charts.items():
-        # TensorBoard takes tags for regular expressions, and for the beginning of a tag.
-        if shown := [f"^{re.escape(tag)}$" for tag in tags if tag in logged]:
-            found[title] = ["Multiline", shown]
-    return found
 
 
 def sample(group: Group, step: int) -> dict[str, Any]:

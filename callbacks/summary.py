@@ -2,10 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import lightning as L
@@ -18,16 +16,12 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.health import Health
 from lrl.callbacks.rollout_file import RolloutFile
-from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
 from lrl.system.stopwatch import GENERATOR, shares
-
-HEIGHTS = "▁▂▃▄▅▆▇█"
-BARS = 30
 
 
 class Summary(OnRankZero):
@@ -70,11 +64,11 @@ class Summary(OnRankZero):
             name = "chat with it" if data.environment is None else "its first turn"
             lines.append(f"{name:14} {chat_command(export.path(trainer), data.prompts)}")
         console = Console()
-        console.print(self._table(trainer, evaluations, in_ascii=console.options.ascii_only))
+        console.print(self._table(trainer, evaluations))
         for line in lines:
             console.print(line, soft_wrap=True)
 
-    def _table(self, trainer: L.Trainer, evaluations: list[Evaluation], in_ascii: bool) -> Table:
+    def _table(self, trainer: L.Trainer, evaluations: list[Evaluation]) -> Table:
         table = Table(title="Summary", show_header=False)
         for evaluation in evaluations:
             before, after = evaluation.reports[0][1], evaluation.reports[-1][1]
@@ -82,31 +76,27 @@ class Summary(OnRankZero):
             interval = f"({after.low:.3f} to {after.high:.3f})"
             name = f"{after.measure} on {evaluation.prompts.name}"
             table.add_row(name, f"{values} {interval}")
-        if len(self.rewards) > 1 and not in_ascii:
-            table.add_row("reward", curve_in_a_line([reward for _, reward in self.rewards]))
-        done = f"{trainer.global_step}"
-        if self.steps != trainer.global_step:
-            done += f", {self.steps} of them in this run"
-        table.add_row("steps", done)
+        if self.rewards:
+            first, last = self.rewards[0][1], self.rewards[-1][1]
+            table.add_row("reward", f"{first:.3f} in the first step, {last:.3f} in the last")
+        own = self.steps != trainer.global_step
+        only = f", {self.steps} of them in this run" if own else ""
+        table.add_row("steps", f"{trainer.global_step}{only}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
-        data = run_of(trainer).data
-        by_machine = {"scored by": data.reward_pool.scored_by}
+        data, times = run_of(trainer).data, self.times
+        machines = {"scored by": data.reward_pool.scored_by}
         if data.environment is not None:
-            by_machine["turns answered by"] = data.environment.pool.answered_by
-        for what, counts in by_machine.items():
+            machines["turns answered by"] = data.environment.pool.answered_by
+        for what, counts in machines.items():
             if len(counts) > 1:
-                each = (f"{name} {count:,}" for name, count in sorted(counts.items()))
-                table.add_row(what, ", ".join(each))
-        scored = data.reward_pool.counts
-        if failed := [kind for kind in (*KINDS, *EPISODE_KINDS) if scored[kind]]:
-            table.add_row(
-                "without a reward", ", ".join(f"{kind} {scored[kind]:,}" for kind in failed)
-            )
+                table.add_row(what, listed(counts, sorted(counts)))
+        failed = listed(data.reward_pool.counts, (*KINDS, *EPISODE_KINDS))
+        if failed:
+            table.add_row("without a reward", failed)
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if (health := find(trainer, Health)) is not None and health.outside:
             steps = (f"{metric} ({count} steps)" for metric, count in health.outside.items())
             table.add_row("outside their range", ", ".join(steps))
-        times = self.times
         if times.step:
             paused = f"{times.sync:.1f} s, generators paused {times.sync_pause:.1f} s"
             table.add_row("sync", paused)
@@ -117,15 +107,9 @@ class Summary(OnRankZero):
         return table
 
 
-def curve_in_a_line(values: Sequence[float]) -> str:
-    """Returns a curve as at most `BARS` bars, with its first and last value."""
-    count = min(BARS, len(values))
-    edges = [number * len(values) // count for number in range(count + 1)]
-    means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(HEIGHTS) - 1) / (high - low) if high > low else 0.0
-    bars = "".join(HEIGHTS[round(scale * (mean - low))] for mean in means)
-    return f"{bars}  {means[0]:.3f} to {means[-1]:.3f}"
+def listed(counts: Mapping[str, int], names: Iterable[str]) -> str:
+    """Returns the counts that are not zero."""
+    return ", ".join(f"{name} {counts[name]:,}" for name in names if counts[name])
 
 
 def _trainer_time(times: StepTimes) -> str:
@@ -141,14 +125,11 @@ def _trainer_time(times: StepTimes) -> str:
 
 
 def where_metrics_are(trainer: L.Trainer) -> list[str]:
-    """Returns a line or two for each logger: where its metrics are, and how to look at them."""
+    """Returns a line for each logger: where its metrics are, and how to look at them."""
     lines = []
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             lines.append(f"TensorBoard    tensorboard --logdir {shlex.quote(logger.log_dir)}")
-            if find(trainer, RolloutLog) is not None:
-                place = "http://localhost:6006/#custom_scalars"
-                lines.append(f"  overview     tab Custom Scalars: {place}")
         elif isinstance(logger, CSVLogger):
             lines.append(f"metrics        {logger.log_dir}/metrics.csv")
         else:

@@ -82,10 +82,6 @@ class Timeline(OnRankZero):
             self._sampling.result()  # raises its error
         times = Throughput.needed_by(self, trainer).times
         stream = run_of(trainer).step_stream
-        step = step_record(times, stream, self._update_s, self._now_s)
-        self._update_s = 0.0
-        self._now_s += step.seconds
-        work = [self._work.popleft() for _ in range(len(self._work))]
         passes = [  # of rank 0
             MicroBatchRecord(
                 seconds=seconds,
@@ -94,6 +90,10 @@ class Timeline(OnRankZero):
             )
             for seconds, lengths in stream.passes
         ]
+        step = step_record(times, stream, self._update_s, self._now_s)
+        self._update_s = 0.0
+        self._now_s += step.seconds
+        work = [self._work.popleft() for _ in range(len(self._work))]
         groups = [timeline.group_record(group) for group in stream.groups]
         with best_effort("The timeline", path := self.path(trainer)):
             timeline.write(path, [*work, *passes, *groups, step], "a")
@@ -136,10 +136,8 @@ def step_record(
         "update_s": update_s,
         "sync_s": times.sync,
     }
-    versions = Counter[int]()
-    for group in stream.groups:
-        for rollout in group.rollouts:
-            versions.update(rollout.policy_versions)
+    rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
+    lags = Counter(stream.step - one for rollout in rollouts for one in rollout.policy_versions)
     return StepRecord(
         step=stream.step,
         started_s=started_s,
@@ -149,7 +147,7 @@ def step_record(
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
         attention_tokens=packer.attention_tokens,
-        lags={stream.step - one: versions[one] for one in sorted(versions, reverse=True)},
+        lags=dict(sorted(lags.items())),
         **parts,
     )
 
@@ -204,22 +202,19 @@ class WorkIntervals:
             before, then = self._last
             self._response_s += (now - before) * (then.responses + seen.responses) / 2
             self._context_s += (now - before) * (then.context_tokens + seen.context_tokens) / 2
+            began, first = self._first
             if seen.up_to_date:
-                self._note(now, *self._first, seen)
+                self._so_far = GeneratorRecord(
+                    seconds=now - began,
+                    tokens=seen.written - first.written,
+                    responses=self._response_s / (now - began),
+                    context_tokens=self._context_s / (now - began),
+                    prefill_tokens=seen.read - first.read,
+                )
         self._last = (now, seen)
         if self._so_far is not None and self._so_far.seconds >= INTERVAL_S:
             self._end()
             self._first = (now, seen)
-
-    def _note(self, now: float, began: float, first: StatsSnapshot, seen: StatsSnapshot) -> None:
-        seconds = now - began
-        self._so_far = GeneratorRecord(
-            seconds=seconds,
-            tokens=seen.written - first.written,
-            responses=self._response_s / seconds,
-            context_tokens=self._context_s / seconds,
-            prefill_tokens=seen.read - first.read,
-        )
 
     def _end(self) -> None:
         """Records the interval, unless it is too short or no token came in it."""

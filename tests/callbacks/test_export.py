@@ -131,10 +131,10 @@ def test_the_whole_folder_with_its_card_is_on_the_hub_after_the_run(
     assert "| tests | not installed |" in card.text, "a package may run from a folder"
 
 
-FAULTS: dict[str, tuple[dict[str, Any], float | None, str]] = {
-    "it refuses": ({"refuses": True}, None, "403"),
-    "it refuses the card": ({"faults": ["license is none"]}, None, "license is none"),
-    "a portal answers": ({"is_behind_a_page": True}, None, "not on the hub"),
+FAULTS: dict[str, tuple[dict[str, Any], float, str]] = {
+    "it refuses": ({"refuses": True}, 60.0, "403"),
+    "it refuses the card": ({"faults": ["license is none"]}, 60.0, "license is none"),
+    "a portal answers": ({"is_behind_a_page": True}, 60.0, "not on the hub"),
     "its storage is out of reach": ({"upload_mode": "lfs"}, 1.0, "it is not there after 1 s"),
 }
 

@@ -40,13 +40,6 @@ def ess(*values: float) -> list[Metrics]:
     return [{"policy/ess": value} for value in values]
 
 
-def at_lags(share: float = 0.25, **values: float) -> Metrics:
-    """Returns metrics of one step: `lag_4=0.3` is an effective sample size of 0.3 at lag 4."""
-    lags = {int(name.removeprefix("lag_")): value for name, value in values.items()}
-    found = {f"policy/by_lag/{lag}/ess": value for lag, value in lags.items()}
-    return found | {f"policy/by_lag/{lag}/share": share for lag in lags}
-
-
 def test_a_figure_is_warned_of_once_in_a_run_in_a_short_line(lines: Lines) -> None:
     low, high = [0.3, 0.32, 0.31], [0.6, 0.6, 0.65]
     health = Health()
@@ -72,17 +65,11 @@ def test_equal_rewards_are_no_news_while_a_teacher_rewards_each_token(
     assert "reward/std is 0" in lines(rows)[0]
 
 
-def at_few_tokens(count: int) -> list[Metrics]:
-    return [at_lags(share=0.001, lag_4=0.1)] * count
-
-
 TOLD = {
-    "noise below the bound": (ess(*[0.9, 0.3, 0.3] * 4), []),
-    "noise above it": (ess(0.3, 0.3, 0.3, *[0.9, 0.9, 0.3] * 4), ["2: policy/ess"]),
+    "noise": (ess(*[0.9, 0.3, 0.3] * 4), []),
     "steps that do not log it": ([*ess(0.3, 0.3), {}, {}, {}], []),
     "steps between that do not": ([*ess(0.3, 0.3), {}, {}, *ess(0.3)], ["4: policy/ess"]),
     "no number": ([{"policy/kl_behaviour": float("nan")}] * 3, ["2: policy/kl_behaviour"]),
-    "a lag with few tokens": (at_few_tokens(5), []),
     "its time, in a short run": (
         [{"generators/paused": 0.5, "trainer/probe": 0.5, "policy/ess": 0.3, "time/step": 75.0}]
         * 3,
@@ -105,27 +92,13 @@ def test_a_figure_is_told_of_after_several_steps_that_log_it(case: str, lines: L
     assert list(health.outside) == [one.split()[1] for one in told], "the summary has no other"
 
 
-def test_the_smallest_unhealthy_lag_is_named_and_a_smaller_one_speaks_again(lines: Lines) -> None:
-    (left,) = lines([at_lags(lag_0=0.1, lag_3=0.8, lag_4=0.31, lag_16=0.2)] * 6)
-    assert left.endswith(
-        "policy/by_lag/4/ess is 0.31 (healthy: at least 0.5). Lower data.max_lag to 3, or model.lr."
-    )
-    bad = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3
-    worse = [*bad, *[at_lags(lag_2=0.2, lag_4=0.3, lag_5=0.2)] * 3]
-    better = [*bad, *[at_lags(lag_2=0.9, lag_4=0.9, lag_5=0.9)] * 3]
-    first, second = lines(worse + better + worse)
-    assert "policy/by_lag/4/ess is 0.3 " in first
-    assert "policy/by_lag/2/ess is 0.2 " in second and "data.max_lag to 1" in second
-
-
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.metric)
 def test_every_rule_speaks_outside_of_its_bound_and_not_within(lines: Lines, rule: Rule) -> None:
     bound, outwards = (rule.high, 0.001) if rule.low == -math.inf else (rule.low, -0.001)
-    tag = rule.metric.replace("<k>", "2")
-    share = {"policy/by_lag/2/share": 0.5, "time/step": 300.0}
-    assert lines([{tag: bound - outwards} | share] * 4) == []
-    (left,) = lines([{tag: bound + outwards} | share] * 4)
-    assert f"{tag} is " in left
+    lasted = {"time/step": 300.0}
+    assert lines([{rule.metric: bound - outwards} | lasted] * 4) == []
+    (left,) = lines([{rule.metric: bound + outwards} | lasted] * 4)
+    assert f"{rule.metric} is " in left
     assert len(left) <= 2 * 80 and "\n" not in left, "two lines of a narrow terminal"
 
 

@@ -1,4 +1,4 @@
-"""Output of `RolloutLog`: metrics by lag, counts, and the overview in a real event file."""
+"""Output of `RolloutLog`: metrics by lag, counts, and samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-import pytest
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -16,17 +15,14 @@ from lrl.callbacks import RolloutLog
 from lrl.callbacks.rollout_log import (
     histograms,
     log_samples,
-    overview,
     resumed_scalars,
     sample,
     scalars,
     scalars_by_lag,
 )
-from lrl.evaluation import evaluate
 from lrl.rollouts.controller import Resumed
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from tests.callbacks.scripted import fit
-from tests.event_files import overview_of
 
 
 def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
@@ -108,33 +104,6 @@ def written(folder: Path, failures: list[int]) -> EventAccumulator:
     rows = [{"policy/ess": 0.9}] * len(failures)  # and nothing about lag
     fit(rows, RolloutLog(), Times(), data=Steps(failures), logger=logger)
     return EventAccumulator(str(folder)).Reload()
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_tensorboards_overview_has_only_metrics_that_the_run_logs(
-    steps: int, tmp_path: Path
-) -> None:
-    assert overview_of(written(tmp_path, [0] * steps)) == {
-        "reward": ["^reward/mean$"],
-        "effective sample size (0 to 1)": ["^policy/ess$"],
-        "where the trainer's time goes (s)": ["^time/wait$"],
-        "response length (tokens)": [r"^rollouts/length_mean$"],
-    }
-
-
-def test_the_overview_has_the_mean_of_each_data_set_by_its_name() -> None:
-    prompt = Prompt(id=0, token_ids=[1], text="")
-    groups = {
-        name: [Group(index=0, prompt=prompt, rollouts=[response([0], reward)])]
-        for name, reward in {"right": 1.0, "half": 0.5}.items()
-    }
-    reports = [evaluate(name, groups[name], greedy=True, binary=name == "right") for name in groups]
-    charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, reports)["Overview"]
-    assert charts["lag (versions)"] == ["Multiline", ["^policy/lag_mean$", "^policy/lag_max$"]]
-    right = ["eval/right/reward", "eval/right/reward_low", "eval/right/reward_high"]
-    half = ["eval/half/reward", "eval/half/reward_low", "eval/half/reward_high"]
-    assert charts["accuracy on right, with its 95 % interval"] == ["Margin", right]
-    assert charts["mean reward on half, with its 95 % interval"] == ["Margin", half]
 
 
 def test_a_count_is_logged_from_its_first_nonzero_value_on(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 import lrl
 from lrl.cli.main import main
 from lrl.rewards.failure_stats import KINDS
-from tests.event_files import overview_of
 from tests.leftovers import nothing_left
 
 ROOT = Path(__file__).parents[2]
@@ -140,22 +139,6 @@ def test_the_page_names_every_metric_of_a_run_and_no_other(
     } == set()
     absent = {known for known in TAGS_ON_THE_PAGE if not any(is_tag(tag, known) for tag in logged)}
     assert absent - SOMETHING_HAPPENED == NEEDS_A_SETTING | NEEDS_A_RESUME
-
-
-def test_the_overview_has_a_chart_for_all_that_matters_and_its_tags_are_logged(
-    first_run: tuple[Path, EventAccumulator],
-) -> None:
-    charts = overview_of(first_run[1])
-    assert [title.partition(",")[0].partition(" (")[0] for title in charts] == [
-        "reward",
-        "accuracy on held_out",
-        "effective sample size",
-        "where the trainer's time goes",
-        "response length",
-        "lag",
-    ]
-    shown = {tag.strip("^$") for tags in charts.values() for tag in tags}
-    assert shown <= set(first_run[1].Tags()["scalars"])
 
 
 def test_the_script_for_those_who_know_trl_builds_a_run(

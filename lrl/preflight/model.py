@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lrl.errors import ConfigError, CountedError, TeacherError
+from lrl.errors import ConfigError, TeacherError
 from lrl.preflight.data import check_prompts_per_step
-from lrl.rewards import Reward
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.response_text import turn_stop_tokens
 from lrl.system.config_errors import EXPECTED
@@ -80,7 +79,6 @@ def check_policy(
             read_config(ranker)
     if data.trains:
         check_prompts_per_step(data, len(data.prompts))
-        check_reward_models(data.reward_pool.rewards, policy)
         if policy.asked_teacher is not None:
             check_teacher(policy.asked_teacher, policy, data)
     return shape
@@ -207,29 +205,6 @@ def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
                 f"model.reference.model={model!r} has another tokenizer than the policy (the token "
                 f"{token!r} is {theirs.get(token)} there and {ours.get(token)} here): take a "
                 "teacher of the same family."
-            )
-
-
-def check_reward_models(rewards: Sequence[Reward], policy: PolicyModel) -> None:
-    """Checks that the servers of rewards that read tokens make the policy's tokens."""
-    from lrl.rewards.reward_model import RewardModel  # here: few runs have one
-
-    for reward in rewards:
-        if not isinstance(reward, RewardModel) or reward.reads != "tokens":
-            continue
-        endpoint = reward.endpoint
-        try:
-            theirs, _ = run_apart(lambda one=endpoint: one.tokens_of(SAMPLE))  # type: ignore[misc]
-        except CountedError as error:
-            raise ConfigError(
-                f"RewardModel.reads is tokens, and the server does not say its own: {error}."
-            ) from error
-        ours = policy.tokenizer.encode(SAMPLE, add_special_tokens=False)
-        if theirs != ours:
-            raise ConfigError(
-                f"RewardModel.reads is tokens, and the server at RewardModel.url makes "
-                f"{theirs[:SHOWN]} of a text of which the policy's tokenizer makes {ours[:SHOWN]} "
-                "(the first eight). Set reads to messages or text."
             )
 
 

@@ -56,10 +56,8 @@ class Reward(ABC):
     """Seconds after which the reward gives up on a response (`GaveUp`); 0 if it never does."""
     deadline_s: float = 0.0
     """Seconds after which it raises an error by itself; 0 if it has no deadline of its own."""
-    reads_tokens: bool = False
-    """Whether it gets three more values of the response: `prompt_token_ids`, `response_token_ids`
-    (of an episode with branches those of its last one) and `prompt_messages` (the messages of a
-    chat, else None)."""
+    reads_messages: bool = False
+    """Whether it gets one more value: `prompt_messages`, the messages of a chat, else None."""
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:
         self.weight = weight

@@ -21,7 +21,7 @@ from lrl.rewards.base import OneReward, Reward, as_reward, trial_response
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
 from lrl.rewards.simple import TurnRewards
-from lrl.system.config_errors import above, at_least, fault
+from lrl.system.config_errors import at_least, fault
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
@@ -71,13 +71,6 @@ class RewardPool:
         self.rewards = [as_reward(reward) for reward in rewards]
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
-        above(0, "data", reward_timeout_s=timeout_s, reward_memory_gib=memory_gib)
-        above(0, "data", worker_start_timeout_s=start_timeout_s)
-        if not 0 < max_failures <= 1:
-            fault(
-                f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 "
-                "(never stop)."
-            )
         self._limits: dict[str, Any] = {
             "timeout_s": timeout_s,
             "memory_gib": memory_gib,
@@ -98,7 +91,7 @@ class RewardPool:
         """Responses with a reward, by the machine that scored them."""
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
-        self._tells_tokens = any(reward.reads_tokens for reward in self.rewards)
+        self._tells_messages = any(reward.reads_messages for reward in self.rewards)
         self._turn_weight = sum(
             reward.weight for reward in self.rewards if isinstance(reward, TurnRewards)
         )
@@ -175,8 +168,7 @@ class RewardPool:
         responses = []
         for each in played:
             text = each.text if each.judged is None else each.judged
-            branch = [each.token_ids[place] for place in each.path_to(len(each.token_ids))]
-            facts = (each.finish_reason, each.num_tokens, each.turn_rewards, branch)
+            facts = (each.finish_reason, each.num_tokens, each.turn_rewards)
             responses.append((text, self._columns(prompt, *facts)))
         first: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
@@ -203,7 +195,6 @@ class RewardPool:
         finish_reason: str,
         num_tokens: int,
         turn_rewards: Sequence[float] = (),
-        token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
         """Returns the keyword arguments of a reward."""
         found = {
@@ -212,9 +203,7 @@ class RewardPool:
             "num_tokens": num_tokens,
             "turn_rewards": list(turn_rewards),
         }
-        if self._tells_tokens:
-            found["prompt_token_ids"] = prompt.token_ids
-            found["response_token_ids"] = list(token_ids)
+        if self._tells_messages:
             found["prompt_messages"] = prompt.chat and list(prompt.chat.messages)
         # A row's own would clash with the arguments.
         return {name: found[name] for name in found if name not in ("prompt", "response")}

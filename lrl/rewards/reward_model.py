@@ -1,18 +1,16 @@
 """A reward model: a sequence classifier reads the response, and its number is the reward."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 from lrl.rewards.base import Reward
 from lrl.rewards.model_endpoint import ModelEndpoint
-from lrl.system.config_errors import one_of
-
-Reads = Literal["messages", "text", "tokens"]
 
 
 class RewardModel(Reward):
     """The number that a reward model gives a response. A vLLM server that you start has the model,
-    a sequence classifier: `vllm serve MODEL --runner pooling`.
+    a sequence classifier: `vllm serve MODEL --runner pooling`. It reads the prompt's messages, and
+    the response as the assistant's, in its own chat template.
 
     Without a number a response has no reward, and never a 0. The responses of a group are scored at
     once; the server batches them. An input that is longer than the model's context is refused, and
@@ -20,10 +18,6 @@ class RewardModel(Reward):
 
     Args:
         url: Address of the server: `http://host:port`, or with the route `/classify`.
-        reads: `messages`: the prompt's messages and the response as the assistant's, in the reward
-            model's own chat template. `text`: prompt and response, one after the other, without a
-            template. `tokens`: the tokens of prompt and response as the generators had and wrote
-            them; the reward model must have the policy's tokenizer, which is checked.
         label: Number of the label whose score counts, for a model with several; null for a model
             with one.
         activation: Whether the score goes through the model's activation (sigmoid of one label,
@@ -37,12 +31,11 @@ class RewardModel(Reward):
         name: Name in logs and metrics.
     """
 
-    reads_tokens = True
+    reads_messages = True
 
     def __init__(
         self,
         url: str,
-        reads: Reads = "messages",
         label: int | None = None,
         activation: bool = False,
         api_key_env: str | None = None,
@@ -53,8 +46,6 @@ class RewardModel(Reward):
         name: str = "reward_model",
     ) -> None:
         super().__init__(weight, name)
-        one_of("RewardModel", reads=(get_args(Reads), reads))
-        self.reads = reads
         self.label = label
         self.activation = activation
         self.deadline_s = deadline_s
@@ -71,19 +62,14 @@ class RewardModel(Reward):
     def __repr__(self) -> str:
         """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
         changed."""
-        how = (self.endpoint.url, self.reads, self.label, self.activation)
+        how = (self.endpoint.url, self.label, self.activation)
         return f"RewardModel{(*how, self.weight, self.name)}"
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns the score; raises CountedError if there is none, or none of `label`."""
-        body: dict[str, Any] = {"use_activation": self.activation}
-        if self.reads == "tokens":
-            body["input"] = [*columns["prompt_token_ids"], *columns["response_token_ids"]]
-        elif self.reads == "text":
-            body["input"] = prompt + response
-        else:
-            before = columns["prompt_messages"] or [{"role": "user", "content": prompt}]
-            body["messages"] = [*before, {"role": "assistant", "content": response}]
+        before = columns["prompt_messages"] or [{"role": "user", "content": prompt}]
+        messages = [*before, {"role": "assistant", "content": response}]
+        body = {"messages": messages, "use_activation": self.activation}
         scores = await self.endpoint.ask(body, _scores_in)
         if self.label is None and len(scores) == 1:
             return scores[0]

@@ -9,7 +9,6 @@ starts in a fraction of a second.
 import asyncio
 import copy
 import inspect
-import math
 import os
 import pickle
 import socket
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple
 
 from lrl.errors import BadAnswer, CountedError
 from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward, unwrapped
-from lrl.rewards.failure_stats import KINDS
 from lrl.system.best_effort import writable
 from lrl.workers.user_code import LONGEST_MESSAGE, OUT_OF_MEMORY, message_of, where_raised
 from lrl.workers.worker import NOBODY, ProcessClock, RunningCode, UserCode, calls, line
@@ -209,16 +207,4 @@ def read_outcomes(values: Any, count: int) -> list[Outcome]:
     what is none."""
     if not isinstance(values, list) or len(values) != count:
         raise BadAnswer(f"no list of {count} outcomes")
-    return list(map(_outcome, values))
-
-
-def _outcome(value: Any) -> Outcome:
-    match value:
-        case None:
-            return None
-        case str() if value.partition(":")[0] in KINDS:
-            return value
-        case [float(reward), dict(parts), str(gave_up)]:
-            if all(type(one) is float and math.isfinite(one) for one in (reward, *parts.values())):
-                return Scored(reward, parts, gave_up)
-    raise BadAnswer(f"{str(value)[:80]!r} is no outcome of a response")
+    return [Scored(*value) if isinstance(value, list) else value for value in values]

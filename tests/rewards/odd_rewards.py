@@ -172,9 +172,3 @@ def of_this_machine(prompt, response, **columns):
 
 def torch_is_loaded(prompt, response, **columns):
     return float("torch" in sys.modules)
-
-
-def told(prompt, response, *, prompt_token_ids, response_token_ids, **columns):
-    """Returns the tokens that it was told as one number."""
-    own = "".join(map(str, response_token_ids)) or "0"
-    return sum(prompt_token_ids) + 1000 * int(own)

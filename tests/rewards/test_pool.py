@@ -142,8 +142,6 @@ def test_a_reward_that_no_worker_can_load_is_refused():
     [
         ({"rewards": []}, "rewards is empty"),
         ({"workers": 0}, "data.reward_workers is 0"),
-        ({"timeout_s": float("nan")}, "data.reward_timeout_s is nan"),
-        ({"max_failures": 1.1}, "data.max_reward_failures is 1.1"),
         ({"rewards": [odd_rewards.obey] * 2}, "more than one named 'obey'"),
     ],
 )

@@ -124,7 +124,7 @@ URL = "http://127.0.0.1:9"
         ("Function", {"function": "tests.rewards.odd_rewards:level", "weight": 0.1, "name": "l"}),
         ("Code", {"tests": "test_list", "partial": True, "isolation": "none"}),
         ("Judge", {"url": URL, "model": "m", "template": "{response}", "weight": 0.5}),
-        ("RewardModel", {"url": URL, "reads": "text"}),
+        ("RewardModel", {"url": URL, "label": 1}),
     ],
 )
 def test_rewards_are_configured_by_class_path(name, settings):
@@ -160,7 +160,7 @@ def judge(**settings):
         ([judge(), judge(retries=9)], [judge(template="Be strict. {response}"), judge(weight=0.5)]),
         (
             [RewardModel(url=URL), RewardModel(url=URL, retries=1, timeout_s=1.0)],
-            [RewardModel(url=URL, reads="text"), RewardModel(url=URL + "0")],
+            [RewardModel(url=URL, label=1), RewardModel(url=URL + "0")],
         ),
     ],
 )

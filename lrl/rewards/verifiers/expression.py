@@ -1,16 +1,8 @@
-r"""The text of one number or one expression: numbers with their exact values, and expressions made
-ready for math-verify's parser.
+r"""Numbers with their exact values, and expressions made ready for math-verify's parser.
 
-A number is a decimal, a fraction (`3/4`, `\frac{3}{4}`), a mixed number (`1\frac{1}{2}`, `1 1/2`),
-or a decimal in scientific notation (`5 \times 10^2`, `5e2`). The exponent or index of a letter
-(`m^2`, `x_1`) is none.
-
-The parser adds numbers that stand side by side (`5 7` and `5(7)` are 12) and ignores the base of a
-number (`52_8` is 52), so both are treated here. So are units: the parser's own list has single
-letters, and would make 3 of `3t`.
-
-Answers in words (`\text{east}`, `no solution`, `(C)`) are compared as text: the parser reads `east`
-as the product e·a·s·t, which is that of `seat`, too.
+The parser adds numbers that stand side by side (`5 7` and `5(7)` are 12), ignores the base of a
+number (`52_8` is 52), and takes single letters for units (3 of `3t`), so all three are treated
+here. Answers in words are compared as text: it reads `east` as the product e·a·s·t, as `seat`.
 """
 
 import re
@@ -35,7 +27,6 @@ _NOT_ONE_NUMBER = re.compile(
     r"\\(?:[dtc]?frac|sqrt|pi|sum|prod|int|log|ln|sin|cos|tan|neq?|[lg](?:eq?|t))(?![a-zA-Z])"
     r"|[!^<>]|\b(?:not|half|dozen|hundred|thousand|million|billion|trillion)s?\b"
 )
-"""The text that turns a number next to it into another number."""
 
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 # The look-ahead changes no result and makes a search nine times faster. A minus right after a word
@@ -63,8 +54,8 @@ _MOST_CHARACTERS = 1000
 
 
 def numbers_in(text: str) -> list[re.Match[str]]:
-    r"""Returns the numbers of a text, in order, but for those after `\ne`; without `$` and thin
-    spaces."""
+    r"""Returns the numbers of a text, in order, but for those after `\ne`: decimals, fractions, mixed
+    numbers, and decimals in scientific notation."""
     return list(_NUMBER.finditer(_UNEQUAL.sub("", _prepared(text))))
 
 
@@ -137,7 +128,6 @@ _REPLACED = [
     }.items()
 ]
 _LEFT_OF_A_RIGHT_SIDE = re.compile(r"(?:=|\\(?:approx|simeq)\b|\s)+")
-"""The text that may stand before an expression that is only its right side."""
 _OUTSIDE = " *`"
 _SIDE_BY_SIDE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\.?\d")
 _WHOLE_TEXT_GROUP = re.compile(TEXT + r"([^{}]*\d[^{}]*)\}")
@@ -219,7 +209,6 @@ def unit_at(text: str, place: int = 0) -> str:
 
 
 def _unit_of(text: str) -> str | None:
-    """Returns the name of the unit after a number; None if there is none, or an unknown one."""
     number = _first_group(_NUMBER_AND_UNIT_LETTER, _without_unit(text))
     unit = _UNITS.search(text, len(number)) if number != text else None
     return unit.lastgroup if unit else None
@@ -231,7 +220,6 @@ def is_readable(text: str) -> bool:
 
 
 def _base_of(text: str) -> str | None:
-    """Returns the base of a number such as `52_8`; None if none is named."""
     base = _BASE.fullmatch(text.strip())
     return base[1] if base else None
 
@@ -281,14 +269,12 @@ def choice_of(text: str) -> str | None:
 
 
 def _without_brackets(text: str) -> str:
-    """Returns one answer in words, without markup and brackets around it."""
     text = _without_markup(unicodedata.normalize("NFKC", text)).rstrip(". ")
     bracket = _IN_BRACKETS.fullmatch(text)
     return bracket[1].strip() if bracket else text
 
 
 def _without_markup(text: str) -> str:
-    """Returns the text without LaTeX's spaces and marks, with single spaces."""
     return " ".join(_MARKUP.sub(" ", text).split())
 
 
@@ -321,7 +307,6 @@ _SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ]+")
 _FRACTIONS = re.compile("[¼-¾⅐-⅞↉]")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 _ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(-?\d+(?:\.\d+)?|[^\W\d_]))")
-"""A root, with its number, letter or bracket."""
 
 
 def as_latex(text: str) -> str:

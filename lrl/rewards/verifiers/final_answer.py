@@ -1,8 +1,5 @@
-r"""The final answer of a response: the only part of its text that a verifier reads.
-
-The first form that the response has decides, right or wrong: a box or a tag, the sentence after
-"answer is", a formula, or the whole text (docs/rewards.md has them all). What the response has
-written before, and may have withdrawn, does not count, and nor does what it denies ("not 42").
+r"""The final answer of a response: the only part of its text that a verifier reads. The first form
+that the response has decides, right or wrong (docs/rewards.md).
 """
 
 import re
@@ -34,7 +31,6 @@ _SEPARATOR = re.compile(
     r"(?:\s|[,;&$]|\\[,;:!()\[\]]|\\q?quad\b|\\text\s*\{\s*(?:and|or)\s*\}"
     r"|\b(?:and|or)\b|[a-zA-Z]_?\w?\s*=)*"
 )
-"""The text between two members of a list of answers."""
 _WORD = re.compile(
     r"(?<![a-zA-Z\\{])(?!(?:and|or|sqrt|pi|sin|cos|tan|cot|log|ln)\b)"
     r"(?:[a-zA-Z]{3,}|\b(?i:is|it|so|of|to|in|we|at|by|be|he|as)\b)"
@@ -66,7 +62,6 @@ _DENIAL = re.compile(
     r"(?:[\s*_:\"'({]|\b(?:[a-z]+ly|an?|be|been|equals?|to|the|just|even|number|value)\b)*\Z",
     re.IGNORECASE,
 )
-"""The words before what they deny."""
 _LONGEST_DENIAL = 80
 _REJECTION = re.compile(
     r"(?:[\s*_]+(?:is|was|are|were|would\s+be)(?:\s+[a-z]+ly)?\s+"
@@ -74,7 +69,6 @@ _REJECTION = re.compile(
     r"|\?\s+(?:no|nope|wrong)\b)[.,]?",
     re.IGNORECASE,
 )
-"""The words behind what they deny."""
 _OR = re.compile(r",?\s+n?or\s+", re.IGNORECASE)
 
 
@@ -121,7 +115,7 @@ def _stated_answers(text: str) -> list[str]:
 
 
 def _value_of(text: str, name: _Piece) -> int | None:
-    """Returns where the value of a formula begins that is only a name (`$n$ is 34`), or None."""
+    """Returns where the value of a name begins (`$n$ is 34`), or None for another formula."""
     value = _VALUE_FOLLOWS.match(text, name.end)
     return value.end() if value and has_letters(name.content) and "=" not in name.content else None
 

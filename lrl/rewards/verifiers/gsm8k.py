@@ -1,9 +1,4 @@
-r"""Grade-school arithmetic: the answer is one number, and only the number counts.
-
-It is searched in this order: in the last box or answer tag (`final_answer`), after the last `#### `
-(the form of the data set), then anywhere (the last number counts). The first form found decides,
-right or wrong; what the response denies ("not 42") is not read.
-"""
+"""Grade-school arithmetic: the answer is one number, and only the number counts."""
 
 import re
 from collections.abc import Mapping
@@ -43,8 +38,8 @@ class GSM8K(Reward):
 
 
 def final_number(text: str) -> Fraction | None:
-    """Returns the final number of `text`, or None; a box counts if it holds exactly one (after its
-    last `=`)."""
+    """Returns the number in the last box or answer tag (the only one there, after its last `=`), else
+    after the last `####`, else the last one; None if there is none."""
     text, written = without_denied(text), text
     if marked := marked_answers(text):
         return one_number(marked[0].rpartition("=")[2], spaced=True)

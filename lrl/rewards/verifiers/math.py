@@ -1,13 +1,5 @@
-r"""Mathematics: two expressions are equal if math-verify (sympy) can show it, however they are
-written.
-
-Only the final answer of a response is parsed (`final_answer`). Answers in words are compared as
-text (`expression.words_of`).
-
-A policy also writes expressions that no verifier can work out. Then the verifier gives up, and the
-response is wrong. Numbers that are too large are found in the text. Any other computation that
-takes too long is ended after `give_up_s`.
-"""
+"""Mathematics: two expressions are equal if math-verify (sympy) can show it, however they are
+written."""
 
 import logging
 import math
@@ -19,14 +11,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from lrl.rewards.base import GaveUp, Reward, reference_of
-from lrl.rewards.verifiers.expression import (
-    choice_of,
-    cleaned,
-    comparable,
-    has_letters,
-    is_readable,
-    words_of,
-)
+from lrl.rewards.verifiers import expression
 from lrl.rewards.verifiers.final_answer import final_answers, marked_answers
 from lrl.rewards.verifiers.limits import OutOfTimeError, TooLargeError, check_magnitude, within
 from lrl.system.config_errors import above
@@ -84,16 +69,18 @@ class Math(Reward):
         """
         reference = _reference(columns)
         finals = final_answers(response)
-        words = words_of(reference)
+        words = expression.words_of(reference)
         if words is not None and any(_has_words(final, words) for final in finals):
             return 1.0
         if words is not None:  # a symbol may mean the word (`\infty`), and a product of letters not
-            finals = [final for final in finals if not has_letters(final)]
-        return self._compare(cleaned(reference), [cleaned(final) for final in finals])
+            finals = [final for final in finals if not expression.has_letters(final)]
+        return self._compare(
+            expression.cleaned(reference), [expression.cleaned(final) for final in finals]
+        )
 
     def _compare(self, right: str, finals: list[str]) -> float:
         """Returns the verdict on expressions of which one must equal `right`."""
-        right, finals = comparable(right, finals)
+        right, finals = expression.comparable(right, finals)
         if any(right.split() == final.split() for final in finals):
             return 1.0
         try:
@@ -124,14 +111,14 @@ def _reference(columns: Mapping[str, Any]) -> str:
         found = ["", *marked_answers(reference_of(columns, "solution"))][-1]
     if not found.strip():
         raise ValueError(r"the row has neither a column `answer` nor a `solution` with a \boxed{}")
-    if words_of(found) is None and not is_readable(cleaned(found)):
+    if expression.words_of(found) is None and not expression.is_readable(expression.cleaned(found)):
         raise ValueError(f"the gold answer {found!r} has numbers without an operator between them")
     return found
 
 
 def _has_words(final: str, words: frozenset[str]) -> bool:
-    choice = choice_of(final)
-    return words_of(_EQUALS.split(final)[-1], fewest_letters=1) == words or (
+    choice = expression.choice_of(final)
+    return expression.words_of(_EQUALS.split(final)[-1], fewest_letters=1) == words or (
         choice is not None and words == {choice}
     )
 

@@ -103,10 +103,6 @@ class BadAnswer(MemberError):
     """An answer that no member of its kind gives."""
 
 
-class WorkersError(MemberError):
-    """Workers that cannot work on this machine; the message has the remedy."""
-
-
 class CountedError(LrlError, RuntimeError):
     """A response without a reward, through no fault of the policy; it is counted by its kind.
 

@@ -47,9 +47,9 @@ def lines(run: Path, number: int, prompt: str) -> str:
         cacert = f"--cacert {certificate} "
     route, body = request(generator, prompt)
     return f"""\
-# The live policy of {run}, at {generator.name}. The token is the run's: its holder can also stop the run.
+# The live policy of {run}, at {generator.name.lower()}. The token is the run's: its holder can also stop the run.
 # Paste the lines, or run them without a trace in the history: source <(lrl prompt {shlex.quote(str(run))})
-export OPENAI_BASE_URL={generator.url}/v1
+export OPENAI_BASE_URL={generator.location.url}/v1
 export OPENAI_API_KEY={generator.token}
 {extra}printf 'Authorization: Bearer %s\\n' "$OPENAI_API_KEY" | curl -sS -w '\\n' --noproxy '*' --max-time {WAIT_S} \\
   {cacert}-H @- -H 'Content-Type: application/json' "$OPENAI_BASE_URL/{route}" \\
@@ -59,16 +59,18 @@ export OPENAI_API_KEY={generator.token}
 
 def request(generator: Running, prompt: str) -> tuple[str, str]:
     """Returns the OpenAI route, and its body as a shell word: a chat if there is a template."""
-    model = _answer(generator, "GET", "/v1/models")["data"][0]
-    chat = {"model": model["id"], "messages": [{"role": "user", "content": prompt}]}
-    has_template = generator.ask("POST", "/tokenize", chat)[0] == 200
-    asked = chat if has_template else plain_prompt(generator, model["id"], prompt)
-    fields = asked | {"max_tokens": max(1, min(LONGEST_RESPONSE, model["max_model_len"] // 2))}
+    model = generator.ask("GET", "/v1/models")["data"][0]
+    asked = {"model": model["id"], "messages": [{"role": "user", "content": prompt}]}
+    route = "chat/completions"
+    try:
+        generator.ask("POST", "/tokenize", asked)
+    except NotRunning:  # without a chat template
+        route, asked = "completions", plain_prompt(generator, model["id"], prompt)
+    asked["max_tokens"] = max(1, min(LONGEST_RESPONSE, model["max_model_len"] // 2))
     # Without a salt of the current second, vLLM would reuse keys and values of older weights for
     # the same prompt.
-    start, end = f'{json.dumps(fields)[:-1]}, "cache_salt": "', '"}'
-    body = f'{shlex.quote(start)}"$(date +%s)"{shlex.quote(end)}'
-    return ("chat/completions" if has_template else "completions"), body
+    start, end = f'{json.dumps(asked)[:-1]}, "cache_salt": "', '"}'
+    return route, f'{shlex.quote(start)}"$(date +%s)"{shlex.quote(end)}'
 
 
 def plain_prompt(generator: Running, model: str, prompt: str) -> dict[str, Any]:
@@ -76,17 +78,8 @@ def plain_prompt(generator: Running, model: str, prompt: str) -> dict[str, Any]:
     would add all special tokens of the tokenizer, its end of a text too."""
     asked = {"model": model, "prompt": prompt}
     added, alone = (
-        _answer(generator, "POST", "/tokenize", asked | {"add_special_tokens": special})["tokens"]
+        generator.ask("POST", "/tokenize", asked | {"add_special_tokens": special})["tokens"]
         for special in (True, False)
     )
     trained = with_beginning(added, alone)
     return asked if trained == added else asked | {"prompt": trained}
-
-
-def _answer(generator: Running, method: str, route: str, body: Any = None) -> Any:
-    status, found = generator.ask(method, route, body)
-    if status != 200:
-        raise NotRunning(
-            f"{generator.name} at {generator.url} responded {status} on {route}: {found}"
-        )
-    return found

@@ -44,8 +44,6 @@ TRAVEL = ("LRL_", "VLLM_", "HF_", "NCCL_", "GLOO_")
 """Beginnings of the variables that the command gets from here. The others are its node's own."""
 START_S = 120.0
 """Longest wait for the start of Ray's processes on nodes that are there, and of the command's."""
-SAY_AFTER_S = 10.0
-"""When a wait for nodes is reported."""
 FAILED_S = 30.0
 """When a node has failed, the others have so long to end by themselves; then they are asked to."""
 POLL_S = 0.2
@@ -53,6 +51,7 @@ READ_S = 1.0
 """Longest wait of a call for something to read; other calls wait behind it."""
 PLACING_S = 20.0
 """Longest wait for the end of Ray's placing, which takes milliseconds."""
+PLACING = ("QUEUED", "SCHEDULING_STARTED")
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(own[own[0] == "lrl" :], asked)
     except (OSError, RuntimeError, RayError) as error:
-        # Ray puts the cause into the last line, behind its traceback.
-        sys.stderr.write(f"lrl: error: {str(error).strip().splitlines()[-1]}\n")
+        sys.stderr.write(f"lrl: error: {_cause(error)}\n")
         return 1
 
 
@@ -129,27 +127,22 @@ def run(words: Sequence[str], asked: Request) -> int:
 
 def wait_for_place(group: PlacementGroup, asked: Request, received: list[int]) -> None:
     """Waits until Ray has reserved the nodes, or a signal has come; raises TimeoutError."""
-    begun, said = time.monotonic(), False
-    while not received and not group.wait(POLL_S):
-        waited = time.monotonic() - begun
-        nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
-        why = (
-            f"after {waited:.0f} s Ray has no place for {asked.nodes} times "
-            f"{named(asked.bundles[0])}, each on a node of its own. The nodes have {nodes}, less "
-            "what others use."
-        )
-        if waited > asked.wait_s:
-            raise TimeoutError(f"{why} Ask for less, add nodes, or raise --wait_s.")
-        if not said and waited > SAY_AFTER_S:
-            said = True
-            say(why)
-
-
-def named(resources: dict[str, float]) -> str:
-    """Returns resources in words, without those that Ray makes up for a node itself."""
-    return ", ".join(
-        f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if ":" not in name
+    nodes = "; ".join(_named(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    place = (
+        f"{asked.nodes} times {_named(asked.bundles[0])}, each on a node of its own. The nodes have "
+        f"{nodes}, less what others use."
     )
+    say(f"waits for {place}")
+    end = time.monotonic() + asked.wait_s
+    while not received and not group.wait(POLL_S):
+        if time.monotonic() > end:
+            text = f"after {asked.wait_s:g} s Ray has no place for {place}"
+            raise TimeoutError(f"{text} Ask for less, add nodes, or raise --wait_s.")
+
+
+def _named(resources: dict[str, float]) -> str:
+    """Without those that Ray makes up for a node itself."""
+    return ", ".join(f"{name}: {amount:g}" for name, amount in resources.items() if ":" not in name)
 
 
 def remove(group: PlacementGroup) -> None:
@@ -158,11 +151,10 @@ def remove(group: PlacementGroup) -> None:
     What a node has reserved by then may stay reserved for ever: so two cores were lost in twenty
     removals, and later runs waited for a place in vain (Ray 2.60; ray-project/ray, issue 64693).
     """
-    placing, end = ("QUEUED", "SCHEDULING_STARTED"), time.monotonic() + PLACING_S
-    while (
-        placement_group_table(group)["stats"]["scheduling_state"] in placing
-        and time.monotonic() < end
-    ):
+    end = time.monotonic() + PLACING_S
+    while time.monotonic() < end:
+        if placement_group_table(group)["stats"]["scheduling_state"] not in PLACING:
+            break
         time.sleep(0.01)
     remove_placement_group(group)
 
@@ -173,7 +165,6 @@ class NodeActor:
     def __init__(self) -> None:
         # A pipe would break, and the command with it, at the end of this process.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the actor lives)
-        self._process: subprocess.Popen[bytes] | None = None
 
     def place(self) -> tuple[str, str, int]:
         """Returns the host's name, its address in the cluster, and a free port there."""
@@ -207,7 +198,6 @@ class NodeActor:
     def read(self, at: int) -> tuple[bytes, int | None]:
         """Returns what was printed from byte `at` on, and the exit status when all of it has been
         read."""
-        assert self._process is not None, "started before"
         end = time.monotonic() + READ_S
         while True:
             status = self._process.poll()
@@ -219,7 +209,6 @@ class NodeActor:
 
     def send(self, signum: int) -> None:
         """Sends a signal to the guard."""
-        assert self._process is not None, "started before"
         self._process.send_signal(signum)
 
 
@@ -246,8 +235,9 @@ class Node:
         except ActorUnavailableError:  # perhaps for a while
             time.sleep(POLL_S)
         except RayError as error:
-            why = str(error).strip().splitlines()[-1]
-            say(f"{self.name} is lost: {why} The run ends; start it again with --ckpt_path.")
+            say(
+                f"{self.name} is lost: {_cause(error)} The run ends; start it again with --ckpt_path."
+            )
             self.status = 1
         self.at += len(text)
         *lines, self.line = (self.line + text).split(b"\n")
@@ -264,30 +254,26 @@ class Node:
 
 def start(group: PlacementGroup, words: Sequence[str], asked: Request) -> list[Node]:
     """Starts the command on all nodes."""
-    actors: list[Any] = [
-        ray.remote(NodeActor)
-        .options(
-            num_cpus=asked.cpus,
-            num_gpus=asked.gpus,
-            resources=asked.resources,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
-        )
-        .remote()
+    kind: Any = ray.remote(NodeActor)
+    how = {"num_cpus": asked.cpus, "num_gpus": asked.gpus, "resources": asked.resources}
+    actors = [
+        kind.options(
+            **how, scheduling_strategy=PlacementGroupSchedulingStrategy(group, number)
+        ).remote()
         for number in range(asked.nodes)
     ]
     places = ray.get([actor.place.remote() for actor in actors], timeout=START_S)
     variables = {name: value for name, value in os.environ.items() if name.startswith(TRAVEL)}
-    variables |= {
-        "PYTHONUNBUFFERED": "1",
-        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # for `strategy.launcher: Ray`
-    }
+    variables["PYTHONUNBUFFERED"] = "1"
+    variables["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # for `launcher: Ray`
+    several = asked.nodes > 1
+    if several:
+        _, variables["MASTER_ADDR"], port = places[0]
+        variables["MASTER_PORT"] = str(port)
     nodes, starts = [], []
     for number, (actor, (host, address, _)) in enumerate(zip(actors, places, strict=True)):
-        several = asked.nodes > 1
-        if several:
-            meeting = {"MASTER_ADDR": places[0][1], "MASTER_PORT": str(places[0][2])}
-            variables |= meeting | {"NODE_RANK": str(number)}
-        starts.append(actor.start.remote([*words], variables, os.getcwd(), asked.grace_s))
+        own = variables | ({"NODE_RANK": str(number)} if several else {})
+        starts.append(actor.start.remote([*words], own, os.getcwd(), asked.grace_s))
         name = f"node {number} ({host}, {address})"
         nodes.append(Node(name, actor, prefix=f"[node {number}] " if several else ""))
     say("; ".join(node.name for node in nodes))
@@ -303,26 +289,28 @@ def follow(nodes: Sequence[Node], received: list[int]) -> int:
     ignore signals, with it.
     """
     reads = {node.actor.read.remote(node.at): node for node in nodes}
-    failures: list[int] = []
-    ask_at, asked = float("inf"), 0
+    failed, ask_at, asked = 0, float("inf"), 0
     while reads:
         for call in ray.wait(list(reads), timeout=POLL_S)[0]:
             node = reads.pop(call)
             if node.take(call):
                 reads[node.actor.read.remote(node.at)] = node
-                continue
-            failures += [node.status] if node.status else []
-            if node.status or node is nodes[0]:
+            elif node.status or node is nodes[0]:
+                failed = failed or node.status or 0
                 ask_at = min(ask_at, time.monotonic() + FAILED_S)
         if asked < min(max(len(received), time.monotonic() > ask_at), 2):
             for node in reads.values():
                 node.actor.send.remote(signal.SIGQUIT if asked else signal.SIGTERM)
             asked += 1
-    of_signal = nodes[0].status if received else None
-    return of_signal or next(iter(failures), 0)
+    return (received and nodes[0].status) or failed
 
 
 def say(what: str) -> None:
     """Prints a line of this program's own."""
     sys.stderr.write(f"lrl ray: {what}\n")
     sys.stderr.flush()
+
+
+def _cause(error: Exception) -> str:
+    """Ray puts it into the last line, behind its traceback."""
+    return str(error).strip().splitlines()[-1]

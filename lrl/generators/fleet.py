@@ -84,7 +84,7 @@ class Fleet:
             )
             for index, (generator, server) in enumerate(zip(self.generators, servers, strict=True))
         ]
-        self._supervisor = JobSupervisor(self._slots, running=True)
+        self._supervisor = JobSupervisor(self._slots)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -219,6 +219,7 @@ class Fleet:
 class _ServerSlot(Slot):
     """A server of the run, and the generator that it is at present."""
 
+    running = True  # the fleet starts the first one
     fleet: Fleet
     pool: GeneratorPool
     generator: Generator

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -18,12 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lrl.errors import NoAnswer, NotRunning, WorkersError
+from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import JoinSpec, Kind, Member, RunClient, Status
+from lrl.members.registry import LONGEST_NODE, JoinSpec, Kind, Member, RunClient, Status
 from lrl.members.run_file import find_run
-from lrl.system.endpoint import Location, is_loopback, own_address_towards
+from lrl.system.endpoint import Location, own_address_towards, stays_here
 from lrl.weights import find_transport
 from lrl.workers.remote import WorkersServer
 
@@ -78,14 +79,14 @@ def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None)
     """
     client = find_run(run, run_cert)
     if number is None:
-        if not (joined := client.joined(kind)):
+        if not (joined := client.joined(kind=kind)):
             raise NotRunning(
                 f"{run}: no {kind} has joined. One that the run started leaves by --number N."
             )
         number = max(joined)
-    client.ask_to_leave(kind, number)
+    client.ask_to_leave(kind=kind, number=number)
     deadline = time.monotonic() + ANSWER_S
-    while (member := client.view(kind, number)).leaving:
+    while (member := client.view(kind=kind, number=number)).leaving:
         if time.monotonic() > deadline:
             raise NotRunning(
                 f"{run} has not said within {ANSWER_S:g} s whether {member.name} leaves."
@@ -132,8 +133,8 @@ class JoinSession(ABC):
 
     def run(self) -> int:
         """Serves until the member has left or the run has ended; see `join`."""
-        number = self.overrides.number
-        self.number = self.client.claim(self.kind) if number is None else number
+        given = self.overrides.number
+        self.number = self.client.claim(kind=self.kind) if given is None else given
         self._register()
         before = {signum: signal.signal(signum, self._interrupt) for signum in SIGNALS}
         failure = ""
@@ -154,7 +155,7 @@ class JoinSession(ABC):
             for signum, handler in before.items():
                 signal.signal(signum, handler)
             with contextlib.suppress(NotRunning):  # the run may have ended
-                self.client.withdraw(self.kind, self.number, failure)
+                self.client.withdraw(kind=self.kind, number=self.number, why=failure)
 
     def say(self, line: str) -> None:
         sys.stdout.write(f"{self.kind} {self.number}: {line.rstrip('.')}.\n")
@@ -178,7 +179,7 @@ class JoinSession(ABC):
             raise JoinEnded("ends before it has joined", 0)
         if self._interrupted and not self._requested:
             self.say("asks the run to let it leave. A second Ctrl-C ends it at once")
-            self.client.ask_to_leave(self.kind, self.number, by_itself=True)
+            self.client.ask_to_leave(kind=self.kind, number=self.number, by_itself=True)
             self._requested = True
         elif self._requested and not member.leaving and member.leave_refusal:
             self.say(f"stays: {member.leave_refusal}")
@@ -205,13 +206,15 @@ class JoinSession(ABC):
         return member
 
     def _register(self) -> Member:
-        return self.client.register(
-            self.kind,
-            self.number,
-            self.spec.run_id,
+        member: Member = self.client.register(
+            kind=self.kind,
+            number=self.number,
+            run=self.spec.run_id,
             location=self._location,
+            node=socket.gethostname()[:LONGEST_NODE],
             workers=self.overrides.workers,
         )
+        return member
 
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         self._interrupted = True
@@ -340,7 +343,7 @@ def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerS
     if spec.owner.here:
         return ServerSettings(**spec.settings | endpoint)
     host = endpoint.get("host") or own_address_towards(url)
-    if is_loopback(host) or host in ("0.0.0.0", "::"):
+    if stays_here(host):
         raise ValueError(
             f"--host {host}: the run is on another machine. Give the address by which it reaches "
             "this one, with --tls_cert and --tls_key, or --insecure if nobody else is on that "
@@ -357,7 +360,7 @@ class JoiningWorkers(JoinSession):
         client = self.client
         settings = settings_here(self.spec, self.overrides.endpoint, client.location.url)
         self.server = WorkersServer(
-            client.terms(self.kind),  # NotRunning if the run takes no such member
+            client.terms(kind=self.kind),  # NotRunning if the run takes no such member
             self.overrides.workers,
             settings.endpoint,
             client.token,
@@ -366,13 +369,7 @@ class JoiningWorkers(JoinSession):
     @contextlib.contextmanager
     def serve(self) -> Iterator[Location]:
         try:
-            try:
-                location = self.server.start()
-            except (ValueError, RuntimeError, TimeoutError) as error:
-                raise WorkersError(
-                    f"{error} The modules of the run's rewards and environment must be on this "
-                    "machine, installed or in the folder where `lrl join` starts."
-                ) from error
+            location = self.server.start()
             self.waiting()
             self.say(f"answers at {location.url}; waits for the run")
             yield location

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -34,6 +33,8 @@ OWN_END_S = 20.0
 END_S = 20.0
 """Seconds that a process has to end after each signal."""
 POLL_S = 0.1
+ATTEMPTS = 3
+"""Jobs of each slot that may fail before a run gives up at its start."""
 RAY_GRACE_S = 10.0
 """Seconds that a member has to leave when its node of Ray is lost: it may be the last one, which
 stays."""
@@ -88,7 +89,7 @@ class Job:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 
-class Launcher(ABC):
+class Launcher:
     """Starts jobs: generators as `strategy.launcher`, workers as `data.worker_launcher`.
 
     Args:
@@ -112,16 +113,25 @@ class Launcher(ABC):
         at_least(1, type(self).__name__, jobs=jobs)
         self.jobs = jobs
 
+    def line(self) -> str:
+        """Returns the command line of a job, with the places of `Command`; here `lrl join` alone."""
+        return "{join}"
+
     def prepare(self, gpus: int, setting: str) -> None:
         """Raises ConfigError if it cannot work here; called before anything starts."""
         self.gpus = gpus
         self.setting = setting
+        program = shlex.split(self.line().replace("{join}", "lrl"))[0]
+        if shutil.which(program, path=search_path()) is None:
+            raise ConfigError(
+                f"{setting} is {type(self).__name__}, and there is no {program} on the path: start "
+                "the run on a machine that has it, or leave the launcher out."
+            )
 
     def devices(self, index: int) -> Sequence[int]:
         """Returns the CUDA indices of job `index` among those that it sees; empty on a CPU."""
         return range(self.gpus)
 
-    @abstractmethod
     def start(
         self,
         name: str,
@@ -130,7 +140,7 @@ class Launcher(ABC):
         environment: Mapping[str, str],
         folder: Path,
     ) -> Job:
-        """Starts a job.
+        """Starts a job; raises OSError if it cannot be started now.
 
         Args:
             name: Its name among those of the run, such as `generator-3`.
@@ -139,10 +149,21 @@ class Launcher(ABC):
             environment: Its variables; the run's token is among them, so they may not become words
                 of a command.
             folder: The run's folder, for what the job prints.
-
-        Raises:
-            OSError: It cannot be started now.
         """
+        line = self.line()
+        places = {"{join}": shlex.join(["lrl", *words]), "{name}": name, "{index}": str(index)}
+        for place, value in places.items():
+            line = line.replace(place, value)
+        program, *own = shlex.split(line)
+        path = search_path()
+        log = folder / f"{Path(program).name}-{name}.log"
+        found = shutil.which(program, path=path) or program
+        return Job([found, *own], {**environment, "PATH": path}, log)
+
+
+def search_path() -> str:
+    """Returns the PATH of commands: `lrl` is this Python's."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 class Given(Launcher):
@@ -153,9 +174,6 @@ class Given(Launcher):
     """
 
     starts = False
-
-    def start(self, name: str, *_: object, **__: object) -> Job:
-        raise OSError(f"somebody else starts {name}")
 
 
 class Command(Launcher):
@@ -178,48 +196,16 @@ class Command(Launcher):
         super().__init__(jobs)
         if "{join}" not in command:
             raise ConfigError(
-                f"{type(self).__name__}.command is {command!r}, and starts no member: put {{join}} "
-                "where `lrl join` belongs."
+                f"Command.command is {command!r}, and starts no member: put {{join}} where `lrl "
+                "join` belongs."
             )
         self.command = command
 
     def line(self) -> str:
-        """Returns the command line, with its places."""
         return self.command
 
-    def prepare(self, gpus: int, setting: str) -> None:
-        super().prepare(gpus, setting)
-        if shutil.which(program := shlex.split(self.line())[0], path=search_path()) is None:
-            raise ConfigError(
-                f"{setting} is {type(self).__name__}, and there is no {program} on the path: start "
-                "the run on a machine that has it, or leave the launcher out."
-            )
 
-    def start(
-        self,
-        name: str,
-        index: int,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-    ) -> Job:
-        line = self.line()
-        places = {"{join}": shlex.join(["lrl", *words]), "{name}": name, "{index}": str(index)}
-        for place, value in places.items():
-            line = line.replace(place, value)
-        program, *own = shlex.split(line)
-        path = search_path()
-        log = folder / f"{Path(program).name}-{name}.log"
-        found = shutil.which(program, path=path) or program
-        return Job([found, *own], {**environment, "PATH": path}, log)
-
-
-def search_path() -> str:
-    """Returns the PATH of commands: `lrl` is this Python's."""
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-
-
-class Local(Command):
+class Local(Launcher):
     """Starts one on each group of this machine's generator devices.
 
     The strategy gives it to the trainer nodes that rank 0 is not on: rank 0's own generators are
@@ -230,14 +216,14 @@ class Local(Command):
     """
 
     def __init__(self, placements: Sequence[Sequence[int]]) -> None:
-        super().__init__(len(placements), "{join}")
+        super().__init__(len(placements))
         self.placements = placements
 
     def devices(self, index: int) -> Sequence[int]:
         return self.placements[index]
 
 
-class Slurm(Command):
+class Slurm(Launcher):
     """Starts each job by `srun`, on one node.
 
     Within a job of SLURM these are steps of its allocation. Elsewhere srun asks for an allocation
@@ -250,7 +236,7 @@ class Slurm(Command):
     """
 
     def __init__(self, jobs: int, options: list[str] | None = None) -> None:
-        super().__init__(jobs, "srun {join}")
+        super().__init__(jobs)
         self.options = options or []
 
     def line(self) -> str:
@@ -259,7 +245,7 @@ class Slurm(Command):
         return f"{shlex.join(srun)} --job-name=lrl-{{name}} {{join}}"
 
 
-class Ray(Command):
+class Ray(Launcher):
     """Starts each job by `lrl ray`, as an actor of a Ray cluster.
 
     Needs `pip install lrl[ray]`, here and on each node.
@@ -280,7 +266,7 @@ class Ray(Command):
         cpus: float = 1.0,
         resources: dict[str, float] | None = None,
     ) -> None:
-        super().__init__(jobs, "lrl ray {join}")
+        super().__init__(jobs)
         above(0, "Ray", cpus=cpus)
         self.address = address
         self.cpus = cpus
@@ -295,15 +281,9 @@ class Ray(Command):
             )
 
     def line(self) -> str:
-        asked = {
-            "--gpus": str(self.gpus),
-            "--cpus": str(self.cpus),
-            "--resources": json.dumps(self.resources),
-            "--address": self.address,
-            "--grace_s": str(RAY_GRACE_S),
-        }
-        options = shlex.join(word for option in asked.items() for word in option)
-        return f"lrl ray {options} {{join}}"
+        words = ["lrl", "ray", "--gpus", str(self.gpus), "--cpus", str(self.cpus)]
+        words += ["--resources", json.dumps(self.resources), "--address", self.address]
+        return shlex.join([*words, "--grace_s", str(RAY_GRACE_S)]) + " {join}"
 
 
 class LaunchedMembers(JobSupervisor):
@@ -317,6 +297,8 @@ class LaunchedMembers(JobSupervisor):
         token: The run's.
         folder: The run's.
     """
+
+    slots: Sequence["_LaunchedSlot"]
 
     def __init__(
         self,
@@ -339,15 +321,21 @@ class LaunchedMembers(JobSupervisor):
             RUN_TOKEN: token,
             RUN_CERTIFICATE: location.certificate,
         }
-        self.slots = [
-            _LaunchedSlot(self, index) for index in range(launcher.jobs if launcher.starts else 0)
-        ]
-        super().__init__(self.slots)
+        super().__init__(
+            [_LaunchedSlot(self, index) for index in range(launcher.jobs * launcher.starts)]
+        )
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether every job has failed several times since it last served for long."""
+        return bool(self.slots) and all(slot.failures >= ATTEMPTS for slot in self.slots)
 
     @property
     def last_words(self) -> str:
         """The output of the job that failed last, or the resource that a job waits for."""
-        return self.last_failure or next(filter(None, (slot.tail() for slot in self.slots)), "")
+        last = max(self.slots, key=lambda slot: slot.failed_at, default=None)
+        tails = (slot.tail() for slot in self.slots)
+        return last.why if last and last.why else next(filter(None, tails), "")
 
 
 @dataclass(eq=False)
@@ -365,7 +353,7 @@ class _LaunchedSlot(Slot):
     def start(self) -> None:
         members, kind, launcher = self.members, self.members.kind, self.members.launcher
         try:
-            self.number = members.roster.claim(kind)
+            self.number = members.roster.claim(kind=kind)
         except NotRunning as error:
             raise ConnectionError(str(error)) from error
         self.name = f"{kind} {self.number}"
@@ -386,7 +374,7 @@ class _LaunchedSlot(Slot):
         assert self.job is not None, "it was started"
         kind = self.members.kind
         try:
-            member = self.members.roster.view(kind, self.number)
+            member = self.members.roster.view(kind=kind, number=self.number)
         except NotRunning:  # on another node: the run is gone, or does not answer now
             member = Member(kind, self.number)
         status = member.status

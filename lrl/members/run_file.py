@@ -12,30 +12,26 @@ shared.
 
 import contextlib
 import getpass
-import http.client
-import json
 import os
 import re
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import NotRunning
 from lrl.members.registry import RegistryServer, RunClient
-from lrl.system.auth import TOKEN_VARIABLE, bearer, given_secret
+from lrl.system.auth import TOKEN_VARIABLE, TokenClient, given_secret
 from lrl.system.config_errors import fault
-from lrl.system.endpoint import Endpoint, Location, connect, first_certificate, trust_only
+from lrl.system.endpoint import Endpoint, Location, first_certificate
 from lrl.system.processes import ProcessIdentity
 
 FOLDER, RUN = "fleet", "run.json"
 RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"
 """What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
 is started with the first takes it as its token."""
-DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -146,33 +142,12 @@ def _typed_token(run: str) -> str:
     return token
 
 
-@dataclass(frozen=True)
-class Running:
+@dataclass
+class Running(TokenClient):
     """A generator of a live run on this machine."""
 
-    name: str
-    log_path: Path
-    url: str
-    token: str = field(repr=False)
     certificate: str | None
     """Path of the PEM file; None without TLS."""
-
-    def ask(self, method: str, route: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        """Returns status and JSON of the response to one request; raises NotRunning after
-        `DEADLINE_S`."""
-        trust = trust_only(first_certificate(self.certificate)) if self.certificate else None
-        headers = {"Authorization": bearer(self.token), "Content-Type": "application/json"}
-        with contextlib.closing(connect(self.url, trust, DEADLINE_S)) as connection:
-            try:
-                connection.request(method, route, json.dumps(body) if body else None, headers)
-                response = connection.getresponse()
-                return response.status, json.loads(response.read())
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise NotRunning(
-                    f"{self.name} at {self.url} does not answer ({error!r}). It may be starting: "
-                    f"look at {self.log_path}, and try again when it says that the application has "
-                    "started."
-                ) from error
 
 
 def find_generator(folder: Path, number: int) -> Running:
@@ -199,14 +174,15 @@ def find_generators(folder: Path) -> dict[int, Running]:
             if path := logs.get(_inode(Path(f"/proc/{process.pid}/fd/1"))):
                 words = process.info["cmdline"]
                 flags = dict(zip(words, words[1:], strict=False))
-                certificate = flags.get("--ssl-certfile")
+                endpoint = Endpoint(flags["--host"], tls_cert=flags.get("--ssl-certfile"))
                 number = int(re.sub(r"\D", "", path.stem))
                 found[number] = Running(
-                    f"generator {number}",
-                    path,
-                    url=Endpoint(flags["--host"], tls_cert=certificate).url(int(flags["--port"])),
-                    token=process.environ()[TOKEN_VARIABLE],
-                    certificate=certificate,
+                    endpoint.location(int(flags["--port"])),
+                    process.environ()[TOKEN_VARIABLE],
+                    f"Generator {number}",
+                    f"It may be starting: look at {path}, and try again when it says that the "
+                    "application has started.",
+                    endpoint.tls_cert,
                 )
     return found
 

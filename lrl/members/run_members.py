@@ -22,7 +22,7 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
-from lrl.members.launchers import LaunchedMembers, Launcher
+from lrl.members.launchers import ATTEMPTS, LaunchedMembers, Launcher
 from lrl.members.registry import JoinSpec, Kind, Member, Registry, RegistryServer, Status
 from lrl.members.run_file import remove_run_file, write_run_file
 from lrl.system.best_effort import best_effort
@@ -32,8 +32,6 @@ from lrl.workers.remote import LEAVE_S, RemoteWorkers
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 3
-"""Jobs of each slot that may fail before a run gives up at its start."""
 POLL_S = 0.25
 """Seconds between two looks at the registry."""
 
@@ -63,10 +61,8 @@ class RunMembers:
         """Opens the registry at `port` (0 for a free one), and admits workers; raises ConfigError
         if the port is taken."""
         workers = self.workers
-        terms = None if workers is None else workers.terms
-        self.server = server = RegistryServer(
-            Registry(spec), self.settings.endpoint, token=token, port=port, terms=terms
-        )
+        registry = Registry(spec, terms=None if workers is None else workers.terms)
+        self.server = server = RegistryServer(registry, self.settings.endpoint, token, port)
         with best_effort("The address for joining members", self.folder):
             write_run_file(self.folder, server)
         for kind in [Kind.GENERATOR] if workers is None else Kind:
@@ -77,9 +73,9 @@ class RunMembers:
                     f"Other {kind}s join by: lrl join {server.elsewhere.url} --kind {kind}"
                 )
         if workers is not None:
-            admission = WorkerAdmission(workers, server.registry, token)
+            admission = WorkerAdmission(workers, registry, token)
             self.fleet.run_in_background(poll_forever(admission.poll))
-            self._launch(Kind.WORKER, server)
+            self._launch(Kind.WORKER)
         return server
 
     def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
@@ -95,7 +91,7 @@ class RunMembers:
         assert self.server is not None, "opened before"
         admission = GeneratorAdmission(self.fleet, self.registry, self.server.token, self.settings)
         self.fleet.run_in_background(poll_forever(admission.poll))
-        self._launch(Kind.GENERATOR, self.server)
+        self._launch(Kind.GENERATOR)
         if of_nodes:
             self.wait_joined(Kind.GENERATOR, of_nodes, interrupted)
         for kind, launcher in self.launchers.items():
@@ -135,7 +131,7 @@ class RunMembers:
         """Raises ServerError if all jobs of a launcher have failed several times, and none
         serves."""
         for kind, launched in self.launched.items():
-            if launched.fewest_failures >= ATTEMPTS and not self.registry.joined(kind):
+            if launched.all_failed and not self.registry.joined(kind):
                 raise self._no_member_error(kind, f"in {ATTEMPTS} attempts")
 
     def close(self) -> None:
@@ -150,22 +146,19 @@ class RunMembers:
             with best_effort("The end of the run", self.folder):
                 remove_run_file(self.folder)
 
-    def _launch(self, kind: Kind, server: RegistryServer) -> None:
-        if (launcher := self.launchers.get(kind)) is None:
-            return
-        self.launched[kind] = LaunchedMembers(
-            launcher,
-            kind,
-            server.registry,
-            location=server.elsewhere,
-            token=server.token,
-            folder=self.folder,
-        )
-        self.launched[kind].start()
+    def _launch(self, kind: Kind) -> None:
+        assert self.server is not None, "opened before"
+        if (launcher := self.launchers.get(kind)) is not None:
+            where, token = self.server.elsewhere, self.server.token
+            self.launched[kind] = LaunchedMembers(
+                launcher, kind, self.registry, where, token, self.folder
+            )
+            self.launched[kind].start()
 
     def _no_member_error(self, kind: Kind, when: str) -> ServerError:
         launcher = self.launchers[kind]
-        words = self.registry.refusal(kind) or self.launched[kind].last_words
+        found = [each.why for each in self.registry.members(kind) if each.status is Status.REFUSED]
+        words = found[-1] if found else self.launched[kind].last_words
         cause = f" The last one ended with:\n{words}" if words else ""
         name = f"{launcher.setting} {type(launcher).__name__}"
         return ServerError(f"{name}: no {kind} has joined {when}.{cause}")
@@ -188,31 +181,31 @@ class GeneratorAdmission:
 
     def __post_init__(self) -> None:
         self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
-        self._admissions: set[asyncio.Task[None]] = set()
 
     async def poll(self) -> None:
         """Looks once at the registry."""
-        alive = self.registry.alive(Kind.GENERATOR)
-        for number, member in alive.items():
-            if number not in self._generators and not member.status.over:
-                admission = asyncio.ensure_future(self._admit(number, member.location))
-                self._admissions.add(admission)
-                admission.add_done_callback(self._admissions.discard)
-        for number in self.registry.leaving(Kind.GENERATOR):
-            await self._remove(number)
-        for number, (server, generator) in self._generators.items():
-            server.alive = number in alive
-            self._report(number, generator)
+        for member in self.registry.members(Kind.GENERATOR):
+            if (known := self._generators.get(member.number)) is not None:
+                server, generator = known
+                server.alive = member.alive
+                self._report(member, generator)
+            elif member.alive and not member.status.over:
+                self._begin(member.number, member.location)
+            if member.leaving:
+                await self._remove(member.number)
 
-    async def _admit(self, number: int, location: Location) -> None:
+    def _begin(self, number: int, location: Location) -> None:
         try:
             server = JoinedServer(number, location, self.token, self.settings)
         except (OSError, ValueError) as error:
             why = f"its certificate cannot be read: {error}"
-            self.registry.set_status(Kind.GENERATOR, number, Status.REFUSED, why=why)
+            self.registry.change(Kind.GENERATOR, number, status=Status.REFUSED, why=why)
             return
         generator = Generator(server, self.fleet.capacity)
         self._generators[number] = server, generator
+        self.fleet.run_in_background(self._admit(generator))
+
+    async def _admit(self, generator: Generator) -> None:
         try:
             await self.fleet.admit(generator)
             log.info("%s joins the run at the next sync.", generator.name.capitalize())
@@ -230,22 +223,22 @@ class GeneratorAdmission:
             refusal = f"The run has no generator {number} now."
         elif not (refusal := leave_refusal(self.fleet, generator)):
             await self.fleet.remove(generator)
-            self.registry.set_status(Kind.GENERATOR, number, Status.LEFT, generator.version)
-        self.registry.answer_leave(Kind.GENERATOR, number, refusal)
+            left = {"status": Status.LEFT, "version": generator.version}
+            self.registry.change(Kind.GENERATOR, number, **left)
+        self.registry.change(Kind.GENERATOR, number, leaving=False, leave_refusal=refusal)
 
-    def _report(self, number: int, generator: Generator) -> None:
+    def _report(self, member: Member, generator: Generator) -> None:
         """Writes each change of a generator's status to the registry, until the status is over."""
-        before, why = self.registry.view(Kind.GENERATOR, number).status, generator.eviction
+        why = generator.eviction
         if generator.served_from is not None:
             status = Status.SERVING if why is None else Status.LOST
         elif why is not None:
             status = Status.REFUSED
         else:
             status = Status.PENDING if generator in self.fleet.generators else Status.STARTING
-        if status is not before and not before.over:
-            self.registry.set_status(
-                Kind.GENERATOR, number, status, version=generator.version, why=why or ""
-            )
+        if status is not member.status and not member.status.over:
+            now = {"status": status, "version": generator.version, "why": why or ""}
+            self.registry.change(Kind.GENERATOR, member.number, **now)
             self.fleet.joined += status is Status.SERVING
 
 
@@ -279,20 +272,22 @@ class WorkerAdmission:
 
     async def poll(self) -> None:
         """Looks once at the registry."""
-        alive = self.registry.alive(Kind.WORKER)
-        for number, member in alive.items():
-            if member.status is Status.STARTING and number not in self._admissions:
+        known = {each.number: each for each in self.members.all}
+        for member in self.registry.members(Kind.WORKER):
+            number, workers = member.number, known.get(member.number)
+            starts = member.alive and member.status is Status.STARTING
+            if starts and number not in self._admissions:
                 task = asyncio.get_running_loop().create_task(self._admit(member))
                 self._admissions[number] = task
                 task.add_done_callback(partial(self._admissions.pop, number))
-        known = {each.number: each for each in self.members.all}
-        for number in self.registry.leaving(Kind.WORKER):
-            self._release(number, known.get(number))
-        for number, workers in known.items():
-            why = workers.lost or ("" if number in alive else "its process has ended, or is silent")
+            if member.leaving:
+                self._release(number, workers)
+            if workers is None:
+                continue
+            why = workers.lost or ("" if member.alive else "its process has ended, or is silent")
             if why and self.members.remove(number, why):
                 log.warning("%s is lost (%s). Others do its work.", workers.name.capitalize(), why)
-                self.registry.set_status(Kind.WORKER, number, Status.LOST, why=why)
+                self.registry.change(Kind.WORKER, number, status=Status.LOST, why=why)
 
     async def _admit(self, member: Member) -> None:
         number, location = member.number, member.location
@@ -315,23 +310,19 @@ class WorkerAdmission:
             self._served.add(number)
             self.members.add(workers)
             log.info("%s has joined, with %d workers.", workers.name.capitalize(), workers.count)
-            self.registry.set_status(Kind.WORKER, number, Status.SERVING)
+            self.registry.change(Kind.WORKER, number, status=Status.SERVING)
             return
         log.warning("%s.", why.rstrip("."))
-        self.registry.set_status(Kind.WORKER, number, status, why=why)
+        self.registry.change(Kind.WORKER, number, status=status, why=why)
 
     def _release(self, number: int, workers: RemoteWorkers | None) -> None:
         """Has a member leave, when its work is done or has had the time for it."""
-        if workers is None:
-            refusal = f"The run has no {Kind.WORKER} {number} now."
-            self.registry.answer_leave(Kind.WORKER, number, refusal)
+        refusal = f"The run has no {Kind.WORKER} {number} now."
+        if workers is None or (refusal := self.members.leave_refusal(workers)):
+            self.registry.change(Kind.WORKER, number, leaving=False, leave_refusal=refusal)
             return
-        if workers.leaving_since is None:
-            if refusal := self.members.leave_refusal(workers):
-                self.registry.answer_leave(Kind.WORKER, number, refusal)
-                return
-            workers.leaving_since = time.monotonic()
-        if workers.idle or time.monotonic() - workers.leaving_since >= LEAVE_S:
+        now = time.monotonic()
+        workers.leaving_since = workers.leaving_since or now
+        if workers.idle or now - workers.leaving_since >= LEAVE_S:
             self.members.remove(number, "it leaves the run")
-            self.registry.set_status(Kind.WORKER, number, Status.LEFT)
-            self.registry.answer_leave(Kind.WORKER, number)
+            self.registry.change(Kind.WORKER, number, status=Status.LEFT, leaving=False)

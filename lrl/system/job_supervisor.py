@@ -10,7 +10,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -41,10 +40,19 @@ class Condition(NamedTuple):
 
 
 class Slot(ABC):
-    """The slot of one job. Its methods are called on one thread, which outlives the job."""
+    """The slot of one job, and the record of its jobs. Its methods are called on one thread, which
+    outlives the job."""
 
     name: str
     """Of the job, for the log."""
+    running = False
+    failures = 0
+    """Since a job last served for long."""
+    why = ""
+    """The reason of the last failure."""
+    failed_at = 0.0
+    _next_start = 0.0
+    _serving_since = math.inf
 
     @abstractmethod
     def start(self) -> None:
@@ -58,76 +66,14 @@ class Slot(ABC):
     def end(self) -> None:
         """Ends the job, also one that hangs, if there is one. Idempotent."""
 
-
-class JobSupervisor:
-    """Keeps a job running in each slot, from `start` to `stop`; `running` if one runs there already.
-
-    Each slot has its own thread: a job that is slow to start or to end delays no other.
-    """
-
-    def __init__(self, slots: Sequence[Slot], running: bool = False) -> None:
-        self.watches = [_Watch(slot, running) for slot in slots]
-        self._over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(watch,), name=f"lrl-jobs-{index}", daemon=True)
-            for index, watch in enumerate(self.watches)
-        ]
-
-    @property
-    def fewest_failures(self) -> int:
-        """Failures of the best slot since it last served for long."""
-        return min((watch.failures for watch in self.watches), default=0)
-
-    @property
-    def last_failure(self) -> str:
-        """The reason of the last failure; empty without one."""
-        return max(self.watches, key=lambda watch: watch.failed_at).why if self.watches else ""
-
-    def start(self) -> None:
-        """Begins to start and watch the jobs."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Ends all jobs, all at once, and waits for their end. Idempotent."""
-        self._over.set()
-        started = [thread for thread in self._threads if thread.ident is not None]
-        for watch in () if started else self.watches:
-            watch.slot.end()
-        for thread in started:
-            thread.join()
-
-    def _run(self, watch: "_Watch") -> None:
-        try:
-            while not self._over.wait(POLL_S):
-                watch.poll()
-        except Exception:
-            log.exception("Watching %s failed; it will not be replaced.", watch.slot.name)
-            self._over.wait()
-        finally:
-            watch.slot.end()
-
-
-@dataclass
-class _Watch:
-    """A slot, and the record of its jobs."""
-
-    slot: Slot
-    running: bool
-    failures: int = 0
-    why: str = ""
-    failed_at: float = 0.0
-    _next_start: float = 0.0
-    _serving_since: float = math.inf
-
     def poll(self) -> None:
         """Starts the job if it is time, or looks at it."""
         if self.running:
-            state, why = self.slot.condition()
+            state, why = self.condition()
             if state is JobState.SERVING:
                 self._serving_since = min(self._serving_since, time.monotonic())
             elif state is not JobState.STARTING:
-                self.slot.end()
+                self.end()
                 self.running = False
                 self._next_start = math.inf
                 if state is JobState.FAILED:
@@ -135,7 +81,7 @@ class _Watch:
         elif time.monotonic() >= self._next_start:
             self._serving_since = math.inf
             try:
-                self.slot.start()
+                self.start()
                 self.running = True
             except OSError as error:
                 self._failed(f"it cannot be started: {error}")
@@ -146,8 +92,46 @@ class _Watch:
         if now - self._serving_since > STABLE_S:
             self.failures = 0
         pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
-        log.warning("%s is replaced in %g s: %s", self.slot.name.capitalize(), pause_s, why)
+        log.warning("%s is replaced in %g s: %s", self.name.capitalize(), pause_s, why)
         self.why = why
         self.failed_at = now
         self._next_start = now + pause_s
         self.failures += 1
+
+
+class JobSupervisor:
+    """Keeps a job running in each slot, from `start` to `stop`.
+
+    Each slot has its own thread: a job that is slow to start or to end delays no other.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = slots
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begins to start and watch the jobs."""
+        for index, slot in enumerate(self.slots):
+            name = f"lrl-jobs-{index}"
+            thread = threading.Thread(target=self._run, args=(slot,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends all jobs, all at once, and waits for their end. Idempotent."""
+        self._over.set()
+        for slot in () if self._threads else self.slots:
+            slot.end()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, slot: Slot) -> None:
+        try:
+            while not self._over.wait(POLL_S):
+                slot.poll()
+        except Exception:
+            log.exception("Watching %s failed; it will not be replaced.", slot.name)
+            self._over.wait()
+        finally:
+            slot.end()

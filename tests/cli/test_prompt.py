@@ -145,7 +145,7 @@ def test_a_generator_is_found_by_number_under_any_name_of_its_run_until_its_proc
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     found = find_generator(link, 12)
-    assert (found.url, found.token) == (two_generators[1].url, two_generators[1].token)
+    assert found.location.url == two_generators[1].url and found.token == two_generators[1].token
     assert found.token not in repr(found)
     two_generators[1].stop()
     with pytest.raises(NotRunning, match=r"\[0\]"):

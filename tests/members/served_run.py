@@ -30,7 +30,7 @@ def served(
     terms: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[RegistryServer]:
     """Serves a registry, and says so in a run's folder."""
-    server = RegistryServer(Registry(spec), Endpoint(), token, terms=terms)
+    server = RegistryServer(Registry(spec, terms), Endpoint(), token)
     try:
         if folder is not None:
             write_run_file(folder, server)

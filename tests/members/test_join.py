@@ -217,7 +217,7 @@ class Answers:
     def __init__(self) -> None:
         self.error: Exception | None = None
 
-    def register(self, kind: Kind, number: int, run_id: str, **facts: Any) -> Member:
+    def register(self, kind: Kind, number: int, **facts: Any) -> Member:
         if self.error is not None:
             raise self.error
         return Member(kind, number)

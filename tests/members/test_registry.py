@@ -12,7 +12,16 @@ import pytest
 
 from lrl.errors import ConfigError, NoAnswer, NotRunning
 from lrl.members import registry as registry_module
-from lrl.members.registry import LEASE_S, Kind, Member, Registry, RegistryServer, RunClient, Status
+from lrl.members.registry import (
+    CALLS,
+    LEASE_S,
+    Kind,
+    Member,
+    Registry,
+    RegistryServer,
+    RunClient,
+    Status,
+)
 from lrl.system.endpoint import Endpoint, Location
 from tests.certificates import self_signed
 from tests.http_call import call
@@ -34,14 +43,20 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def speak(client: RunClient, kind: Kind, number: int, **words: Any) -> Member:
-    return client.register(kind, number, spec_of().run_id, SOMEWHERE, **words)
+    said = {"run": spec_of().run_id, "location": SOMEWHERE, "node": "far"} | words
+    member: Member = client.register(kind=kind, number=number, **said)
+    return member
+
+
+def alive(registry: Registry, kind: Kind) -> list[Member]:
+    return [member for member in registry.members(kind) if member.alive]
 
 
 def test_a_run_tells_its_requirements_as_they_are_and_serves_no_model_that_has_a_name(
     server: RegistryServer, tmp_path: Path
 ) -> None:
-    assert client_of(server).spec() == server.registry.spec
-    assert client_of(server).terms(Kind.WORKER) == TERMS
+    assert client_of(server).spec() == server.registry.spec()
+    assert client_of(server).terms(kind=Kind.WORKER) == TERMS
     client_of(server).fetch_model(tmp_path / "copy")
     assert list((tmp_path / "copy").iterdir()) == []
 
@@ -49,11 +64,10 @@ def test_a_run_tells_its_requirements_as_they_are_and_serves_no_model_that_has_a
 def test_every_claim_of_a_number_gets_another_one(server: RegistryServer) -> None:
     for kind in Kind:
         numbers = [1, 2, 3] if kind is Kind.GENERATOR else [0, 1, 2]
-        assert [client_of(server).claim(kind) for _ in range(3)] == numbers
-    server.registry.set_status(Kind.WORKER, 1, Status.LOST)
-    server.registry.ask_to_leave(Kind.GENERATOR, 1)
-    assert server.registry.view(Kind.GENERATOR, 1).status is Status.STARTING, "of its kind alone"
-    assert server.registry.leaving(Kind.WORKER) == []
+        assert [client_of(server).claim(kind=kind) for _ in range(3)] == numbers
+    server.registry.change(Kind.WORKER, 1, status=Status.LOST, leaving=True)
+    other = server.registry.view(Kind.GENERATOR, 1)
+    assert other.status is Status.STARTING and not other.leaving, "of its kind alone"
 
 
 def test_a_member_is_alive_where_it_says_as_long_as_it_speaks(
@@ -63,89 +77,76 @@ def test_a_member_is_alive_where_it_says_as_long_as_it_speaks(
     monkeypatch.setattr(registry_module.time, "monotonic", lambda: now[0])
     number = registry.claim(kind)
     registry.register(kind, number, Location())
-    assert registry.alive(kind) == {}, "it starts"
+    assert alive(registry, kind) == [], "it starts"
     for _ in range(20):
         now[0] += LEASE_S / 2
         registry.register(kind, number, SOMEWHERE)
-        assert registry.alive(kind)[number].location == SOMEWHERE
+        assert [member.location for member in alive(registry, kind)] == [SOMEWHERE]
     now[0] += LEASE_S
-    assert registry.alive(kind) == {}
+    assert alive(registry, kind) == []
     monkeypatch.undo()
     speak(client, kind, number)
-    assert list(registry.alive(kind)) == [number]
-    client.withdraw(kind, number)
-    assert registry.alive(kind) == {}
+    assert [member.number for member in alive(registry, kind)] == [number]
+    client.withdraw(kind=kind, number=number)
+    assert alive(registry, kind) == []
 
 
 def test_the_runs_word_about_a_member_reaches_its_process(
     server: RegistryServer, kind: Kind
 ) -> None:
     client, registry = client_of(server), server.registry
-    number = client.claim(kind)
+    number = client.claim(kind=kind)
 
     def seen() -> tuple[Status, int, bool, str]:
         found = speak(client, kind, number, workers=3)
-        assert (found.kind, found.number, found.location, found.workers) == (
-            kind,
-            number,
-            SOMEWHERE,
-            3,
-        )
+        said = (found.kind, found.number, found.location, found.workers)
+        assert said == (kind, number, SOMEWHERE, 3)
         return found.status, found.version, found.leaving, found.leave_refusal
 
-    assert seen() == (Status.STARTING, -1, False, "") and client.joined(kind) == []
-    registry.set_status(kind, number, Status.SERVING, 7)
-    assert seen() == (Status.SERVING, 7, False, "") and client.joined(kind) == [number]
-    client.ask_to_leave(kind, number)
-    assert registry.leaving(kind) == [number] and client.view(kind, number).leaving
-    registry.answer_leave(kind, number, "it is the last one")
+    assert seen() == (Status.STARTING, -1, False, "") and client.joined(kind=kind) == []
+    registry.change(kind, number, status=Status.SERVING, version=7)
+    assert seen() == (Status.SERVING, 7, False, "") and client.joined(kind=kind) == [number]
+    client.ask_to_leave(kind=kind, number=number)
+    assert client.view(kind=kind, number=number).leaving
+    registry.change(kind, number, leaving=False, leave_refusal="it is the last one")
     assert seen() == (Status.SERVING, 7, False, "it is the last one")
-    client.ask_to_leave(kind, number)
-    assert client.view(kind, number).leave_refusal == "", "that was about the request before"
-    registry.set_status(kind, number, Status.LEFT, 8)
-    registry.answer_leave(kind, number, "")
-    assert seen() == (Status.LEFT, 8, False, "") and client.joined(kind) == []
+    again = client.ask_to_leave(kind=kind, number=number)
+    assert again.leave_refusal == "", "that was about the request before"
+    registry.change(kind, number, status=Status.LEFT, version=8, leaving=False)
+    assert seen() == (Status.LEFT, 8, False, "") and client.joined(kind=kind) == []
 
 
 @pytest.mark.parametrize("number", [0, 1, 7])
 def test_nobody_registers_under_a_number_that_was_not_given_to_them(
     server: RegistryServer, kind: Kind, number: int
 ) -> None:
+    client = client_of(server)
     with pytest.raises(NotRunning, match=f"409.*nobody has taken the number {number} for a {kind}"):
-        speak(client_of(server), kind, number)
-    server.registry.ask_to_leave(kind, 0)
-    assert server.registry.alive(kind) == {}
-
-
-def test_a_number_of_another_runs_member_is_not_this_runs(
-    server: RegistryServer, kind: Kind
-) -> None:
-    number = client_of(server).claim(kind)
+        speak(client, kind, number)
+    claimed = client.claim(kind=kind)
     with pytest.raises(NotRunning, match="409.*another run's"):
-        client_of(server).register(kind, number, "another run", SOMEWHERE)
-    assert server.registry.alive(kind) == {}
+        speak(client, kind, claimed, run="another run")
+    assert alive(server.registry, kind) == []
 
 
 def test_a_member_that_cannot_serve_says_why_and_is_refused(
     server: RegistryServer, kind: Kind
 ) -> None:
     client = client_of(server)
-    number = client.claim(kind)
+    number = client.claim(kind=kind)
     speak(client, kind, number)
-    client.withdraw(kind, number, "there is no module named 'mine'")
-    assert client.view(kind, number).status is Status.REFUSED
-    refusal = server.registry.refusal(kind)
-    assert "cannot serve: there is no module named 'mine'" in refusal and refusal.startswith(
-        f"{kind} {number} on ".capitalize()
-    )
+    refused = client.withdraw(kind=kind, number=number, why="there is no module named 'mine'")
+    assert refused == client.view(kind=kind, number=number) and refused.status is Status.REFUSED
+    cause = "cannot serve: there is no module named 'mine'"
+    assert refused.why == f"{kind} {number} on far {cause}".capitalize()
 
 
 def test_a_member_without_weights_that_was_cut_off_comes_again_and_a_generator_does_not(
     server: RegistryServer, kind: Kind
 ) -> None:
     after = Status.LOST if kind is Kind.GENERATOR else Status.STARTING
-    number = client_of(server).claim(kind)
-    server.registry.set_status(kind, number, Status.LOST, why="it is silent")
+    number = client_of(server).claim(kind=kind)
+    server.registry.change(kind, number, status=Status.LOST, why="it is silent")
     assert speak(client_of(server), kind, number).status is after
 
 
@@ -153,25 +154,23 @@ def test_a_member_that_has_ended_with_the_run_stays_so(server: RegistryServer, k
     number = server.registry.claim(kind)
     server.registry.withdraw(kind, number)
     server.registry.end()
-    server.registry.set_status(kind, number, Status.SERVING)
-    assert client_of(server).view(kind, number).status is Status.ENDED
+    assert server.registry.change(kind, number, status=Status.SERVING).status is Status.ENDED
 
 
 def test_the_runs_own_generators_may_be_asked_to_leave_and_have_not_joined(
     server: RegistryServer,
 ) -> None:
     client = client_of(server)
-    client.ask_to_leave(Kind.GENERATOR, 0)
-    assert server.registry.leaving(Kind.GENERATOR) == [0] and client.joined(Kind.GENERATOR) == []
+    assert client.ask_to_leave(kind=Kind.GENERATOR, number=0).leaving
+    assert client.joined(kind=Kind.GENERATOR) == [] and client.claim(kind=Kind.GENERATOR) == 1
 
 
 def test_a_run_without_work_for_them_takes_no_workers() -> None:
-    with served(spec_of()) as server:
-        client = client_of(server)
-        for request in (client.terms, client.claim):
-            with pytest.raises(NotRunning, match="409.*the run takes no workers"):
-                request(Kind.WORKER)
-        assert client.claim(Kind.GENERATOR) == 1
+    with (
+        served(spec_of()) as server,
+        pytest.raises(NotRunning, match="409.*the run takes no workers"),
+    ):
+        client_of(server).terms(kind=Kind.WORKER)
 
 
 @pytest.mark.parametrize(
@@ -195,21 +194,19 @@ def test_what_is_no_word_of_a_member_is_refused(
     known["location"] = {"url": SOMEWHERE.url}
     said = {**known, **words} if words and isinstance(words, dict) else words
     for body, expected in ((json.dumps(said), 400), ("{", 400), (json.dumps(known), 200)):
-        assert server.registry.alive(kind) == {}
+        assert alive(server.registry, kind) == []
         url, headers = server.location().url, {"Authorization": f"Bearer {TOKEN}"}
         assert call(url, "POST", "/run/register", headers, body.encode())[0] == expected
 
 
-ROUTES = [
-    *(("POST", f"/run/{name}") for name in ("spec", "terms", "model", "joined", "claim", "view")),
-    *(("POST", f"/run/{name}") for name in ("register", "withdraw", "ask_to_leave")),
-    ("GET", "/run/model/config.json"),
-    ("GET", "/"),
-    ("GET", "/other"),
-]
-
-
-@pytest.mark.parametrize(("method", "route"), ROUTES)
+@pytest.mark.parametrize(
+    ("method", "route"),
+    [
+        *(("POST", f"/run/{name}") for name in CALLS),
+        ("GET", "/run/model/config.json"),
+        ("GET", "/other"),
+    ],
+)
 def test_without_the_token_no_route_answers(
     server: RegistryServer, method: str, route: str
 ) -> None:
@@ -222,14 +219,14 @@ def test_without_the_token_no_route_answers(
         client_of(server, "another").spec()
 
 
-def test_all_routes_are_among_those_that_are_tried(server: RegistryServer) -> None:
-    known = {
-        (route.method, route.resource.canonical.format(call=name, name="config.json"))
-        for route in server._runner.app.router.routes()
-        if route.resource is not None and route.method != "HEAD"
-        for name in server.calls
-    }
-    assert known <= set(ROUTES)
+def test_a_client_has_the_calls_alone_and_no_other_method_of_the_registry(
+    server: RegistryServer,
+) -> None:
+    client, url = client_of(server), server.location().url
+    with pytest.raises(AttributeError):
+        client.change(kind=Kind.WORKER, number=0, status=Status.SERVING)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert call(url, "POST", "/run/change", headers, b"{}")[0] == 404
 
 
 def test_the_files_of_a_model_arrive_unchanged_and_no_other_file_can_be_had(tmp_path: Path) -> None:
@@ -260,10 +257,8 @@ def test_with_tls_the_run_answers_those_who_know_its_certificate(tmp_path: Path)
     try:
         location = server.location()
         assert location.url.startswith("https://") and "PRIVATE KEY" not in location.certificate
-        assert client_of(server).claim(Kind.GENERATOR) == 1
-        stranger = client_of(server)
-        stranger._trust = Location(location.url, "system").context()
+        assert client_of(server).claim(kind=Kind.GENERATOR) == 1
         with pytest.raises(NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
-            stranger.claim(Kind.GENERATOR)
+            RunClient(Location(location.url, "system"), TOKEN).claim(kind=Kind.GENERATOR)
     finally:
         server.close()

@@ -22,9 +22,18 @@ import lrl
 from lrl.errors import ConfigError, ServerError
 from lrl.generators.settings import ServerSettings
 from lrl.members import launchers
-from lrl.members.launchers import Command, Given, LaunchedMembers, Launcher, Local, Ray, Slurm
+from lrl.members.launchers import (
+    ATTEMPTS,
+    Command,
+    Given,
+    LaunchedMembers,
+    Launcher,
+    Local,
+    Ray,
+    Slurm,
+)
 from lrl.members.registry import Kind, RegistryServer, Status
-from lrl.members.run_members import ATTEMPTS, RunMembers
+from lrl.members.run_members import RunMembers
 from lrl.rewards import RewardPool
 from lrl.strategies.generator_servers import make_members
 from lrl.system import job_supervisor
@@ -93,11 +102,11 @@ class Scene:
     def poll(self, times: int = 1) -> None:
         """Looks at every place so many times."""
         for _ in range(times):
-            for watch in self.launched.watches:
-                watch.poll()
+            for slot in self.launched.slots:
+                slot.poll()
 
     def set_status(self, number: int, status: Status, why: str = "") -> None:
-        self.registry.set_status(self.kind, number, status, why=why)
+        self.registry.change(self.kind, number, status=status, why=why)
 
     def refuse(self, number: int, why: str) -> None:
         """Has a member say that it cannot serve."""
@@ -287,8 +296,8 @@ def test_given_members_are_waited_for_and_nothing_is_started(
 ) -> None:
     members = RunMembers(None, {}, {kind: Given(2)}, ServerSettings(start_timeout_s=0.1), tmp_path)  # type: ignore[arg-type]
     members.server = server
-    members._launch(kind, server)
-    assert members.launched[kind].watches == []
+    members._launch(kind)
+    assert members.launched[kind].slots == []
     server.registry.claim(kind)
     server.registry.register(kind, 0, Location(), "far")
     server.registry.withdraw(kind, 0, "there is no module named 'mine'")
@@ -334,7 +343,7 @@ def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
         ),
     ],
 )
-def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(launcher: Command, line: str) -> None:
+def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(launcher: Launcher, line: str) -> None:
     launcher.gpus = 2
     assert launcher.line().startswith(line)
 

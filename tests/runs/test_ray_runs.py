@@ -218,7 +218,7 @@ def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(
     launcher = Ray(1, address=ADDRESS, resources={"nowhere": 3})
     job = launcher.start("generator-0", 0, words=["join"], environment=os.environ, folder=tmp_path)
     try:
-        wait_for(lambda: "no place" in job.tail(), DEADLINE_S, "the reason")
+        wait_for(lambda: "waits for" in job.tail(), DEADLINE_S, "the reason")
         assert "nowhere: 3" in job.tail() and "there: 1" in job.tail() and job.alive
     finally:
         job.stop()

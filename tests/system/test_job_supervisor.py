@@ -52,8 +52,8 @@ def poll(supervisor: JobSupervisor, clock: list[float], seconds: int) -> None:
     """Looks at every slot once a second."""
     for _ in range(seconds):
         clock[0] += 1
-        for watch in supervisor.watches:
-            watch.poll()
+        for slot in supervisor.slots:
+            slot.poll()
 
 
 def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ever(
@@ -70,12 +70,8 @@ def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ev
 def test_a_job_that_cannot_be_started_waits_as_one_that_fails(clock: list[float]) -> None:
     slot = ModelSlot()
     slot.error = OSError("no such partition")
-    supervisor = JobSupervisor([slot])
-    poll(supervisor, clock, 20)
-    assert (
-        supervisor.fewest_failures == 5
-        and "cannot be started: no such partition" in supervisor.last_failure
-    )
+    poll(JobSupervisor([slot]), clock, 20)
+    assert slot.failures == 5 and "cannot be started: no such partition" in slot.why
 
 
 @pytest.mark.parametrize("served_s", [59, 61])
@@ -86,23 +82,21 @@ def test_a_job_that_served_for_long_is_replaced_as_fast_as_at_first(
     supervisor = JobSupervisor([slot])
     slot.now = FAILED
     poll(supervisor, clock, 40)
-    (watch,) = supervisor.watches
-    while not watch.running:
+    while not slot.running:
         poll(supervisor, clock, 1)
-    before = watch.failures
+    before = slot.failures
     slot.now = SERVING
     poll(supervisor, clock, served_s)
     slot.now = FAILED
     poll(supervisor, clock, 1)
-    assert watch.failures == (1 if served_s > job_supervisor.STABLE_S else before + 1)
+    assert slot.failures == (1 if served_s > job_supervisor.STABLE_S else before + 1)
 
 
 def test_a_job_that_left_is_ended_and_not_started_again(clock: list[float]) -> None:
     slot = ModelSlot()
-    supervisor = JobSupervisor([slot], running=True)
-    slot.now = LEFT
-    poll(supervisor, clock, 100)
-    assert slot.starts == [] and slot.ends == 1 and supervisor.fewest_failures == 0
+    slot.running, slot.now = True, LEFT
+    poll(JobSupervisor([slot]), clock, 100)
+    assert slot.starts == [] and slot.ends == 1 and slot.failures == 0
 
 
 @pytest.fixture
@@ -127,7 +121,7 @@ def test_a_job_that_is_slow_to_end_delays_no_other(at_once: None) -> None:
 def test_all_jobs_end_with_their_supervisor_started_or_not(at_once: None) -> None:
     for started in (False, True):
         slots = [ModelSlot(), ModelSlot()]
-        supervisor = JobSupervisor(slots, running=True)
+        supervisor = JobSupervisor(slots)
         if started:
             supervisor.start()
         supervisor.stop()

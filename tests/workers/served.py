@@ -32,8 +32,8 @@ class Joinable:
         self.members = Members(*(each.pool.workers for each in jobs))
         settings = ServerSettings(**vars(endpoint))
         spec = JoinSpec("base", asdict(settings), "pull", run_id="ab12", on_cpu=True, generators=0)
-        self.registry = Registry(spec)
-        self.server = RegistryServer(self.registry, endpoint, TOKEN, terms=self.members.terms)
+        self.registry = Registry(spec, self.members.terms)
+        self.server = RegistryServer(self.registry, endpoint, TOKEN)
         self._loop = LoopThread()
         self._loop.submit(poll_forever(WorkerAdmission(self.members, self.registry, TOKEN).poll))
 
@@ -87,7 +87,7 @@ class ServedMembers(Joinable):
 
     @property
     def refusal(self) -> str:
-        return self.registry.refusal(Kind.WORKER)
+        return "".join(each.why for each in self.registry.members(Kind.WORKER))
 
     def close(self) -> None:
         super().close()

@@ -355,7 +355,7 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(
             await asyncio.to_thread(made.joined, 2)
             made.registry.ask_to_leave(Kind.WORKER, 0)
             await asyncio.to_thread(made.joined, 1)
-            assert made.registry.leaving(Kind.WORKER) == [0], "it still has an episode"
+            assert made.registry.view(Kind.WORKER, 0).leaving, "it still has an episode"
             reply = await episode.reply(say("a"))
             episode.close()
             return reply

@@ -2,22 +2,18 @@
 in the run's folder, and gives every logger its hyperparameters."""
 
 import sys
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
 import yaml
-from jsonargparse import Namespace, set_parsing_settings
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
+from jsonargparse import set_parsing_settings
+from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
 from lrl import preflight
-from lrl.callbacks import Evaluation
-from lrl.callbacks.base import find_all
 from lrl.checkpoints.run_folder import run_folder
 from lrl.cli import parsing
 from lrl.datamodule import RolloutDataModule
@@ -35,7 +31,10 @@ parsing.install()
 class LrlCLI(LightningCLI):
     """The command line of fit and validate."""
 
-    expected_errors = (ValueError, FileNotFoundError, MisconfigurationException)
+    expected_errors = (
+        *(ValueError, FileNotFoundError, MisconfigurationException),
+        OmegaConfBaseException,
+    )
     """Errors of bad input, shown as a message; all others keep their traceback."""
 
     def __init__(self) -> None:
@@ -55,21 +54,6 @@ class LrlCLI(LightningCLI):
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
         )
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the command line; a strategy's wrong name is reported as that of any other class."""
-        try:
-            super().parse_arguments(parser, args)
-            verb = self.config.subcommand
-            trainer = self.config[verb].get("trainer")
-            if not isinstance(trainer, Namespace):  # jsonargparse takes any value for a group
-                parser.error(f"trainer is {trainer!r}: give its settings.")
-            strategy = trainer.get("strategy")
-            known = ("auto", *StrategyRegistry.available_strategies())
-            if isinstance(strategy, str) and strategy not in known:
-                parser.parse_object({verb: {"trainer": {"strategy": {"class_path": strategy}}}})
-        except OmegaConfBaseException as error:
-            parser.error(str(error))
-
     def instantiate_classes(self) -> None:
         """Builds everything; the error of a constructor is shown alone."""
         try:
@@ -84,12 +68,7 @@ class LrlCLI(LightningCLI):
         settings = self.config_init[self.subcommand].trainer
         if settings.strategy in StrategyRegistry.available_strategies():
             raise ConfigError(WITHOUT_GENERATORS.format(settings.strategy))
-        try:
-            trainer = super().instantiate_trainer(**kwargs)
-        except Exception as error:
-            if "/lightning/" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-                raise  # not from a check of Lightning's
-            raise ConfigError(f"trainer: {error}") from error
+        trainer = super().instantiate_trainer(**kwargs)
         preflight.check_strategy(trainer)
         return trainer
 
@@ -128,12 +107,7 @@ class RunConfig(SaveConfigCallback):
         settings = dict(flat(yaml.safe_load(text)))
         for logger in trainer.loggers:
             with may_not_log(logger):
-                if not isinstance(logger, TensorBoardLogger):
-                    logger.log_hyperparams(settings)
-                    continue
-                logger.log_hyperparams(settings, metrics={})  # for hparams.yaml alone
-                names = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
-                add_hparams(logger, settings, [f"eval/{name}/reward" for name in names])
+                logger.log_hyperparams(settings)
 
 
 def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -149,18 +123,3 @@ def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         settings = settings.get("init_args") or {}
     for key, value in settings.items():
         yield from flat(value, f"{name}.{key}".lstrip("."))
-
-
-def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], means: list[str]) -> None:
-    """Enters a run into TensorBoard's tab HPARAMS, which shows the last value of each metric.
-
-    Lightning's `log_hyperparams` would log a first value of each, which nobody has measured.
-    """
-    from torch.utils.tensorboard.summary import hparams
-
-    plain = {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in settings.items()
-    }
-    for summary in hparams(plain, dict.fromkeys([*means, "reward/mean"], 0.0)):
-        logger.experiment.file_writer.add_summary(summary)

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -24,7 +23,6 @@ ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
 _parse: Any = _typehints.parse_value_or_config
 _parse_leaf: Any = _typehints.basic_json_or_yaml_load
 _path_of_class: Any = _typehints.resolve_class_path_by_name
-_extra_help: Any = _typehints.ActionTypeHint.extra_help
 _drop_settings: Any = _typehints.discard_init_args_on_class_path_change
 
 
@@ -35,7 +33,6 @@ def install() -> None:
     patched.parse_value_or_config = _value_at_its_setting
     patched.basic_json_or_yaml_load = _value_of_leaf
     patched.resolve_class_path_by_name = _path_of_shipped_class
-    patched.ActionTypeHint.extra_help = _help_with_shipped_classes
     patched.discard_init_args_on_class_path_change = _drop_settings_aloud
 
 
@@ -67,19 +64,6 @@ def _path_of_shipped_class(kind: Any, name: str) -> str:
             getattr(room, name)
     path: str = _path_of_class(kind, name)
     return path
-
-
-def _help_with_shipped_classes(action: Any) -> str:
-    _import_all()
-    text: str = _extra_help(action)
-    return text
-
-
-@cache  # a help has a hundred settings
-def _import_all() -> None:
-    for room in map(import_module, ROOMS):
-        for name in room.__all__:
-            getattr(room, name, None)  # lrl has no version where it is not installed
 
 
 def _drop_settings_aloud(parser: Any, previous: Any, value: Any) -> None:

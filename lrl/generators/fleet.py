@@ -4,7 +4,7 @@ join and leave."""
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.routing.dispatch import DispatchPolicy
 from lrl.routing.migration import Migration
-from lrl.system.cpu_affinity import CpuPinning
 from lrl.system.event_loop import LoopThread, cancel_all
 from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 
@@ -38,8 +37,6 @@ class Fleet:
         heartbeat_s: Seconds of silence before a heartbeat request, and the deadline of that
             request.
         outage_timeout_s: Seconds that a run waits when no generator is left.
-        cores: CPU cores of the servers and the loop while the trainer computes; empty for no
-            pinning.
         dispatch: See `GeneratorPool`; for rollouts.
         migration: See `GeneratorPool`; for rollouts.
     """
@@ -52,7 +49,6 @@ class Fleet:
         reserved: int = 0,
         heartbeat_s: float = 30.0,
         outage_timeout_s: float = 900.0,
-        cores: Collection[int] = (),
         dispatch: DispatchPolicy | None = None,
         migration: Migration | None = None,
     ) -> None:
@@ -63,8 +59,6 @@ class Fleet:
         # Lost ones' too: a sync may still use one.
         self._clients = [one.client for one in self.generators]
         self.loop = LoopThread()
-        self._pinning = CpuPinning(cores, self.loop.thread)
-        self.loop.long_wait = self._pinning.unpinned
         self.capacity = capacity
         self.heartbeat_s = heartbeat_s
         self.outage_limit = OutageLimit(outage_timeout_s, [server.log_path for server in servers])
@@ -119,9 +113,6 @@ class Fleet:
             server.wait_ready(interrupted)
         longest = max((server.settings.start_timeout_s for server in servers), default=0.0)
         self.call(self._begin(), "warming the generators up", longest + 5.0)
-        for server in servers:
-            self._pinning.set_processes(server.number, server.processes())
-        self._pinning.pin()
         self._supervisor.start()
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -147,7 +138,6 @@ class Fleet:
         if slot is None:
             self.generators.append(generator)
         else:
-            self._pinning.set_processes(slot.server.number, slot.server.processes())
             self.generators[self.generators.index(slot.generator)] = generator
             slot.generator = generator
             self.restarts += 1

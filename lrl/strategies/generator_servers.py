@@ -15,7 +15,6 @@ from lrl.generators.server import Server, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import JoinSpec, Kind
 from lrl.members.run_members import RunMembers
-from lrl.system.cpu_affinity import cores_of_generators
 from lrl.workers.pool import Members
 
 if TYPE_CHECKING:
@@ -38,14 +37,12 @@ def server_settings(run: Run) -> ServerSettings:
 def make_fleet(run: Run, servers: list[Server]) -> Fleet:
     """Makes the fleet of these servers, which starts them."""
     strategy = run.strategy
-    threads = [server.settings.threads for server in servers]
     return Fleet(
         servers,
         capacity=strategy.server_settings.max_num_seqs,
         reserved=strategy.num_evaluation_generators,
         heartbeat_s=strategy.heartbeat_s,
         outage_timeout_s=strategy.generator_timeout_s,
-        cores=() if strategy.gpus_of_each else cores_of_generators(threads),
         dispatch=run.data.dispatch,
         migration=run.data.migration,
     )

@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Interrupted = Callable[[], None] | None
 """Called every `POLL_S` seconds of a wait; raises to stop it."""
 
-MOMENT_S = 0.02
-"""The longest duration of a short wait."""
 POLL_S = 0.2
 """Seconds between two calls of `interrupted`: a signal must not wait for a rollout."""
 
@@ -26,13 +23,8 @@ class LoopThread:
     def __init__(self, name: str = "lrl-loop") -> None:
         self.loop = asyncio.new_event_loop()
         self.interrupted: Interrupted = None
-        self.long_wait: Callable[[], AbstractContextManager[None]] = nullcontext
-        """The context of a long wait after its first moment."""
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
-
-        assert self._thread.native_id is not None, "it was started"
-        self.thread = self._thread.native_id
 
     @property
     def closed(self) -> bool:
@@ -57,14 +49,12 @@ class LoopThread:
         future = work if isinstance(work, Future) else self.submit(work)
         end = time.monotonic() + deadline_s
         try:
-            soon = wait_futures([future], min(MOMENT_S, deadline_s)).done
-            with nullcontext() if soon else self.long_wait():
-                while not wait_futures([future], min(POLL_S, max(0, end - time.monotonic()))).done:
-                    if time.monotonic() >= end:
-                        raise TimeoutError(f"{purpose} did not end within {deadline_s:g} s.")
-                    if interrupted := interrupted or self.interrupted:
-                        interrupted()
-                return future.result()
+            while not wait_futures([future], min(POLL_S, max(0, end - time.monotonic()))).done:
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"{purpose} did not end within {deadline_s:g} s.")
+                if interrupted := interrupted or self.interrupted:
+                    interrupted()
+            return future.result()
         finally:
             future.cancel()
 

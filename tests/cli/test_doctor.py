@@ -46,24 +46,21 @@ def test_every_finding_that_is_not_ok_says_what_to_type(
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: room)
     check.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "true")
     rows = doctor.checks(tmp_path / "not" / "yet")
     assert {"lrl", "torch build", "vLLM"} <= {row.name for row in rows if row.status == "wrong"}
     for row in rows:
         assert bool(row.remedy) == (row.status != "ok"), row
 
     def machine() -> list[str]:
-        rows = (doctor.processors(), doctor.shared_memory(tmp_path), doctor.disk(tmp_path))
-        return [row.status for row in (*rows, doctor.hub())]
+        here = doctor.processors(ImportError(), []), doctor.shared_memory(tmp_path)
+        return [row.status for row in (*here, doctor.disk(tmp_path))]
 
-    assert machine() == ["warning"] * 4 and doctor.sandbox().status == "warning"
+    assert machine() == ["warning"] * 3 and doctor.sandbox().status == "warning"
     assert doctor.shared_memory(tmp_path / "nowhere").status == "wrong"
     (tmp_path / "file").touch()
     assert doctor.disk(tmp_path / "file" / "mine").status == "wrong"
     memory.available = room.free = 2**50
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    assert machine() == ["ok"] * 4
+    assert machine() == ["ok"] * 3
 
 
 @pytest.mark.parametrize(
@@ -110,32 +107,6 @@ def test_vllm_without_its_system_library_is_wrong_on_a_cpu_alone(
     assert doctor.vllm_build(of_cuda=True).status == "ok"
 
 
-@pytest.mark.parametrize(
-    ("answer", "built_for", "status", "words"),
-    [
-        ("echo 570.124.06", "13.0", "wrong", "driver 570.124.06: CUDA 13.0 wants 580 or newer"),
-        ("echo 580.65.06", "13.0", "warning", "torch sees none"),
-        ("exit 9", "13.0", "warning", "torch sees none"),
-        ("echo 570.124.06", None, "warning", "this torch is for the CPU"),
-        (None, None, "ok", "none: trainer and generators share the CPU"),
-    ],
-)
-def test_a_driver_that_torch_cannot_use_is_named(
-    answer: str | None,
-    built_for: str | None,
-    status: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if answer is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-    found = doctor.graphics([], doctor.nvidia_driver(), built_for)
-    assert found.status == status and words in found.found
-
-
 def test_with_an_old_driver_the_build_of_vllm_for_cuda_is_not_called_wrong(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -143,17 +114,7 @@ def test_with_an_old_driver_the_build_of_vllm_for_cuda_is_not_called_wrong(
     monkeypatch.setattr(doctor, "nvidia_driver", lambda: "570.124.06")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     rows = {row.name: row for row in doctor.checks(tmp_path)}
-    assert rows["vLLM"].status == "ok" and rows["GPUs"].status == "wrong"
-
-
-def test_a_cuda_torchvision_beside_a_cpu_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = doctor.import_torch()
-    assert not isinstance(torch, Exception)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    install(monkeypatch, {"torchvision": "0.28.0"})
-    assert doctor.torch_build(torch).remedy == "pip uninstall torchvision"
-    install(monkeypatch, {"torchvision": "0.28.0+cpu"})
-    assert doctor.torch_build(torch).status == "ok"
+    assert rows["vLLM"].status == "ok" and rows["GPUs"].status == "warning"
 
 
 def test_doctor_lists_the_transports_that_the_gpus_allow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,13 +126,15 @@ def test_doctor_lists_the_transports_that_the_gpus_allow(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("gpus", "fast", "status"), [(0, False, "warning"), (0, True, "ok"), (1, False, "ok")]
+    ("gpus", "fast", "status"),
+    [([], False, "warning"), ([], True, "ok"), (["H100"], False, "ok")],
 )
 def test_a_cpu_that_is_slow_in_16_bits_is_a_warning_if_it_computes(
-    gpus: int, fast: bool, status: str, monkeypatch: pytest.MonkeyPatch
+    gpus: list[str], fast: bool, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "computes_in_bfloat16", lambda torch: fast)
-    assert doctor.number_formats(torch, gpus).status == status
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
+    monkeypatch.setattr(doctor, "NEEDED_MEMORY", 0)
+    assert doctor.processors(torch, gpus).status == status
 
 
 LONG = " ".join(["found"] * 30)
@@ -183,7 +146,6 @@ def test_the_exit_status_is_one_only_if_something_is_wrong_and_no_line_is_broken
 ) -> None:
     row = doctor.Check("vLLM", status, f"{LONG} [this]", "pip install 'lrl[vllm]'; " * 5 + "lrl")
     monkeypatch.setattr(doctor, "checks", lambda folder: [row])
-    monkeypatch.setenv("COLUMNS", "60")
     assert doctor.main([]) == expected
     printed = capsys.readouterr().out
     assert row.found in printed and f"type: {row.remedy}\n" in printed

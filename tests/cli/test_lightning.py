@@ -14,8 +14,6 @@ import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lrl.cli.main import main
 from lrl.run import Run
@@ -119,19 +117,3 @@ def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(
         assert settings["trainer.callbacks.1"].endswith("Evaluation")
         assert settings["trainer.callbacks.1.prompts.name"] == "held"
         assert not [name for name in settings if "init_args" in name or "class_path" in name]
-
-
-def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody_measured(
-    trainer: L.Trainer,
-) -> None:
-    board = trainer.loggers[0]
-    assert isinstance(board, TensorBoardLogger)
-    board.experiment.flush()
-    events = EventAccumulator(board.log_dir).Reload()
-    assert events.Tags()["scalars"] == []
-    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
-    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
-    metrics = [one.name.tag for one in experiment.metric_infos]
-    assert metrics == ["eval/held/reward", "reward/mean"]
-    names = {one.name for one in experiment.hparam_infos}
-    assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= names

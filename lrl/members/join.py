@@ -12,8 +12,7 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -119,17 +118,17 @@ class JoinSession(ABC):
         self.number = -1
         self._location = Location()
         self._heard = time.monotonic()
-        self._status = Status.STARTING
+        self._member = Member(self.kind, -1)  # the run's last record of it
         self._interrupted = False  # by a signal
         self._requested = False  # to leave, of the run
 
     @abstractmethod
-    def serve(self) -> AbstractContextManager[Location]:
-        """Serves within the context; calls `waiting` repeatedly while the server starts."""
+    def start(self) -> Location:
+        """Starts the server; calls `speak` repeatedly meanwhile."""
 
     @abstractmethod
-    def raise_if_ended(self) -> None:
-        """Raises RuntimeError if its server has ended by itself."""
+    def stop(self) -> None:
+        """Ends the server, if it was started."""
 
     def run(self) -> int:
         """Serves until the member has left or the run has ended; see `join`."""
@@ -139,11 +138,11 @@ class JoinSession(ABC):
         before = {signum: signal.signal(signum, self._interrupt) for signum in SIGNALS}
         failure = ""
         try:
-            with self.serve() as location:
-                self._location = location
-                while True:
-                    self._poll()
-                    time.sleep(POLL_S)
+            self._location = self.start()
+            self.say(f"answers at {self._location.url}; waits for the run")
+            while True:
+                self._poll()
+                time.sleep(POLL_S)
         except JoinEnded as end:
             line, status = end.args
             self.say(line)
@@ -152,6 +151,7 @@ class JoinSession(ABC):
             failure = str(error)
             raise
         finally:
+            self.stop()
             for signum, handler in before.items():
                 signal.signal(signum, handler)
             with contextlib.suppress(NotRunning):  # the run may have ended
@@ -161,40 +161,15 @@ class JoinSession(ABC):
         sys.stdout.write(f"{self.kind} {self.number}: {line.rstrip('.')}.\n")
         sys.stdout.flush()
 
-    def waiting(self) -> None:
-        """Renews the lease; raises JoinEnded if the run has ended, or after a signal before the run
-        knows the member."""
-        self._speak()
-        if self._interrupted:
-            raise JoinEnded("ends before it has joined", 0)
-
-    def _poll(self) -> None:
-        before, member = self._status, self._speak()
-        if member.status is not before and (line := status_line(member)):
-            if member.status.over:
-                raise JoinEnded(line, int(member.status not in (Status.LEFT, Status.ENDED)))
-            self.say(line)
-        self.raise_if_ended()
-        if self._interrupted and member.status is Status.STARTING:
-            raise JoinEnded("ends before it has joined", 0)
-        if self._interrupted and not self._requested:
-            self.say("asks the run to let it leave. A second Ctrl-C ends it at once")
-            self.client.ask_to_leave(kind=self.kind, number=self.number, by_itself=True)
-            self._requested = True
-        elif self._requested and not member.leaving and member.leave_refusal:
-            self.say(f"stays: {member.leave_refusal}")
-            self._requested = self._interrupted = False
-
-    def _speak(self) -> Member:
-        """Renews the lease; returns the run's record of the member, the last one if the run does
-        not respond.
+    def speak(self) -> None:
+        """Renews the lease, and reads the run's record of the member.
 
         Raises:
-            JoinEnded: The run has ended.
+            JoinEnded: The run has ended, or a signal has come before it has reached the member.
+            RuntimeError: The server has ended by itself.
         """
-        member = Member(self.kind, self.number, status=self._status)
         try:
-            member, self._heard = self._register(), time.monotonic()
+            self._member, self._heard = self._register(), time.monotonic()
         except NoAnswer as error:
             refused = isinstance(error.__cause__, ConnectionRefusedError)
             limit_s = REFUSED_S if refused else SILENT_S
@@ -202,8 +177,24 @@ class JoinSession(ABC):
                 raise JoinEnded(RUN_ENDED, 0) from None
         except NotRunning:  # another run has its port
             raise JoinEnded(RUN_ENDED, 0) from None
-        self._status = member.status
-        return member
+        if self._interrupted and self._member.status is Status.STARTING:
+            raise JoinEnded("ends before it has joined", 0)
+
+    def _poll(self) -> None:
+        before = self._member.status
+        self.speak()
+        member = self._member
+        if member.status is not before and (line := status_line(member)):
+            if member.status.over:
+                raise JoinEnded(line, int(member.status not in (Status.LEFT, Status.ENDED)))
+            self.say(line)
+        if self._interrupted and not self._requested:
+            self.say("asks the run to let it leave. A second Ctrl-C ends it at once")
+            self.client.ask_to_leave(kind=self.kind, number=self.number, by_itself=True)
+            self._requested = True
+        elif self._requested and not member.leaving and member.leave_refusal:
+            self.say(f"stays: {member.leave_refusal}")
+            self._requested = self._interrupted = False
 
     def _register(self) -> Member:
         member: Member = self.client.register(
@@ -240,6 +231,10 @@ def status_line(member: Member) -> str:
 class JoiningGenerator(JoinSession):
     """A generator that joins a run: a vLLM server whose trainer is this process."""
 
+    server: Server | None = None
+    copy: Path | None = None
+    """The run's model, on another machine; removed at the end."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         run, spec = self.run_name, self.spec
@@ -248,26 +243,34 @@ class JoiningGenerator(JoinSession):
         """Where its log goes, and its model if the run gives it."""
         self.folder.mkdir(exist_ok=True)
 
-    @contextlib.contextmanager
-    def serve(self) -> Iterator[Location]:
-        with self._model() as model:
-            self.server = server = self.make_server(model)
-            try:
-                self.say(f"starts, with the model {model}; its log is {server.log_path}")
-                server.start()
-                server.wait_ready(self.waiting)
-                self.say(f"answers at {server.url}; waits for the run")
-                yield server.location
-            finally:
-                server.stop()
+    def start(self) -> Location:
+        model = self.spec.model
+        if self.spec.serves_model and not self.spec.owner.here:
+            self.copy = self.folder / f"model-{self.number}"
+            self.say(f"fetches the run's model, {model}, into {self.copy}")
+            self.client.fetch_model(self.copy, self.speak)
+            model = str(self.copy)
+        self.server = self.make_server(model)
+        self.say(f"starts, with the model {model}; its log is {self.server.log_path}")
+        self.server.start()
+        self.server.wait_ready(self.speak)
+        return self.server.location
 
-    def raise_if_ended(self) -> None:
-        if not self.server.alive:
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.stop()
+        if self.copy is not None:
+            shutil.rmtree(self.copy, ignore_errors=True)
+
+    def speak(self) -> None:
+        super().speak()
+        if self.server is not None and not self.server.alive:
             self.server.ready()  # raises, with the end of the log
 
     def make_server(self, model: str) -> Server:
         spec, number = self.spec, self.number
         transport = find_transport(spec.transport)
+        variables = transport.server_environment(number, os.environ) | spec.environment
         return Server(
             model,
             self.settings,
@@ -279,25 +282,29 @@ class JoiningGenerator(JoinSession):
             # the run itself.
             run_id=f"{spec.run_id}-joined-{number}",
             token=self.client.token,
-            transport_environment=transport.server_environment(number, os.environ)
-            | spec.environment,
+            transport_environment=variables,
             middleware=transport.middleware,
             seed=spec.seed,
         )
 
-    @contextlib.contextmanager
-    def _model(self) -> Iterator[str]:
-        """The run's model; on another machine a copy that is removed at the end."""
-        if self.spec.owner.here or not self.spec.serves_model:
-            yield self.spec.model
-            return
-        folder = self.folder / f"model-{self.number}"
-        self.say(f"fetches the run's model, {self.spec.model}, into {folder}")
-        try:
-            self.client.fetch_model(folder, self.waiting)
-            yield str(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+
+class JoiningWorkers(JoinSession):
+    """Workers of this machine that join a run, served over HTTP."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        client = self.client
+        settings = settings_here(self.spec, self.overrides.endpoint, client.location.url)
+        terms = client.terms(kind=self.kind)  # NotRunning if the run takes no such member
+        self.server = WorkersServer(terms, self.overrides.workers, settings.endpoint, client.token)
+
+    def start(self) -> Location:
+        location = self.server.start()
+        self.speak()
+        return location
+
+    def stop(self) -> None:
+        self.server.stop()
 
 
 def generator_settings(
@@ -350,31 +357,3 @@ def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerS
             "network."
         )
     return ServerSettings(**spec.settings | {"host": host} | endpoint)
-
-
-class JoiningWorkers(JoinSession):
-    """Workers of this machine that join a run, served over HTTP."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        client = self.client
-        settings = settings_here(self.spec, self.overrides.endpoint, client.location.url)
-        self.server = WorkersServer(
-            client.terms(kind=self.kind),  # NotRunning if the run takes no such member
-            self.overrides.workers,
-            settings.endpoint,
-            client.token,
-        )
-
-    @contextlib.contextmanager
-    def serve(self) -> Iterator[Location]:
-        try:
-            location = self.server.start()
-            self.waiting()
-            self.say(f"answers at {location.url}; waits for the run")
-            yield location
-        finally:
-            self.server.stop()
-
-    def raise_if_ended(self) -> None:
-        """The server is in this process."""

@@ -55,7 +55,7 @@ def token_of_run() -> str:
 
 
 def fault_without_token(setting: str, members: str) -> None:
-    """Notes a fault: `setting` says that others start the run's `members`, who lack its token."""
+    """Raises ConfigError: `setting` says that others start `members`, who lack the run's token."""
     fault(
         f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
         f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
@@ -96,9 +96,8 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
         found = files.read(RUN, RunFile)
     except FileNotFoundError as error:
         raise NotRunning(
-            f"{run} is not the folder of a live run (there is no {files.path / RUN}). Give the "
-            "folder with the generator-<n>.log of one, on its own machine or on a file system that "
-            "both share, or the address that the run has printed."
+            f"{run} is not the folder of a live run (there is no {files.path / RUN}). Give one, on "
+            "its machine or a shared file system, or the address that the run has printed."
         ) from error
     except OSError as error:  # not trusted, or not readable
         raise NotRunning(str(error)) from error
@@ -117,14 +116,13 @@ def _location_of(url: str, certificate: str | None) -> Location:
 
 
 def _token_here(run: Path) -> str:
-    if found := find_generators(run):
-        return next(iter(found.values())).token
+    for generator in find_generators(run).values():
+        return generator.token
     if token := os.environ.pop(RUN_TOKEN, ""):
         return token
     raise NotRunning(
-        f"{run}: the run's token is its generators', and none of them is running here at this "
-        "moment. They may be starting: try again in a minute, as the user who started the run. If "
-        f"the run was started with {RUN_TOKEN}, set it here, too."
+        f"{run}: none of its generators, which have its token, is running here. They may be "
+        f"starting: try again in a minute, as the user who started the run, or set {RUN_TOKEN}."
     )
 
 
@@ -136,8 +134,8 @@ def _typed_token(run: str) -> str:
         token = token or getpass.getpass(f"The run's token ({shown}): ")
     if not token:
         raise NotRunning(
-            f"{run}: its run is on another machine, and no token was typed. Without a keyboard, in "
-            f"a pipe or a batch job, put it in the variable {RUN_TOKEN}; {shown}."
+            f"{run}: no token was typed. Without a keyboard put it in the variable {RUN_TOKEN}; "
+            f"{shown}."
         )
     return token
 
@@ -156,9 +154,8 @@ def find_generator(folder: Path, number: int) -> Running:
     if number not in found:
         raise NotRunning(
             f"Generator {number} of {folder} is not running here (of {sorted(found)}). Give the "
-            "folder with the generator-<n>.log of a live run, as the user who started it, on "
-            "the machine where it runs. An exported policy answers without a run: lrl chat "
-            f"{shlex.quote(f'{folder}/policy')}"
+            "folder of a live run, as its user, on its machine. An exported policy answers without "
+            f"a run: lrl chat {shlex.quote(f'{folder}/policy')}"
         )
     return found[number]
 

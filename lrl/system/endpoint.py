@@ -11,7 +11,6 @@ import ipaddress
 import os
 import socket
 import ssl
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ class Endpoint:
 
     def check(self) -> None:
         """Raises ConfigError if others could read the token on its way, or the trainer would not
-        trust `tls_cert`; warns of a key that others can read."""
+        trust `tls_cert`."""
         if bool(self.tls_cert) != bool(self.tls_key):
             lacking = "tls_cert" if self.tls_key else "tls_key"
             raise ConfigError(
@@ -67,12 +66,6 @@ class Endpoint:
                     f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid "
                     f"for {self._host_from_here!r} with its own key, not encrypted, both PEM."
                 ) from error
-            if Path(self.tls_key).stat().st_mode & 0o077:
-                warnings.warn(
-                    f"strategy.server.tls_key={self.tls_key!r} can be read by other users of this "
-                    f"machine, who could then pose as a generator: chmod 600 {self.tls_key}",
-                    stacklevel=1,
-                )
         elif not is_loopback(self.host) and not self.insecure:
             raise ConfigError(
                 f"strategy.server.host is {self.host!r}, which other machines may reach: plain "

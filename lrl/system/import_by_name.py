@@ -96,8 +96,7 @@ def public_names(thing: Any) -> list[str]:
 def _module_of_file(file: Path) -> ModuleType:
     file = file.expanduser()
     if not file.is_file():
-        near = did_you_mean(file.name, (other.name for other in file.parent.glob("*.py")))
-        raise ValueError(f"there is no file {str(file)!r} (looked for {file.resolve()}).{near}")
+        raise ValueError(f"there is no file {str(file)!r} (looked for {file.resolve()}).")
     file = file.resolve()
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
@@ -114,19 +113,10 @@ def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        absent = error.name or name
-        near = did_you_mean(absent, _neighbours(absent))
-        raise ValueError(f"{name} cannot be imported: {error}.{near or f' {FORMS}'}") from error
+        raise ValueError(f"{name} cannot be imported: {error}. {FORMS}") from error
     except Exception as error:  # a user's file may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line "
             f"{last.lineno})."
         ) from error
-
-
-def _neighbours(name: str) -> list[str]:
-    """Returns the modules next to `name`: in its package, or in the current folder."""
-    if package := name.rpartition(".")[0]:
-        return [f"{package}.{other}" for other in public_names(_module(package))]
-    return [file.stem for file in Path().glob("*.py")]

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from lrl.members.join import (
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_file import find_run
 from lrl.members.run_members import GeneratorAdmission, poll_forever
+from lrl.system.endpoint import Location
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
@@ -230,11 +231,10 @@ def no_answer(cause: OSError) -> NoAnswer:
 
 
 class Session(join.JoinSession):
-    def serve(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+    def start(self) -> Location:
+        return Location()
 
-    def raise_if_ended(self) -> None:
-        """Never."""
+    def stop(self) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -254,13 +254,13 @@ def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
     for _ in range(3):
         client.error = error if limit_s else None
         now[0] += 0.9 * limit_s
-        session._speak()
+        session.speak()
         client.error = None
-        session._speak()
+        session.speak()
     client.error = error
     now[0] += 1.1 * limit_s
     with pytest.raises(join.JoinEnded, match="the run has ended"):
-        session._speak()
+        session.speak()
 
 
 def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> None:
@@ -268,7 +268,7 @@ def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> No
     client.error = no_answer(ConnectionRefusedError("nobody listens"))
     session = Session("", Kind.GENERATOR, client, killed, LocalOverrides())  # type: ignore[arg-type]
     with pytest.raises(join.JoinEnded, match="the run has ended"):
-        session._speak()
+        session.speak()
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_on_the_runs_machine_no_token_is_typed(
     server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LRL_TOKEN", raising=False)
-    with pytest.raises(NotRunning, match="none of them is running here"):
+    with pytest.raises(NotRunning, match="none of its generators"):
         find_run(str(tmp_path))
     # A run whose generators are all elsewhere was started with it.
     monkeypatch.setenv("LRL_TOKEN", TOKEN)

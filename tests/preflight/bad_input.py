@@ -59,7 +59,7 @@ WORDS = [
     ("--data.num_generations 8", "data.rollouts_per_group"),
     ("--model.objective grpo", "--model.objective PPO --data.advantages GRPO"),
     ("--model.objective GPSO", "model.objective", "Did you mean GSPO?"),
-    ("--trainer.callbacks+ lrl.callbaks.WeightSync", "Did you mean lrl.callbacks?"),
+    ("--trainer.callbacks+ lrl.callbaks.WeightSync", "No module named 'lrl.callbaks'"),
     ("--data.max_lag soon", "data.max_lag", "int", "soon"),
     ("--model.lr null", "model.lr: Expected a <class 'float'>", "None"),
     ("--model broken_module.Policy", "SyntaxError", "broken_module.py, line 2"),

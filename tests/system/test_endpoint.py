@@ -78,15 +78,6 @@ def test_the_trainer_reaches_a_generator_on_every_address_by_loopback() -> None:
     }
 
 
-def test_a_key_that_others_can_read_is_warned_of(pair: tuple[str, str], tmp_path: Path) -> None:
-    cert, key = pair
-    copy = tmp_path / "key.pem"
-    copy.write_bytes(Path(key).read_bytes())
-    copy.chmod(0o640)
-    with pytest.warns(UserWarning, match=f"chmod 600 {copy}"):
-        ServerSettings(tls_cert=cert, tls_key=str(copy))
-
-
 def test_an_address_of_another_machine_is_named_before_a_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be had at strategy.server.host 203.0.113.7"):
         make(tmp_path, host="203.0.113.7", insecure=True)

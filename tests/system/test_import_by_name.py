@@ -63,8 +63,8 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
     ("name", "message"),
     [
         ("by_name_scores:shrot", r"by_name_scores.py has no 'shrot'. Did you mean short?"),
-        ("by_name_scorse:short", "No module named 'by_name_scorse'. Did you mean by_name_scores?"),
-        ("by_name_scorse.py:short", "no file.*Did you mean by_name_scores.py?"),
+        ("by_name_scorse:short", "No module named 'by_name_scorse'. Write module:function"),
+        ("by_name_scorse.py:short", "there is no file 'by_name_scorse.py'"),
         ("by_name_scores:LIMIT", "is a int, not a function"),
         ("short", "Empty module name"),
         ("json.py:loads", "another module has its name"),

@@ -308,7 +308,7 @@ def test_a_member_that_cannot_load_the_code_says_so_on_both_ends(tmp_path: Path)
     with served(tmp_path, groups) as made:
         message, _ = made.start(path=str(ROOT)).communicate(timeout=START_S)
         for said in (message, made.refusal):
-            assert "No module named 'odd_rewards'" in said and "must be on this machine" in said
+            assert "No module named 'odd_rewards'" in said
     with served(tmp_path, episodes) as made:
         message, _ = made.start().communicate(timeout=START_S)
         for said in (message, made.refusal):

@@ -169,7 +169,8 @@ class JoinSession(ABC):
             RuntimeError: The server has ended by itself.
         """
         try:
-            self._member, self._heard = self._register(), time.monotonic()
+            self._member = self._register()
+            self._heard = time.monotonic()
         except NoAnswer as error:
             refused = isinstance(error.__cause__, ConnectionRefusedError)
             limit_s = REFUSED_S if refused else SILENT_S

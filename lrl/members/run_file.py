@@ -177,9 +177,9 @@ def find_generators(folder: Path) -> dict[int, Running]:
                     endpoint.location(int(flags["--port"])),
                     process.environ()[TOKEN_VARIABLE],
                     f"Generator {number}",
-                    f"It may be starting: look at {path}, and try again when it says that the "
+                    hint=f"It may be starting: look at {path}, and try again when it says that the "
                     "application has started.",
-                    endpoint.tls_cert,
+                    certificate=endpoint.tls_cert,
                 )
     return found
 

@@ -149,9 +149,13 @@ class RunMembers:
     def _launch(self, kind: Kind) -> None:
         assert self.server is not None, "opened before"
         if (launcher := self.launchers.get(kind)) is not None:
-            where, token = self.server.elsewhere, self.server.token
             self.launched[kind] = LaunchedMembers(
-                launcher, kind, self.registry, where, token, self.folder
+                launcher,
+                kind,
+                self.registry,
+                location=self.server.elsewhere,
+                token=self.server.token,
+                folder=self.folder,
             )
             self.launched[kind].start()
 

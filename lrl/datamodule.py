@@ -35,7 +35,7 @@ from lrl.routing.migration import Migration
 from lrl.system import terminal
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.types import LEAST_TEMPERATURE, Sampling
-from lrl.workers.user_code import START_TIMEOUT_S
+from lrl.workers.worker import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser

@@ -23,8 +23,16 @@ from lrl.environments.base import BEGINNING, Environment, Observation, ToolCall,
 from lrl.errors import EpisodeError
 from lrl.rewards.base import LARGEST_REWARD
 from lrl.system import processes
-from lrl.workers.user_code import OUT_OF_MEMORY, message_of, where_raised
-from lrl.workers.worker import LONGEST_LINE, ProcessClock, RunningCode, UserCode, line
+from lrl.workers.worker import (
+    LONGEST_LINE,
+    OUT_OF_MEMORY,
+    ProcessClock,
+    RunningCode,
+    UserCode,
+    line,
+    message_of,
+    where_raised,
+)
 
 
 class Reply(NamedTuple):

@@ -19,7 +19,7 @@ from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
-from lrl.workers.user_code import START_TIMEOUT_S, pickled
+from lrl.workers.worker import START_TIMEOUT_S, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt

@@ -13,7 +13,7 @@ from lrl.errors import ConfigError
 from lrl.system.best_effort import writable
 from lrl.system.config_errors import at_least
 from lrl.system.import_by_name import function
-from lrl.workers.user_code import message_of
+from lrl.workers.worker import message_of
 
 Tool = Callable[..., Any]
 LONGEST_ERROR = 500

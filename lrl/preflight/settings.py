@@ -25,7 +25,7 @@ from lrl.objectives import Tokens
 from lrl.strategies.generator_devices import AsyncSingleDevice, GeneratorDevices
 from lrl.training.beside.reference import Reference
 from lrl.training.schedule import check_end
-from lrl.workers.user_code import names_main
+from lrl.workers.worker import names_main
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule

@@ -22,8 +22,18 @@ from typing import Any, NamedTuple
 from lrl.errors import BadAnswer, CountedError
 from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward, unwrapped
 from lrl.system.best_effort import writable
-from lrl.workers.user_code import LONGEST_MESSAGE, OUT_OF_MEMORY, message_of, where_raised
-from lrl.workers.worker import NOBODY, ProcessClock, RunningCode, UserCode, calls, line
+from lrl.workers.worker import (
+    LONGEST_MESSAGE,
+    NOBODY,
+    OUT_OF_MEMORY,
+    ProcessClock,
+    RunningCode,
+    UserCode,
+    calls,
+    line,
+    message_of,
+    where_raised,
+)
 
 Response = tuple[str, dict[str, Any]]
 """Text and columns."""

@@ -31,10 +31,8 @@ class LocalWorkers:
         self._replaced = 0
         self._thread: LoopThread | None = None
         self._processes: list[WorkerProcess] = []
-        self._where: dict[int, WorkerProcess] = {}
-        """The worker of each episode."""
-        self._free: asyncio.Semaphore
-        """The workers without a job; where a job is one call."""
+        self._where: dict[int, WorkerProcess] = {}  # of each episode
+        self._free: asyncio.Semaphore  # the workers without a job, where a job is one call
 
     @property
     def replaced(self) -> int:
@@ -42,12 +40,8 @@ class LocalWorkers:
         return self._replaced + sum(bool(process.lost) for process in self._processes)
 
     def start(self) -> None:
-        """Starts the workers, and waits until one is ready.
-
-        Raises:
-            ConfigError: The code cannot be loaded, or a worker died while it started.
-            TimeoutError: None was ready in time.
-        """
+        """Starts the workers, and waits until one is ready; raises ConfigError if the code cannot be
+        loaded or a worker dies while it starts, TimeoutError if none is ready in time."""
         if self._thread is not None or not self.count:
             return
         self._thread = LoopThread(f"lrl-{self.spec.name}-workers")

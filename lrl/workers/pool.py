@@ -15,7 +15,6 @@ from lrl.workers.process import WorkerSpec
 from lrl.workers.remote import RemoteWorkers
 
 Workers = LocalWorkers | RemoteWorkers
-M = TypeVar("M", bound=Workers)
 A = TypeVar("A")
 Read = Callable[[Any], A]
 """Returns the answer in the JSON of a worker; raises BadAnswer for what is none. Whoever has the
@@ -23,12 +22,7 @@ run's token may send rank 0 anything, so it unpickles nothing."""
 
 
 class WorkerPool:
-    """The workers of a run for one kind of job, on all machines.
-
-    Args:
-        spec: What they run.
-        count: Workers on this machine.
-    """
+    """The workers of a run for one kind of job, on all machines; `count` of them on this one."""
 
     def __init__(self, spec: WorkerSpec, count: int) -> None:
         self.spec = spec
@@ -47,11 +41,7 @@ class WorkerPool:
 
     def job(self, *, here: bool = False) -> WorkerJob | None:
         """Returns a job for the least busy machine, or for this one; None if there is no worker.
-        Whoever gets it ends it.
-
-        Raises:
-            WorkersClosed: The workers are not started, or are closed.
-        """
+        Whoever gets it ends it. Raises WorkersClosed before `start` and after `close`."""
         if not self.started:
             raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
         machines: list[Workers] = [] if here else [*self.members.ready]
@@ -121,11 +111,7 @@ class WorkerJob:
 
 
 class Members:
-    """The members of a run with workers. Each method may be called on any thread.
-
-    Args:
-        pools: The pools that give them work, by the names of their specs.
-    """
+    """The members of a run with workers, for these pools. Each method may be called on any thread."""
 
     def __init__(self, *pools: WorkerPool) -> None:
         self.pools = {pool.spec.name: pool for pool in pools}
@@ -141,12 +127,8 @@ class Members:
         return {name: pool.spec.to_json() for name, pool in self.pools.items()}
 
     async def check(self, member: RemoteWorkers) -> None:
-        """Has a member do the trial of each pool, before it is added.
-
-        Raises:
-            OSError: It does not answer, or is no member of this run.
-            ConfigError: It answers and cannot work.
-        """
+        """Has a member do the trial of each pool, before it is added; raises OSError if it does not
+        answer or is no member of this run, ConfigError if it answers and cannot work."""
         await member.begin()
         for pool in self.pools.values():
             if pool.trial is not None:
@@ -200,7 +182,7 @@ class Members:
             self.remove(member.number, "the run has ended")
 
 
-def least_busy(machines: Sequence[M], pool: str) -> M:
+def least_busy(machines: Sequence[Workers], pool: str) -> Workers:
     """Returns the first machine with the fewest jobs of a pool for each worker, counting one
     more."""
     return min(machines, key=lambda one: (one.jobs[pool] + 1) / one.count)

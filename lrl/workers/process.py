@@ -18,8 +18,6 @@ from typing import Any
 
 from lrl.errors import CallFailed, ConfigError, LrlError, WorkerLost
 from lrl.workers import worker
-from lrl.workers.user_code import GUARD, OUT_OF_MEMORY, cause_of_death
-from lrl.workers.worker import NOBODY, ProcessClock, RunningCode
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ class WorkerProcess(asyncio.Protocol):
         self._received = bytearray()
         # Spawned, not forked: the trainer has threads, pipes and sockets.
         context = multiprocessing.get_context("spawn")
-        self._running: Any = context.RawValue(RunningCode)
+        self._running: Any = context.RawValue(worker.RunningCode)
         ours, theirs = socket.socketpair()
         self._process = context.Process(
             target=worker.main,
@@ -103,12 +101,8 @@ class WorkerProcess(asyncio.Protocol):
         return int(self._running.pid)
 
     async def ask(self, job: int, call: dict[str, Any]) -> Any:
-        """Makes a call, and returns the answer.
-
-        Raises:
-            CallFailed: The job has failed.
-            WorkerLost: The worker has ended through no fault of the job.
-        """
+        """Makes a call, and returns the answer; raises CallFailed if the job has failed, WorkerLost if
+        the worker has ended through no fault of the job."""
         answer = self._asked[job] = asyncio.get_running_loop().create_future()
         try:
             await self._connection
@@ -196,14 +190,14 @@ class WorkerProcess(asyncio.Protocol):
         """Kills it if the code of a job runs for too long, or if it is silent."""
         await self._start()
         running, timeout_s = self._running, self._spec.timeout_s
-        stretch, clock = running.stretch, ProcessClock(running.pid)
+        stretch, clock = running.stretch, worker.ProcessClock(running.pid)
         while not self.lost:
             await asyncio.sleep(min(_POLL_S, timeout_s / 4))
             if running.stretch != stretch or not self._asked:
-                stretch, clock = running.stretch, ProcessClock(running.pid)
+                stretch, clock = running.stretch, worker.ProcessClock(running.pid)
                 continue
             # It ends by itself what is awaited; it is silent if it does not.
-            is_certain = running.job and running.item != NOBODY
+            is_certain = running.job and running.item != worker.NOBODY
             if clock.seconds > (timeout_s if is_certain else 2 * timeout_s):
                 what = "reward after" if self._spec.one_call else "reply after"
                 self._end_at_fault("timeout", f"no {what} {timeout_s:g} s")
@@ -233,7 +227,7 @@ class WorkerProcess(asyncio.Protocol):
         running = self._running
         guilty = running.job
         if guilty in self._asked:
-            is_known = running.item != NOBODY
+            is_known = running.item != worker.NOBODY
             whose = (running.item, running.part) if is_known else (None, None)
             self._answer(guilty, CallFailed(kind, why, *whose))
             self._ended_by_a_job = True
@@ -248,14 +242,14 @@ class WorkerProcess(asyncio.Protocol):
         self._not_ready(
             ConfigError(
                 f"A worker of {self._spec.setting} died while it started; its own message is "
-                f"above. It imports the script that was run. {GUARD}"
+                f"above. It imports the script that was run. {worker.GUARD}"
             )
         )
 
     def _cause(self) -> tuple[str, str]:
         """Returns kind and message of an end that nobody here has caused."""
-        if self._process.exitcode == OUT_OF_MEMORY:
+        if self._process.exitcode == worker.OUT_OF_MEMORY:
             gib = self._spec.memory_gib
             limit = "" if gib is None else f"; data.{self._spec.name}_memory_gib is {gib:g}"
             return "memory", "MemoryError" + limit
-        return "crash", cause_of_death(self._process.exitcode)
+        return "crash", worker.cause_of_death(self._process.exitcode)

@@ -38,11 +38,8 @@ FAILURES = ("exception", "timeout", "crash", "memory")
 
 @dataclass(eq=False)
 class RemoteWorkers:
-    """The workers of one member, for all pools of a run.
-
-    Raises:
-        ValueError: Its certificate cannot be read.
-    """
+    """The workers of one member, for all pools of a run; raises ValueError if its certificate cannot
+    be read."""
 
     number: int
     """Its number among those of its kind."""
@@ -128,12 +125,8 @@ class RemoteWorkers:
         raise BadAnswer(f"{str(found)[:80]!r} is no answer to a call")
 
     async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`, which asks the member.
-
-        Raises:
-            WorkerLost: It is lost before the end of `work`, or by it: it does not answer (OSError),
-                or has sent a `BadAnswer`.
-        """
+        """Returns the result of `work`, which asks the member; raises WorkerLost if it is lost before
+        the end, or by it: it does not answer (OSError), or has sent a `BadAnswer`."""
         request = asyncio.create_task(work)
         self._requests[request] = asyncio.get_running_loop()
         try:
@@ -181,11 +174,10 @@ class RemoteWorkers:
 
 class WorkersServer:
     """The server of a member, which makes a run's calls on workers of its own, from `start` to
-    `stop`.
+    `stop`. Whoever has the run's token can run code here.
 
-    Behind the run's token, as a generator is: whoever has it can run code here. The workers are
-    those of rank 0, so a call has the same deadlines, memory limit and kinds of failure on every
-    machine.
+    The workers are those of rank 0, so a call has the same deadlines, memory limit and kinds of
+    failure on every machine.
 
     Args:
         terms: What each pool of the run has its workers run, by its name, as JSON.
@@ -203,13 +195,7 @@ class WorkersServer:
         self._server: TokenServer | None = None
 
     def start(self) -> Location:
-        """Starts the workers and opens the server; returns where it is.
-
-        Raises:
-            ConfigError: The code cannot be loaded on this machine, or a worker died while it
-                started.
-            TimeoutError: No worker was ready in time.
-        """
+        """Starts the workers (see `LocalWorkers.start`) and opens the server; returns where it is."""
         for workers in self.workers.values():
             workers.start()
         one = f"{CALLS}/{{pool:{'|'.join(self.workers)}}}/{{job:\\d+}}"

@@ -1,6 +1,6 @@
 """Episodes in processes: what is broken costs the episode at fault, and no other.
 
-Covers lrl/environments/base.py, play.py, lrl/workers/user_code.py.
+Covers lrl/environments/base.py, play.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from lrl.environments.play import Player, Playing, Reply
 from lrl.environments.pool import EnvironmentPool, read_reply
 from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt
-from lrl.workers import user_code
-from lrl.workers.worker import RunningCode, line
+from lrl.workers.worker import RunningCode, ask_this_machine_itself, line
 from tests.environments import broken
 from tests.environments.agents import adds, gives_up, notes_its_end, runs
 from tests.environments.test_agent_command import LEAVING, PROGRAM, leaves, left
@@ -352,7 +351,7 @@ def test_what_no_proxy_names_stays(
 ) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, before.get(name, ""))
-    user_code.ask_this_machine_itself()
+    ask_this_machine_itself()
     assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == after
 
 

@@ -24,7 +24,7 @@ from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
 from lrl.system.config_errors import fault
 from lrl.types import Prompt
 from lrl.workers.pool import WorkerPool
-from lrl.workers.user_code import START_TIMEOUT_S
+from lrl.workers.worker import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser

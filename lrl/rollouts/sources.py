@@ -89,18 +89,18 @@ def _text_rows(path: Path, ending: str) -> list[Row]:
     if ending in ("csv", "tsv"):
         return _table(text, "," if ending == "csv" else "\t")
     # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
-    lines = [line for line in text.split("\n") if line.strip()]
+    lines = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if ending == "txt":
-        return [{"prompt": line.rstrip("\r")} for line in lines]
+        return [{"prompt": line.rstrip("\r")} for _, line in lines]
     if ending == "json" and text.lstrip().startswith("["):
         rows: list[Row] = json.loads(text)
         return rows
     rows = []
-    for line in lines:
+    for at, line in lines:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise ValueError(f"row {len(rows)}, {line!r:.80}: {error.msg}") from None
+            raise ValueError(f"line {at}, column {error.colno}: {error.msg}") from None
     return rows
 
 

@@ -103,7 +103,7 @@ SETTINGS = [
     (f"{TOOLS} {SERVER}.tool_parser null", "strategy.server.tool_parser is null", "such as hermes"),
     (
         f"{TOOLS} {SERVER}.tool_parser hermes --model.model {{in}}/models/whole",
-        "chat template leaves out the tools of data.environment",
+        "chat template leaves out the tools",
     ),
     ("--data.max_turns 4", "data.max_turns is set", "there is no data.environment"),
     ("--data.environment tests.environments.broken.LongStop", "LongStop.stop has", "4 tokens"),
@@ -143,7 +143,7 @@ DATA = [
         "--data.prompts {in}/data/system.jsonl --model.model {in}/models/strict-template",
         *("no system here", "chat template"),
     ),
-    ("--data.prompts {in}/data/surrogate.jsonl", "Row 3 of surrogate", "surrogate pair"),
+    ("--data.prompts {in}/data/surrogate.jsonl", "Row 3 of surrogate", "cannot encode"),
     ("--data.rewards lrl.rewards.GSM9K", "Did you mean GSM8K?"),
     (
         "--data.rewards trl_rewards:brief",

@@ -93,7 +93,7 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
         ("rows.csv", 'prompt,answer\n"a"b,2\n', "line 2: .*expected after"),
         ("rows.csv", 'prompt,answer\na,"2\nb,3\n', "line 3: unexpected end"),
         ("rows.csv", "prompt,prompt\na,2\n", "line 1: .*prompt, prompt"),
-        ("rows.jsonl", '{"prompt": "x"}\n\nnot json\n', "row 1, 'not json': Expecting"),
+        ("rows.jsonl", '{"prompt": "x"}\n\nnot json\n', "line 3, column 1"),
         ("rows.jsonl.gz", "{}", "header"),
         ("rows.xlsx", "PK", r"(?s:.*)Give .*\.csv"),
         ("rows.json", "[{]", "line 1 column 3"),

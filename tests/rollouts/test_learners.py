@@ -76,11 +76,6 @@ CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
         {"advantages"},
         "data.temperature was 1 and is 0.5",
     ),
-    "another limit": (
-        {"sampling": replace(SAMPLING, max_tokens=5)},
-        {"advantages"},
-        "data.max_response_tokens was 9 and is 5",
-    ),
     "larger groups": (
         {"sampling": replace(SAMPLING, n=3)},
         {"advantages", "length_predictor"},

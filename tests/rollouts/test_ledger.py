@@ -209,17 +209,6 @@ def test_the_ledger_does_not_grow_with_the_run(
     assert len(ledger._steps) == len(state["done_ahead"])
 
 
-def test_a_group_of_an_older_version_is_trained_first_even_if_others_finished_first() -> None:
-    ledger = Ledger(make_pacing((8, 2, 1, True)))
-    assert admit(ledger, 0) == [0, 1, 2, 3]
-    finish(ledger, 1, 2)
-    assert [ledger.take(0).index, ledger.take(0).index] == [1, 2]
-    assert admit(ledger, 1) == [4, 5]
-    finish(ledger, 4, 5, 0)
-    assert ledger.take(1).index == 0
-    assert ledger.take(1) is None  # 3 is too old for step 2, so 4 and 5 wait for it
-
-
 def test_a_masked_straggler_does_not_hold_the_step_and_continues_after_a_resume() -> None:
     ledger = Ledger(make_pacing((8, 2, 1, False)))
     admit(ledger, 0)
@@ -243,20 +232,6 @@ def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     assert [other.take(0).index, other.take(0).index] == [3, 1]
     later = resumed(other, 1)  # these two are trained now
     assert list(later.finished) == [0] and list(later.running) == [2] and admit(later, 1) == [4, 5]
-
-
-def test_an_open_group_keeps_the_version_that_admitted_it_through_two_resumes() -> None:
-    ledger = Ledger(make_pacing((8, 2, 2, True)))
-    admit(ledger, 0)
-    finish(ledger, 0, 1, 2, 3)
-    for step in (0, 0, 1, 1):
-        ledger.take(step)
-    admit(ledger, 1), admit(ledger, 2)
-    other = resumed(resumed(ledger, 2), 2)
-    admitted_by = {index: group.admitted_by for index, group in other.running.items()}
-    assert admitted_by == {4: 0, 5: 0, 6: 1, 7: 1, 8: 2, 9: 2}
-    finish(other, 8, 6)
-    assert other.take(2) is None  # 4 and 5 are due in step 2
 
 
 def test_groups_that_a_lower_max_lag_would_train_too_late_start_anew_and_are_counted(
@@ -298,15 +273,6 @@ def test_a_group_that_an_unfinished_step_gave_up_is_handed_out_again_and_listed_
     assert other.state_dict(0)["given_up"] == {} and other.state_dict(1)["given_up"] == {0: 100}
 
 
-def test_a_skipped_group_counts_in_no_step_and_another_starts_in_its_place() -> None:
-    ledger = Ledger(make_pacing((4, 2, 0, True)))
-    assert admit(ledger, 0) == [0, 1] and admit(ledger, 0) == []
-    ledger.skip(ledger.running[0])
-    assert admit(ledger, 0) == [2] and admit(ledger, 0) == []
-    finish(ledger, 1, 2)
-    assert [ledger.take(0).index, ledger.take(0).index, ledger.take(0)] == [1, 2, None]
-
-
 def test_a_step_does_not_wait_for_the_version_of_a_skipped_group() -> None:
     ledger = Ledger(make_pacing((8, 2, 1, True)))
     finish(ledger, *admit(ledger, 0)[:3])
@@ -315,14 +281,6 @@ def test_a_step_does_not_wait_for_the_version_of_a_skipped_group() -> None:
     assert ledger.take(1) is None  # 3 is of version 0 and still runs
     ledger.skip(ledger.running[3])
     assert ledger.take(1).index == 4
-
-
-def test_a_skipped_group_is_listed_and_not_admitted_again_after_a_resume() -> None:
-    ledger = Ledger(make_pacing((4, 2, 0, True)))
-    admit(ledger, 0)
-    ledger.skip(ledger.running[1])
-    other = resumed(ledger, 0)
-    assert other.skipped == {1: 101} and list(other.running) == [0] and admit(other, 0) == [2]
 
 
 @pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])
@@ -364,16 +322,6 @@ def test_the_steps_of_an_epoch_train_every_prompt_once(pacing: Pacing, epoch: in
     assert sum(sizes) == pacing.prompts_per_epoch
     assert all(1 <= size <= pacing.groups_per_step for size in sizes)
     assert pacing.groups_before(first) == epoch * pacing.prompts_per_epoch
-
-
-@given(pacings, st.integers(0, 30))
-def test_every_admitted_group_can_be_trained_before_it_is_too_old(
-    pacing: Pacing, version: int
-) -> None:
-    last = version + pacing.max_lag
-    assert pacing.may_have_started(version) == sum(
-        pacing.groups_in(step) for step in range(last + 1)
-    )
 
 
 @given(pacings, st.integers(1, 6))

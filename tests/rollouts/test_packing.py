@@ -139,17 +139,13 @@ def test_positions_restart_with_every_response_and_with_padding(groups: list[Gro
                 assert torch.equal(here, torch.arange(here[0], here[0] + len(here)))
 
 
-def test_outside_the_mask_nothing_is_left() -> None:
+def test_the_label_is_the_next_token_and_outside_the_mask_nothing_is_left() -> None:
     (batch,) = pack(Packer(1000, GroupMean(), 0.7, oldest_version=2), [make_group(0, 3, [9, 4, 7])])
     out = ~batch.mask
     assert batch.temperature == 0.7
     for field in (batch.labels, batch.behaviour_logprobs, batch.advantages):
         assert not field[out].any()
     assert (batch.versions[out] == -1).all()
-
-
-def test_the_label_is_the_next_token() -> None:
-    (batch,) = pack(Packer(1000, GroupMean(), 1.0), [make_group(0, 3, [9, 4])])
     rows, columns = batch.mask.nonzero(as_tuple=True)
     assert torch.equal(batch.input_ids[rows, columns + 1], batch.labels[rows, columns])
 
@@ -187,27 +183,17 @@ def test_the_share_of_padding_is_over_all_micro_batches_of_all_ranks(
     assert [row[:4] for row in unpack(batches)] == [row[:4] for row in expected(groups)]
 
 
-def test_padding_is_an_ordinary_token() -> None:
-    (batch,) = pack(Packer(1000, GroupMean(), 1.0, share_rows=False), [make_group(0, 2, [9, 4])])
-    last = batch.input_ids[1, batch.lengths[1] - 1]
-    assert (batch.input_ids[1][batch.sequence_ids[1] < 0] == last).all()
-
-
-def test_a_response_without_a_reward_is_counted_and_left_out() -> None:
-    group = make_group(0, 2, [3, 4, 5])
-    group.rollouts[1].reward = None
+@pytest.mark.parametrize(("unscored", "counts"), [(1, (1, [], 8)), (2, (3, [7], 0))])
+def test_a_response_without_a_reward_or_a_baseline_is_counted_and_left_out(
+    unscored: int, counts: tuple[int, list[int], int]
+) -> None:
+    group = make_group(7, 2, [4, 3, 5])
+    for rollout in group.rollouts[:unscored]:
+        rollout.reward = None
     packer = Packer(100, GroupMean(), 1.0)
-    (batch,) = pack(packer, [group])
-    assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == (1, [], 8)
-    assert batch.num_sequences == 2
-
-
-def test_a_group_without_a_baseline_is_counted_and_left_out() -> None:
-    group = make_group(7, 2, [3, 4])
-    group.rollouts[0].reward = None
-    packer = Packer(100, GroupMean(), 1.0)
-    assert pack(packer, [group]) == []
-    assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == (2, [7], 0)
+    batches = pack(packer, [group])
+    assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == counts
+    assert sum(batch.num_sequences for batch in batches) == (2 if unscored == 1 else 0)
 
 
 def test_a_cut_response_moves_the_baseline_and_has_no_token_in_the_loss() -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import datetime
 from collections import Counter
-from decimal import Decimal
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import Group
 from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_packing import make_group
@@ -56,14 +51,11 @@ def draws(replay: Replay, step: int) -> Counter[int]:
     return found
 
 
-def test_the_newest_share_goes_to_the_step_before() -> None:
+def test_the_newest_and_the_well_rewarded_groups_are_drawn_more() -> None:
     replay = Replay(1, 10, newest_share=0.8, reward_weight=0.0)
     replay.add(0, [group(i, 0) for i in range(9)])
     replay.add(1, [group(9, 1)])
     assert 0.75 < draws(replay, 2)[9] / 400 < 0.89  # 0.8 and a tenth of the rest: 0.82
-
-
-def test_well_rewarded_groups_are_drawn_more() -> None:
     replay = Replay(1, 10, newest_share=0.0, reward_weight=2.0)
     replay.add(0, [group(0, 0, reward=1.0), group(1, 0, reward=0.0)])
     assert 0.82 < draws(replay, 1)[0] / 400 < 0.94  # e^2 / (e^2 + 1) = 0.88
@@ -81,27 +73,6 @@ def test_a_resumed_run_draws_the_same_groups_as_an_unbroken_one() -> None:
         for one, other in zip(ours, theirs, strict=True):
             assert [r.token_ids for r in one.rollouts] == [r.token_ids for r in other.rollouts]
             assert [r.versions for r in one.rollouts] == [r.versions for r in other.rollouts]
-
-
-COLUMNS = {
-    "a timestamp of Parquet": datetime.datetime(2026, 1, 2),
-    "a number of numpy": np.float64(1.5),
-    "a Decimal": Decimal("1.5"),
-    "an object": object(),
-}
-
-
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_a_column_of_any_type_is_there_for_the_rewards_and_not_in_a_checkpoint(kind: str) -> None:
-    replay, resumed, one = Replay(1, 10), Replay(1, 10), group(0, 0)
-    one.prompt.columns = {"answer": COLUMNS[kind]}
-    replay.add(0, [one])
-    resumed.load_state_dict(
-        through_a_file(replay.state_dict()), lambda index: copy.deepcopy(one.prompt)
-    )
-    assert len(resumed) == 1
-    state = save_group(one, scored=True)
-    assert load_group(through_a_file(state), one.prompt).prompt.columns["answer"] is COLUMNS[kind]
 
 
 def test_a_group_whose_row_has_another_answer_is_not_replayed(

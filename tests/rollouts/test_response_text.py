@@ -108,6 +108,7 @@ def test_a_text_has_the_spaces_that_the_policy_wrote(text: str) -> None:
 
 def test_special_tokens_may_be_left_out(policy: lrl.PolicyModule) -> None:
     assert text_of(policy, skip_special_tokens=True) == "a\nb\\boxed{72}"
+    assert text_of(policy, "a", "1<think>", skip_special_tokens=True) == "a"
 
 
 TOKENIZER = byte_tokenizer()
@@ -146,13 +147,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, bool, set[int]]]
 """config.json, generation_config.json, whether the tokenizer has an end, and the stop tokens."""
 
 
-@pytest.fixture(params=FOLDERS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def folder(kind: str, tmp_path: Path) -> Path:
+def folder_of(kind: str, tmp_path: Path) -> Path:
     config, generation, tokenizer_ends, _ = FOLDERS[kind]
     folder = tiny_llama(tmp_path / "policy")
     of_model = json.loads((folder / "config.json").read_text())
@@ -167,10 +162,13 @@ def folder(kind: str, tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_part_of_a_run_knows_the_same_ends(
-    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_part_of_a_run_knows_the_ends_by_which_vllm_serves_the_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = FOLDERS[kind][-1]
+    """vLLM's own code is called, with what its API server gives it: the folder's settings and the
+    tokenizer's end."""
+    folder, wanted = folder_of(kind, tmp_path), FOLDERS[kind][-1]
     policy, data = (
         lrl.PolicyModule(str(folder)),
         lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch()),
@@ -189,21 +187,17 @@ def test_every_part_of_a_run_knows_the_same_ends(
     ends = chat.open_policy(folder, 0.0, 4)[0].generation_config.eos_token_id
     assert set(ends or ()) == wanted
 
-
-def test_the_rule_is_that_by_which_vllm_serves_the_folder(folder: Path, kind: str) -> None:
-    """Its own code is called, with what its API server gives it: the folder's settings and the
-    tokenizer's end."""
     config = pytest.importorskip("vllm.transformers_utils.config")
     from vllm.sampling_params import SamplingParams
 
     found = config.try_get_generation_config(str(folder), trust_remote_code=False)
     served, ours = (
         SamplingParams(),
-        SamplingParams(stop_token_ids=sorted(FOLDERS[kind][-1]), ignore_eos=True),
+        SamplingParams(stop_token_ids=sorted(wanted), ignore_eos=True),
     )
     for one in (served, ours):
         one.update_from_generation_config(
             found.to_diff_dict(), open_tokenizer(str(folder)).eos_token_id
         )
-    assert {*served.stop_token_ids, served.eos_token_id} - {None} == FOLDERS[kind][-1]
-    assert {*ours.stop_token_ids, ours.eos_token_id} - {None} == FOLDERS[kind][-1]
+    for one in (served, ours):
+        assert {*one.stop_token_ids, one.eos_token_id} - {None} == wanted

@@ -46,19 +46,6 @@ def test_a_group_comes_back_unchanged_an_unfinished_one_without_its_rewards(
     assert loaded == group
 
 
-def test_fields_that_the_trainer_adds_are_not_saved() -> None:
-    rollout = Rollout(
-        token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop", text="x", reward=1.0
-    )
-    seen = Rollout(**{name: getattr(rollout, name) for name in Rollout.__slots__})
-    seen.reference_logprobs = [-2.0]
-    seen.kl_penalty = 0.5
-    loaded = load_group(
-        save_group(Group(index=0, prompt=PROMPT, rollouts=[seen]), scored=True), PROMPT
-    )
-    assert loaded.rollouts == [rollout]
-
-
 def test_a_token_takes_eight_bytes() -> None:
     tokens = 1000
     rollout = Rollout(

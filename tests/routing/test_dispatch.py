@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections.abc import Callable
@@ -12,9 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.planning.clock import run
-from lrl.rollouts.controller import Controller
-from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.routing.dispatch import (
     DispatchPolicy,
     LeastLoaded,
@@ -23,9 +19,7 @@ from lrl.routing.dispatch import (
     RoundRobin,
     SkewnessAware,
 )
-from lrl.types import Group, Prompt, Sampling
-from tests.generators.model_fleet import make_pool, resync
-from tests.rollouts.test_controller import ModelRewards
+from lrl.types import Prompt
 
 RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "round robin": RoundRobin,
@@ -147,90 +141,6 @@ def copy(what: Request | str) -> Request | str:
         what
         if isinstance(what, str)
         else Request(what.prompt, what.responses, what.priority, what.due)
-    )
-
-
-class Row:
-    """Prompts whose responses have long-tailed lengths."""
-
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
-        self.prompts: list[Prompt] = []
-
-    def __getitem__(self, index: int) -> Prompt:
-        while index >= len(self.prompts):
-            seconds = min(60, 1 + int(self.draw.lognormvariate(1.5, 1.0)))
-            self.prompts.append(Prompt(id=len(self.prompts), token_ids=[seconds], text=""))
-        return self.prompts[index]
-
-
-async def a_run(
-    controller: Controller, pool: object, every_n_steps: int, pacing: Pacing
-) -> list[tuple[int, Group]]:
-    trained = []
-    await controller.new_version(0)
-    for step in range(pacing.last_step or 0):
-        trained += [
-            (step, await controller.next_group(step)) for _ in range(pacing.groups_in(step))
-        ]
-        await asyncio.sleep(3.0)
-        if (step + 1) % every_n_steps == 0:
-            await resync(pool, step + 1)  # type: ignore[arg-type]
-            await controller.new_version(step + 1)
-    return trained
-
-
-@every_rule
-@settings(max_examples=15, deadline=None)
-@given(
-    max_lag=st.integers(0, 3),
-    groups=st.integers(1, 5),
-    wait=st.booleans(),
-    max_skipped=st.integers(0, 3),
-    seed=st.integers(0, 10**6),
-)
-def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
-    rule: Callable[[], DispatchPolicy],
-    max_lag: int,
-    groups: int,
-    wait: bool,
-    max_skipped: int,
-    seed: int,
-) -> None:
-    pacing = Pacing(
-        prompts_per_epoch=7,
-        groups_per_step=groups,
-        max_lag=max_lag,
-        last_step=7,
-        wait_for_stragglers=wait,
-    )
-    draw = random.Random(seed)
-    pool, _ = make_pool(
-        *(draw.randint(1, 9) for _ in range(draw.randint(1, 3))), dispatch=with_oracle(rule())
-    )
-    rewards = ModelRewards(draw, equal=0.5, every=1000)
-    sampling = Sampling(n=2, max_tokens=99)
-    controller = Controller(
-        Row(seed),
-        pool.generate,
-        rewards,
-        Ledger(pacing),
-        sampling,
-        lambda tokens, before: str(tokens),
-        9.0,
-        max_skipped,
-    )
-    trained = run(a_run(controller, pool, 1 + seed % (max_lag + 1), pacing))
-    indices = [*controller.ledger.skipped, *(group.index for _, group in trained)]
-    assert sorted(indices) == list(range(len(indices))) and len(trained) == pacing.groups_before(7)
-    if wait:
-        assert all(step - group.oldest_version <= max_lag for step, group in trained)
-        assert all(
-            step <= group.admitted_by + max_lag and group.due <= group.admitted_by + max_lag
-            for step, group in trained
-        )
-    assert all(
-        generator.in_flight == 0 == generator.outstanding_tokens for generator in pool.generators
     )
 
 

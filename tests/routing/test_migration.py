@@ -13,7 +13,6 @@ from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import run
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
-from lrl.types import Prompt
 from tests.generators.model_fleet import Known, ModelClient, ask, gather, make_pool, resync
 
 
@@ -118,14 +117,3 @@ def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
         for client, capacity in zip(clients, capacities, strict=True)
     )
     assert left_nothing(pool)
-
-
-def test_a_response_longer_than_expected_may_still_move() -> None:
-    class OutgrownAtTen(Known):
-        def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-            return 10 if written < 10 else written + 50
-
-    pool, (_, second) = make_moving_crew(8, 8, migration=Migration())
-    pool.requests.dispatch.lengths = OutgrownAtTen()
-    answer(pool, 100, 20, 90, 20)
-    assert pool.requests.moved == 2 and (1, 20) in second.requests

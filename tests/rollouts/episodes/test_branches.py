@@ -22,7 +22,7 @@ from lrl.environments import Environment, Policy
 from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens, token_weights
 from lrl.planning.clock import run
-from lrl.rollouts.episodes.episode import Episodes, shared_with
+from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.collate import each_rollout
@@ -227,22 +227,3 @@ def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
     rollout = Rollout()
     run(episodes.generate(PROMPT, [rollout], Sampling(max_tokens=50), priority=0))
     assert why in rollout.failure
-
-
-def test_a_branch_costs_the_tokens_that_it_reads_however_many_others_there_are() -> None:
-    class Counted(list[int]):
-        looked_at = 0
-
-        def __getitem__(self, place: Any) -> Any:
-            self.looked_at += 1
-            return super().__getitem__(place)
-
-    trunk, branches = [1] * 50, 40
-    rollout = Rollout(token_ids=Counted(trunk))
-    for number in range(branches):
-        rollout.forks.append(Fork(len(rollout.token_ids), len(trunk)))
-        rollout.token_ids += [number + 2] * 10
-    read = [*trunk, 7, 7, 0]
-    assert shared_with(rollout, read) == (Fork(450, 50 + 5 * 10 + 2), 52)
-    looked_at = rollout.token_ids.looked_at  # type: ignore[attr-defined]
-    assert looked_at <= 2 * (len(read) + branches)

@@ -204,12 +204,3 @@ def test_a_guess_does_not_depend_on_the_other_texts_of_its_batch(
     texts = [told(id)[0].text * (1 + id % 3) for id in range(20)]
     tuned.learn([(text, float(len(text) > 40)) for text in texts])
     assert tuned.guess(texts) == pytest.approx([tuned.guess([text])[0] for text in texts], abs=1e-5)
-
-
-def test_the_first_lessons_are_not_forgotten(model: str) -> None:
-    tuned = FineTuned(model, "cpu", LR, passes=8, fitted_prompts=100)
-    draw = random.Random(0)
-    tuned.learn([("aaaa", 1.0)] * 20)
-    for _ in range(4):
-        tuned.learn([("".join(draw.choices("abcdefgh", k=4)), -1.0) for _ in range(20)])
-    assert tuned.guess(["aaaa", "bcde"]) == pytest.approx([1.0, -1.0], abs=0.5)

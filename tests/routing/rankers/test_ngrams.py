@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.routing.rankers import NgramRanker
 from lrl.routing.rankers.ngrams import (
     BUCKETS,
     MAX_PROMPT_TOKENS,
@@ -21,13 +20,6 @@ def test_similar_prompts_have_similar_features_and_long_ones_bounded_features() 
     assert places.max() < BUCKETS and np.linalg.norm(values[:-1]) == pytest.approx(1)
     long, _ = features(list(range(10 * MAX_PROMPT_TOKENS)))
     assert len(long) <= 2 * MAX_PROMPT_TOKENS and len(features([])[0]) == 1
-
-
-def test_a_setting_outside_its_range_is_named() -> None:
-    with pytest.raises(ValueError, match="data.length_predictor.ranker.fitted_prompts is 0"):
-        NgramRanker(fitted_prompts=0)
-    with pytest.raises(ValueError, match="data.length_predictor.ranker.penalty is 0"):
-        NgramRanker(penalty=0.0)
 
 
 def test_the_fit_solves_the_normal_equations_and_does_not_penalise_the_intercept() -> None:
@@ -50,9 +42,3 @@ def test_the_fit_solves_the_normal_equations_and_does_not_penalise_the_intercept
     exact = torch.linalg.solve(equations, centred.T @ (numbers - numbers.mean()))
     assert (weights - exact).norm() < 3 * SMALLEST_RESIDUAL * exact.norm()
     assert abs(intercept - offset) < 0.01 * offset
-
-
-def test_equal_numbers_are_the_intercept() -> None:
-    row = np.array([1, 2], np.int16), np.array([1.0, 1.0], np.float32)
-    weights, intercept = fit_ridge([row, row], [3.0, 3.0], 4, 1.0)
-    assert not weights.any() and intercept == 3.0

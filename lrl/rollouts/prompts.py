@@ -105,8 +105,6 @@ class Prompts:
         self.limit = limit
         self.columns: list[str] = []
         """Names of the columns that a `Prompt.columns` may have; known after `load`."""
-        self.skipped: list[int] = []
-        """Ids of the rows that were skipped as too long."""
         self._fields = _fields_of(template)
         self.rows: list[Row] = []
         """The raw rows; empty before `read`."""
@@ -305,14 +303,12 @@ class Prompts:
         return chat
 
     def _report_too_long(self, prompts: list[Prompt], limit: int) -> None:
-        self.skipped = [prompt.id for prompt in prompts if len(prompt.token_ids) > limit]
-        if not (count := len(self.skipped)):
+        too_long = {one.id: len(one.token_ids) for one in prompts if len(one.token_ids) > limit}
+        if not too_long:
             return
-        rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if count > 10 else "")
-        longest = max(len(prompt.token_ids) for prompt in prompts)
         found = (
-            f"{count} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, the "
-            f"longest {longest}: rows {rows}."
+            f"{len(too_long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, "
+            f"the longest {max(too_long.values())}: rows {str([*too_long])[1:-1]:.50}."
         )
         if self.too_long == "refuse" or not self._prompts:
             raise ConfigError(f"{found} Raise it, or use `too_long=skip`.")
@@ -333,20 +329,16 @@ class Prompts:
 
     def __len__(self) -> int:
         """Returns the number of prompts in one epoch."""
-        if not self._prompts:
-            raise RuntimeError(f"The prompts of {self.name} are not loaded: call `load`.")
         return len(self._prompts)
 
     def __getitem__(self, index: int) -> Prompt:
         """Returns the prompt at `index` of the run's endless row: epoch `index // len`, position
         `index % len`."""
-        if index < 0:
-            raise IndexError(f"Prompts are counted from 0: {index}.")
         epoch, position = divmod(index, len(self))
         return self._prompts[self._epoch_order(epoch)[position] if self.shuffle else position]
 
     def __iter__(self) -> Iterator[Prompt]:
-        return iter(self._prompts[: len(self)])
+        return iter(self._prompts)
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order[0] != epoch:

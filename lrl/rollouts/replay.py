@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from lrl.rollouts.serialisation import has_same_columns, load_group, save_group
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import at_least, fault
 from lrl.types import Group, Prompt
 
 log = logging.getLogger(__name__)
@@ -44,11 +44,7 @@ class Replay:
         reward_weight: float = 1.0,
         seed: int = 0,
     ) -> None:
-        if groups_per_step < 1 or max_lag < 1:
-            fault(
-                f"data.replay: groups_per_step is {groups_per_step} and max_lag is {max_lag}; both "
-                "must be at least 1, or set data.replay to null."
-            )
+        at_least(1, "data.replay", groups_per_step=groups_per_step, max_lag=max_lag)
         if not 0 <= newest_share <= 1:
             fault(f"data.replay.newest_share is {newest_share}; it must be in [0, 1].")
         self.groups_per_step = groups_per_step
@@ -100,7 +96,5 @@ class Replay:
             if has_same_columns(saved, prompt := prompt_at(saved["index"]))
         ]
         if dropped := len(state["groups"]) - len(self._groups):
-            log.warning(
-                "%d groups are not replayed any longer: the columns of their rows have changed.",
-                dropped,
-            )
+            text = "%d groups are not replayed any longer: the columns of their rows have changed."
+            log.warning(text, dropped)

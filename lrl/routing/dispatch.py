@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.system.config_errors import above, at_least, fault, one_of
+from lrl.system.config_errors import fault, one_of
 from lrl.types import Prompt, Rollout
 
 LONG, REST = 0.9, 0.5
@@ -87,10 +87,6 @@ class DecodeLatency:
 
     step_ms: float = 8.4
     response_ms: float = 0.056
-
-    def __post_init__(self) -> None:
-        above(0, "decode_latency", step_ms=self.step_ms)
-        at_least(0, "decode_latency", response_ms=self.response_ms)
 
     def per_token(self, responses: int) -> float:
         """Returns PTL(BS), the milliseconds of a step with a token for each of `responses`."""

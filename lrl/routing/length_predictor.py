@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from lrl.routing.rankers.ngrams import NgramRanker, Ranker
-from lrl.system.config_errors import at_least, fault
 from lrl.types import Group, Prompt, Rollout
 
 RECENT_RESPONSES = 4096
@@ -41,12 +40,6 @@ class LengthPredictor:
     def __init__(
         self, newest_weight: float = 0.5, seen_prompts: int = 100_000, ranker: Ranker | None = None
     ) -> None:
-        if not 0 < newest_weight <= 1:
-            fault(
-                f"data.length_predictor.newest_weight is {newest_weight}; it must be above 0 and "
-                "at most 1."
-            )
-        at_least(1, "data.length_predictor", seen_prompts=seen_prompts)
         self.newest_weight = newest_weight
         self.seen_prompts = seen_prompts
         self.ranker = ranker or NgramRanker()

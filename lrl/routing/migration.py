@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Sequence
 
 from lrl.routing.dispatch import DecodeLatency, GeneratorLoad, Request
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.system.config_errors import above, at_least
 
 
 class Migration:
@@ -28,8 +27,6 @@ class Migration:
         prefill_ms: float = 0.03,
         margin: float = 2.0,
     ) -> None:
-        at_least(0, "data.migration", prefill_ms=prefill_ms)
-        above(0, "data.migration", margin=margin)
         self.decode_latency = decode_latency or DecodeLatency()
         self.prefill_ms = prefill_ms
         self.margin = margin

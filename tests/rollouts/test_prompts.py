@@ -90,8 +90,6 @@ def test_file_order_is_that_of_an_iteration_and_repeats_without_shuffle() -> Non
     assert [prompt.id for prompt in loaded(limit=5)] == list(range(5))
     prompts = loaded(shuffle=False, limit=5)
     assert seen(prompts, 0, 11) == [*range(5), *range(5), 0]
-    with pytest.raises(IndexError, match="-1"):
-        prompts[-1]
 
 
 def test_rewards_get_the_other_columns_untouched() -> None:
@@ -343,7 +341,7 @@ def test_a_row_that_cannot_be_a_prompt_is_refused_by_name(
 def test_prompts_are_never_cut_but_refused_by_row() -> None:
     rows = [{"prompt": "x" * length} for length in range(1, 21)]
     with pytest.raises(
-        ValueError, match=r"12 prompts .* the longest 20: rows 8, 9, .*, 17, \.\.\.. Raise"
+        ValueError, match=r"12 prompts .* the longest 20: rows 8, 9, .*, 17, .*Raise"
     ):
         loaded(rows, most=8)
 
@@ -354,7 +352,7 @@ def test_skipped_prompts_are_listed_and_the_others_keep_their_ids(
     rows = [{"prompt": "x" * length} for length in (9, 1, 9, 2)]
     with caplog.at_level(logging.WARNING):
         prompts = loaded(rows, most=8, too_long="skip", shuffle=False)
-    assert prompts.skipped == [0, 2] and seen(prompts, 0, 4) == [1, 3, 1, 3]
+    assert seen(prompts, 0, 4) == [1, 3, 1, 3] and "rows 0, 2" in caplog.text
     assert len(caplog.records) == 1
     assert len(loaded(rows, most=9)) == 4, "a prompt of exactly the limit stays"
     with pytest.raises(ValueError, match="4 prompts"):

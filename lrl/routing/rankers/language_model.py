@@ -24,7 +24,6 @@ from torch.nn.functional import mse_loss
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
 
 from lrl.routing.rankers.ngrams import NgramRanker, Ranker
-from lrl.system.config_errors import above, at_least
 from lrl.system.processes import die_with
 from lrl.types import Prompt
 
@@ -37,8 +36,6 @@ Row = tuple[str, float]
 """A prompt's text and its number."""
 MIN_LEARNT = 128
 """Prompts that the model learns before it guesses one: its head begins at random."""
-MAX_KEPT_GUESSES = 65_536
-"""Prompts whose guesses are kept, the newest."""
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +61,11 @@ class LanguageModelRanker(Ranker):
         passes: int = 2,
         fitted_prompts: int = 2048,
     ) -> None:
-        above(0, "data.length_predictor.ranker", lr=lr)
-        at_least(1, "data.length_predictor.ranker", passes=passes, fitted_prompts=fitted_prompts)
         self.model = model
         self.device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
         self._settings = (model, self.device, lr, passes, fitted_prompts)
         self._ngrams = NgramRanker(fitted_prompts)
-        self._guesses: dict[int, float] = {}  # prompt id -> guess of the language model
+        self._guesses: dict[int, float] = {}  # prompt id -> guess, of those looked ahead to
         self._learnt = deque[Row](maxlen=fitted_prompts)
         self._to_learn = deque[Row](maxlen=fitted_prompts)
         self._pool: ProcessPoolExecutor | None = None  # of one process
@@ -100,9 +95,7 @@ class LanguageModelRanker(Ranker):
             self._submit("guess", [prompt.text for prompt in prompts], partial(self._keep, ids))
 
     def _keep(self, ids: list[int], guesses: list[float]) -> None:
-        self._guesses |= zip(ids, guesses, strict=True)
-        while len(self._guesses) > MAX_KEPT_GUESSES:
-            del self._guesses[next(iter(self._guesses))]
+        self._guesses = dict(zip(ids, guesses, strict=True))
 
     def _submit(self, job: str, rows: Sequence[Any], then: Callable[[Any], object] = bool) -> bool:
         """Gives the process a job unless it still has one of this kind; returns whether it did.

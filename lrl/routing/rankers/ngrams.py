@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lrl.system.config_errors import above, at_least
 from lrl.types import Prompt
 
 BUCKETS = 2**13
@@ -29,6 +28,8 @@ MAX_PROMPT_TOKENS = 512
 prompts."""
 USUAL_LENGTH = np.log(64.0)
 
+PENALTY = 1.0
+"""L2 penalty of the regression."""
 SMALLEST_RESIDUAL = 1e-2
 """Share of the first residual at which the fit ends; later rounds change no ranks."""
 
@@ -70,14 +71,10 @@ class NgramRanker(Ranker):
 
     Args:
         fitted_prompts: The newest prompts, to which it is fitted after each step.
-        penalty: L2 penalty of the regression.
     """
 
-    def __init__(self, fitted_prompts: int = 2048, penalty: float = 1.0) -> None:
-        at_least(1, "data.length_predictor.ranker", fitted_prompts=fitted_prompts)
-        above(0, "data.length_predictor.ranker", penalty=penalty)
+    def __init__(self, fitted_prompts: int = 2048) -> None:
         self.fitted_prompts = fitted_prompts
-        self.penalty = penalty
         self._rows: list[tuple[SparseRow, float]] = []
         self._weights: tuple[NDArray[np.float64], float] = np.zeros(BUCKETS), 0.0
 
@@ -96,7 +93,7 @@ class NgramRanker(Ranker):
         self._weights = np.zeros(BUCKETS), 0.0
         if found:
             rows, numbers = zip(*found, strict=True)
-            weights, intercept = fit_ridge(rows, numbers, BUCKETS, self.penalty)
+            weights, intercept = fit_ridge(rows, numbers, BUCKETS, PENALTY)
             self._weights = weights.numpy(), intercept
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +109,6 @@ class NgramRanker(Ranker):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the fitted rows and fits them."""
         sizes = state["sizes"].tolist()
         columns, values = (
             [part.numpy() for part in state[name].split(sizes)] for name in ("places", "values")

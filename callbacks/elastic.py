@@ -11,8 +11,7 @@ generator, and of a step's seconds
 
 so delta is the trainer's wait less the generators' idle time. The paper takes delta' from a profile.
 The even share is simpler, and too large where one long response holds a step; but there the
-generators idle, which makes delta small. The paper has no rule for one generator less. Ours is the
-reverse: T_gen * n / (n - 1) <= T_train. It only gives a warning.
+generators idle, which makes delta small.
 """
 
 import logging
@@ -65,7 +64,7 @@ class Elastic(OnRankZero):
         self.command = command
         self.max_generators = max_generators
         self.steps = steps
-        self._more = self._fewer = 0  # steps in a row
+        self._more = 0  # steps in a row
         self._started: list[subprocess.Popen[bytes]] = []
         self._joined_before = 0  # joined generators when the last command was started
 
@@ -79,7 +78,6 @@ class Elastic(OnRankZero):
         generators = len(fleet.rollouts.alive)
         full = self.max_generators is not None and generators >= self.max_generators
         self._more = self._more + 1 if lacks_one(times, generators) else 0
-        self._fewer = self._fewer + 1 if has_one_too_many(times, generators) else 0
         run = shlex.quote(str(run_folder(trainer)))
         if self._more == self.steps and not full:
             advice = (
@@ -91,11 +89,6 @@ class Elastic(OnRankZero):
             else:
                 self._more = 0
                 self._start(self.command.replace(RUN, run), advice, fleet.joined)
-        if self._fewer == self.steps:
-            advice = (
-                f"{generators} generators write faster than the trainer trains: one less would do."
-            )
-            log.warning("%s Type: lrl leave %s", advice, run)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the started commands; their generators elsewhere notice the end of the run."""
@@ -134,10 +127,3 @@ def lacks_one(times: StepTimes, generators: int) -> bool:
     """Tells whether generation is slower than training by at least what one more would save."""
     busy_s = generation_s(times)
     return busy_s - (times.step - times.wait) >= busy_s / (generators + 1)
-
-
-def has_one_too_many(times: StepTimes, generators: int) -> bool:
-    """Tells whether one generator less would still write as fast as the trainer trains."""
-    if generators == 1:
-        return False
-    return generation_s(times) * generators / (generators - 1) <= times.step - times.wait

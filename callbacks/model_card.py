@@ -4,7 +4,6 @@ folder's README, which the hub shows."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.datamodule import RolloutDataModule
 
 FILE = "README.md"
-PACKAGES = ("lrl", "torch", "lightning", "transformers")
 
 
 def write(
@@ -42,9 +40,7 @@ def write(
         if rows := _rows(evaluations, measure):
             head = ("data set", "step", measure, "95 % interval", "problems", "decoding")
             parts += [f"## {measure.capitalize()}", _table(head, rows)]
-    versions = [(name, _version(name)) for name in PACKAGES]
     parts += ["## Training", _table(("setting", "value"), settings(policy, data))]
-    parts += ["## Versions", _table(("package", "version"), versions)]
     (folder / FILE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -70,13 +66,6 @@ def settings(policy: Any, data: Any) -> list[tuple[str, object]]:
             "data.max_lag": data.max_lag,
         }
     return [(name, value) for name, value in found.items() if value is not None]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"  # lrl may run from a folder on the path
 
 
 def _described(part: object) -> str | None:

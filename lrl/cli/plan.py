@@ -8,23 +8,24 @@ import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from lrl.cli.recipes import recipes
 from lrl.planning.model_shape import read_shape
 from lrl.planning.report import bottleneck, recipe_of, table
-from lrl.planning.roofline import DEVICES_PER_NODE, WEIGHT_BYTES, Held, parse_cluster
+from lrl.planning.roofline import (
+    DEVICES_PER_NODE,
+    GB,
+    WEIGHT_BYTES,
+    Held,
+    parse_cluster,
+    training_memory,
+    usable,
+)
 from lrl.planning.search import Search, best
 from lrl.planning.workload import FORMS, Workload, parse_lengths
 from lrl.training.tree_cost import attention_tokens_of
-
-ASSUMED = (
-    *("prompts", "responses", "prompt_tokens", "max_lag", "devices_per_node", "dtype"),
-    "recompute_every",
-)
-"""Settings whose defaults decide a plan."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,7 +83,8 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def plan(args: argparse.Namespace) -> None:
     """Searches for plans and prints them."""
-    base, data = read_base(args.base)
+    base = recipes().get(args.base, Path(args.base))
+    data = yaml.safe_load(base.read_text())["data"].get("init_args") or {}
     cluster = parse_cluster(args.cluster, devices_per_node=args.devices_per_node)
     shape = read_shape(args.model)
     workload = Workload(
@@ -96,41 +98,21 @@ def plan(args: argparse.Namespace) -> None:
     search = Search(shape, workload, cluster, held)
     plans = best(search.plans(args.max_lag), args.top)
     if not plans:
-        raise ValueError(f"nothing fits: {search.memory_needed()}")
-    print(assumed(args, search))
+        taken = training_memory(shape, cluster.count, tp=1, held=held).bytes_for(workload.longest)
+        raise ValueError(
+            f"nothing fits: spread over {cluster}, training takes {taken / GB:.0f} of "
+            f"{usable(cluster.device) / GB:.0f} GB of each for one response, and generators come "
+            "on top. Take more devices, larger ones, or a smaller model."
+        )
+    print(
+        f"A step: {workload.samples:,} responses of {workload.lengths.mean:,.0f} tokens in the mean "
+        f"and {workload.lengths.longest:,.0f} at most; {workload.tokens:,.0f} tokens to train, with "
+        f"each prompt read {workload.trees} times. Policy of {shape.parameters / 1e9:.3g} billion "
+        f"parameters on {cluster}."
+    )
     print(table(plans, workload, args.price))
     print(f"Plan 1. {bottleneck(plans[0], workload)}")
     if args.out is not None:
         recipe = recipe_of(plans[0], workload, cluster, base=base, model=args.model)
         args.out.write_text(recipe)
         print(f"{args.out}: plan 1.\nlrl fit --config {shlex.quote(str(args.out))}")
-
-
-def read_base(name: str) -> tuple[Path, dict[str, Any]]:
-    """Returns the path of a recipe, given by name or path, and the settings of its data."""
-    path = recipes().get(name, Path(name))
-    try:
-        recipe = yaml.safe_load(path.read_text())
-        return path, recipe["data"].get("init_args") or {}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        known = ", ".join(sorted(recipes()))
-        raise ValueError(
-            f"--base is {name!r}; give a recipe's file or one of {known}. {error}"
-        ) from error
-
-
-def assumed(args: argparse.Namespace, search: Search) -> str:
-    """Returns the work of a step, and the settings that were not given."""
-    work = search.workload
-    default = parser().get_default
-    left = [
-        f"--{name.replace('_', '-')} {value}"
-        for name in ASSUMED
-        if (value := getattr(args, name)) == default(name)
-    ]
-    return (
-        f"A step: {work.samples:,} responses of {work.lengths.mean:,.0f} tokens in the mean and "
-        f"{work.lengths.longest:,.0f} at most; {work.tokens:,.0f} tokens to train, with "
-        f"each prompt read {work.trees} times. Policy of {search.shape.parameters / 1e9:.3g} "
-        f"billion parameters on {search.cluster}.\nBy default: {', '.join(left) or 'nothing'}."
-    )

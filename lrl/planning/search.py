@@ -22,7 +22,6 @@ from functools import cache
 
 from lrl.planning.model_shape import ModelShape
 from lrl.planning.roofline import (
-    GB,
     Cluster,
     Held,
     RooflineGenerator,
@@ -243,18 +242,6 @@ class Search:
         """Returns 1 and the powers of two up to `most` that divide the model's heads."""
         powers = (2**power for power in range(1, most.bit_length()))
         return [1, *(size for size in powers if self.shape.heads % size == 0)]
-
-    def memory_needed(self) -> str:
-        """Explains why there is no plan: what training takes, spread over all devices but one."""
-        trainers = max(1, self.cluster.count - 1)
-        longest = self.workload.longest
-        taken = training_memory(self.shape, trainers, tp=1, held=self.held).bytes_for(longest)
-        return (
-            f"with one response of {longest:,} tokens, training takes {taken / GB:.0f} GB of each "
-            f"of {trainers} devices, of which plans may fill {usable(self.cluster.device) / GB:.0f}"
-            ", and generators need room beside it. Take more devices, larger ones, or a smaller "
-            "model."
-        )
 
 
 def best(plans: Iterable[Plan], most: int) -> list[Plan]:

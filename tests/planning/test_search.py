@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -117,10 +116,7 @@ def test_tensor_parallelism_has_two_groups_or_more() -> None:
     assert {one.costs.tp for one in QWEN.trainings(4, shards=1)} == {1}
 
 
-def test_without_a_plan_the_memory_that_training_takes_is_named() -> None:
-    two = replace(LLAMA, cluster=parse_cluster("2xH100"))
-    assert not list(two.plans(max_lag=1))
+def test_a_policy_that_fits_no_trainer_has_no_plan() -> None:
+    assert not list(replace(LLAMA, cluster=parse_cluster("2xH100")).plans(max_lag=1))
     assert list(replace(LLAMA, cluster=parse_cluster("2xH200")).plans(max_lag=1))
     assert {plan.training.costs.shards > 1 for plan in LLAMA.plans(1)} == {True}
-    words = "takes 13[0-9] GB of each of 1 devices, of which plans may fill 76"
-    assert re.search(words, two.memory_needed())

@@ -98,11 +98,12 @@ def plan(args: argparse.Namespace) -> None:
     search = Search(shape, workload, cluster, held)
     plans = best(search.plans(args.max_lag), args.top)
     if not plans:
-        taken = training_memory(shape, cluster.count, tp=1, held=held).bytes_for(workload.longest)
+        trainers = max(1, cluster.count - 1)
+        taken = training_memory(shape, trainers, tp=1, held=held).bytes_for(workload.longest)
         raise ValueError(
-            f"nothing fits: spread over {cluster}, training takes {taken / GB:.0f} of "
-            f"{usable(cluster.device) / GB:.0f} GB of each for one response, and generators come "
-            "on top. Take more devices, larger ones, or a smaller model."
+            f"nothing fits: with one response, training takes {taken / GB:.0f} GB of each of "
+            f"{trainers} devices, of which plans may fill {usable(cluster.device) / GB:.0f}. Take "
+            "more devices, larger ones, or a smaller model."
         )
     print(
         f"A step: {workload.samples:,} responses of {workload.lengths.mean:,.0f} tokens in the mean "

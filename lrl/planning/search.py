@@ -72,7 +72,7 @@ class Plan:
 
     cluster: Cluster
     """The cluster, or one node of it."""
-    shared: bool = False
+    shared: bool
     """Whether both sides take turns on the one device."""
     training: Training
     generation: Generation
@@ -147,20 +147,32 @@ class Search:
                     if evenly or plan.trainer_apart:
                         yield plan
 
-    def plan(self, training: Training, generation: Generation, lag: int) -> Plan:
-        """Returns the plan of two sides on devices of their own."""
+    def in_turn(self) -> Iterator[Plan]:
+        """Yields the plans on a single device, where keys and values get what training leaves."""
+        for training in self.trainings(1, 1):
+            room = usable(self.cluster.device) - training.memory
+            for generation in self.generations(1, lag=0, room=room):
+                yield self.plan(training, generation, lag=0, shared=True)
+
+    def plan(
+        self, training: Training, generation: Generation, lag: int, shared: bool = False
+    ) -> Plan:
+        """Returns the plan of two sides on devices of their own, or on a shared one."""
         sync_s = max(training.costs.sync_s, generation.costs.sync_pause_s)
-        writing = generation.writing
-        bounds = {"training": training.seconds + sync_s}
-        if lag:
-            bounds["writing"] = writing.busy_s + sync_s
-            bounds["longest response"] = (writing.span_s + training.last_s + sync_s) / (lag + 1)
+        writing, train_s = generation.writing, training.seconds
+        if shared:
+            bounds = {"in turn": writing.span_s + train_s + sync_s}
+        elif lag:
+            tail_s = writing.span_s + training.last_s + sync_s
+            bounds = {"writing": writing.busy_s + sync_s, "longest response": tail_s / (lag + 1)}
         else:
-            after_s = writing.trained_s(training.seconds, training.last_s)
-            bounds["longest response"] = after_s + sync_s
+            fed_s = writing.trained_s(train_s, training.last_s)
+            bounds = {"longest response": fed_s + sync_s}
+        bounds["training"] = train_s + sync_s
         bound = max(bounds, key=bounds.__getitem__)
         return Plan(
             cluster=self.cluster,
+            shared=shared,
             training=training,
             generation=generation,
             lag=lag,
@@ -168,23 +180,6 @@ class Search:
             step_s=bounds[bound],
             bound=bound,
         )
-
-    def in_turn(self) -> Iterator[Plan]:
-        """Yields the plans on a single device, where keys and values get what training leaves."""
-        for training in self.trainings(1, 1):
-            room = usable(self.cluster.device) - training.memory
-            for generation in self.generations(1, lag=0, room=room):
-                sync_s = generation.costs.sync_pause_s
-                yield Plan(
-                    cluster=self.cluster,
-                    shared=True,
-                    training=training,
-                    generation=generation,
-                    lag=0,
-                    sync_s=sync_s,
-                    step_s=generation.writing.span_s + training.seconds + sync_s,
-                    bound="in turn",
-                )
 
     @cache  # noqa: B019 - it lives as long as the search
     def training(self, devices: int, shards: int) -> Training | None:

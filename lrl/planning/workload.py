@@ -71,16 +71,18 @@ class Quantiles:
 
 
 def parse_lengths(text: str) -> Quantiles:
-    """Returns the distribution that `text` names, one of `FORMS`. Raises FileNotFoundError without
-    such a file, and ValueError for another form or impossible numbers."""
+    """Returns the distribution that `text` names, one of `FORMS`; raises ValueError for another one,
+    impossible numbers, or a missing file."""
     kind, _, rest = text.partition(":")
     try:
         if kind == "lognormal":
             return _lognormal(**{k: float(v) for k, v in (p.split("=") for p in rest.split(","))})
         if kind == "fixed":
             return Quantiles((float(rest),))
-        return _measured(Path(text))
-    except (ValueError, TypeError, KeyError) as error:
+        with Path(text).open(newline="") as file:
+            rows = list(csv.DictReader(file) if text.endswith(".csv") else map(json.loads, file))
+        return Quantiles(tuple(sorted(float(row["length"]) for row in rows)))
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"--lengths is {text!r}; give {FORMS} ({error}).") from error
 
 
@@ -98,14 +100,6 @@ def _lognormal(mean: float, max: float, sigma: float = 1.0) -> Quantiles:
         else:
             high = middle
     return Quantiles(tuple(np.clip(high * shape, 1, max).tolist()))
-
-
-def _measured(path: Path) -> Quantiles:
-    if path.suffix not in {".jsonl", ".csv"}:
-        raise ValueError("no such form")
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, file))
-    return Quantiles(tuple(sorted(float(row["length"]) for row in rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +141,7 @@ class Workload:
     @property
     def tokens(self) -> float:
         """Tokens to train, prompts included."""
-        if self.trees < self.responses:
-            return self.prompts * (self.trees * (self.prompt_tokens - 1) + self._branches)
-        return self.samples * (self.prompt_tokens + self.lengths.mean)
+        return self.prompts * (self.trees * (self.prompt_tokens - 1) + self._branches)
 
     @property
     def tokens_squared(self) -> float:

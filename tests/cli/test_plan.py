@@ -148,7 +148,7 @@ def row(printed: str, name: str) -> list[str]:
         (["--base", "no_recipe"], "[Errno 2] No such file or directory: 'no_recipe'"),
         (
             ["--cluster", "2xRTX4090", "--lengths", "fixed:900"],
-            "nothing fits: spread over 2xRTX4090, training takes",
+            "nothing fits: with one response, training takes",
         ),
         (["--compare", "no/where"], "[Errno 2] No such file or directory: 'no/where/timeline"),
     ],

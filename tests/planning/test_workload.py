@@ -61,7 +61,7 @@ def test_a_file_without_lengths_is_an_error_with_its_name(text: str, tmp_path: P
     file.write_text(text)
     with pytest.raises(ValueError, match=r"lengths\.jsonl.*length"):
         parse_lengths(str(file))
-    with pytest.raises(FileNotFoundError, match="none.csv"):
+    with pytest.raises(ValueError, match="none.csv"):
         parse_lengths(str(tmp_path / "none.csv"))
 
 

@@ -87,8 +87,9 @@ class Elastic(OnRankZero):
             if self.command is None:  # the advice comes once
                 log.warning("%s Type: %s", advice, JOIN.replace(RUN, run))
             else:
-                self._more = 0
                 self._start(self.command.replace(RUN, run), advice, fleet.joined)
+        if self._more == self.steps and self.command is not None:
+            self._more = 0
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the started commands; their generators elsewhere notice the end of the run."""

@@ -189,7 +189,7 @@ class Evaluation(OnRankZero):
             binary=self.is_binary(run.data),
             by=self.by,
         )
-        metrics = report.metrics(earlier for _, earlier in self.reports)
+        metrics = report.metrics()
         self.reports.append((step, report))
         path = self._responses_file(trainer, step)
         with best_effort(f"The responses to {self.prompts.name}", path):

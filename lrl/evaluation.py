@@ -15,7 +15,6 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
@@ -23,10 +22,6 @@ from typing import Any
 from lrl.system.best_effort import writable
 from lrl.types import Group, Prompt, Rollout, Sampling
 
-MEAN = ("reward", "reward_low", "reward_high")
-METRICS = (*MEAN, "version")
-RARE_METRICS = ("failures", "truncated", "version_high")
-"""Metrics of an evaluation that begin when they are not constant for the first time."""
 Z95 = 1.959964
 """Standard normal deviate of a two-sided 95 % interval."""
 
@@ -50,8 +45,7 @@ class Report:
     pass_at_k: dict[int, float]
     """Chance that one of 1, 2, 4, ... and k responses is right. Empty if not `binary`."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    """Column -> its value as text -> (mean reward, problems). Values with the same text are one, such
-    as 1 and "1"."""
+    """Column -> its value as text -> (mean reward, problems)."""
     versions: list[int] = field(default_factory=list)
     """Policy versions of the responses, ascending; more than one if a sync came between."""
     greedy: bool
@@ -68,29 +62,17 @@ class Report:
         """The word for `reward` in texts."""
         return "accuracy" if self.binary else "mean reward"
 
-    def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
-        """Returns the metrics for Lightning, under `eval/<dataset>/`, without constants (`pass@1` is
-        the accuracy).
-
-        `RARE_METRICS` that one of the run's earlier reports, `before`, had are logged, also as zero.
-        """
-        reports = [*before, self]
-        numbers = {"accuracy": self.reward} if self.binary else {}
-        numbers |= zip(MEAN, (self.reward, self.low, self.high), strict=True)
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics for Lightning, under `eval/<dataset>/`."""
+        numbers: dict[str, float] = {"accuracy": self.reward} if self.binary else {}
+        numbers |= {"reward": self.reward, "reward_low": self.low, "reward_high": self.high}
+        # pass@1 is the accuracy.
         numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items() if k > 1}
-        numbers |= {
-            f"{column}/{value}": row[0]
-            for column, rows in self.by.items()
-            for value, row in rows.items()
-        }
-        if any(report.failures for report in reports):
-            numbers["failures"] = self.failures
-        if any(report.truncated for report in reports):
-            numbers["truncated"] = self.truncated
+        for column, rows in self.by.items():
+            numbers |= {f"{column}/{value}": row[0] for value, row in rows.items()}
+        numbers |= {"failures": self.failures, "truncated": self.truncated}
         if self.versions:
-            numbers["version"] = self.versions[0]
-            if any(len(report.versions) > 1 for report in reports):
-                numbers["version_high"] = self.versions[-1]
+            numbers |= {"version": self.versions[0], "version_high": self.versions[-1]}
         return {f"eval/{self.dataset}/{name}": float(number) for name, number in numbers.items()}
 
     def as_line(self) -> str:
@@ -209,20 +191,6 @@ def evaluate(
     )
 
 
-def may_give(
-    metric: str, dataset: str, samples: int, *, binary: bool, by: Sequence[str] = ()
-) -> bool:
-    """Returns whether `Report.metrics` of a data set, with so many `samples` a problem and broken
-    down `by` columns, may have a metric of this name (`eval/...`)."""
-    name = metric.removeprefix("/".join(["eval", dataset, ""]))
-    if name == metric:
-        return False
-    chances = [f"pass@{k}" for k in _powers(samples) if k > 1]
-    of_binary = ["accuracy", *chances] if binary else []
-    known = name in (*METRICS, *RARE_METRICS, *of_binary)
-    return known or name.startswith(tuple(f"{column}/" for column in by))
-
-
 def wilson_interval(share: float, n: float) -> tuple[float, float]:
     """Returns the 95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and
     1 and for small n.
@@ -319,7 +287,7 @@ def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, f
     """Returns pass@1, 2, 4, ... and `most`, each over the problems with as many scored
     responses."""
     found: dict[int, float] = {}
-    for k in _powers(most):
+    for k in sorted({2**power for power in range(most.bit_length())} | {most}):
         chances = [
             pass_at_k(len(problem), int(sum(problem)), k) for problem in scores if len(problem) >= k
         ]
@@ -327,34 +295,16 @@ def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, f
     return found
 
 
-def _powers(most: int) -> list[int]:
-    """Returns 1, 2, 4, ... and `most`."""
-    return sorted({2**power for power in range(most.bit_length())} | {most})
-
-
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Returns the mean reward and the number of problems for each value of a column: numbers in order, then
-    text."""
+    """Returns the mean reward and the number of problems for each value of a column."""
     means: dict[str, list[float]] = {}
-    numbers: dict[str, float] = {}
     for group in groups:
         if column not in group.prompt.columns:
             raise ValueError(
                 f"Problem {group.prompt.id} has no column {column!r} to break the reward down "
                 f"by. Its columns: {', '.join(group.prompt.columns) or 'none'}."
             )
-        value = group.prompt.columns[column]
-        text = _as_text(value)
-        means.setdefault(text, []).append(fmean(group.rewards))
-        if isinstance(value, Real):
-            numbers[text] = float(value)
-    ordered = [*sorted(numbers, key=numbers.__getitem__), *sorted(means.keys() - numbers.keys())]
-    return {text: (fmean(means[text]), len(means[text])) for text in ordered}
-
-
-def _as_text(value: Any) -> str:
-    """Returns the name of a column's value in metrics; 1.0 and 1 have the same, as they are
-    equal."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return writable(str(value))
+        value = writable(str(group.prompt.columns[column]))
+        means.setdefault(value, []).append(fmean(group.rewards))
+    ordered = sorted(means, key=lambda value: (len(value), value))  # 2 before 10
+    return {value: (fmean(means[value]), len(means[value])) for value in ordered}

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.checkpoints.checkpoint_file import READ_ERRORS
 from lrl.errors import ConfigError
-from lrl.evaluation import may_give
 from lrl.rewards import Reward
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.prompts import Prompts
@@ -74,29 +73,20 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
                 ) from error
 
 
-def check_monitors(
-    trainer: Any, data: RolloutDataModule, evaluations: Sequence[Evaluation]
-) -> None:
-    """Checks that checkpoints and early stopping monitor what an evaluation gives: Lightning would
+def check_monitors(trainer: Any, evaluations: Sequence[Evaluation]) -> None:
+    """Checks that checkpoints and early stopping monitor an evaluation of this run: Lightning would
     end the run at the first one."""
-    binary = {one: one.is_binary(data) for one in evaluations}
+    given = [f"eval/{one.prompts.name}/reward" for one in evaluations]
     for callback in trainer.callbacks if trainer.state.fn == "fit" else ():
         metric = callback.monitor if isinstance(callback, ModelCheckpoint | EarlyStopping) else None
-        gives = (
-            may_give(metric or "", one.prompts.name, one.sampling.n, binary=binary[one], by=one.by)
-            for one in evaluations
-        )
-        if metric is None or not metric.startswith("eval/") or any(gives):
+        if not metric or not metric.startswith("eval/"):
             continue
-        given = [
-            f"eval/{one.prompts.name}/{'accuracy' if binary[one] else 'reward'}"
-            for one in evaluations
-        ]
-        known = did_you_mean(metric, given) or f" It gives {', '.join(given) or 'nothing'}."
-        raise ConfigError(
-            f"{type(callback).__name__}.monitor is {metric!r}, which no lrl.callbacks.Evaluation of "
-            f"this run gives.{known}"
-        )
+        if not metric.startswith(tuple(one.removesuffix("reward") for one in given)):
+            known = did_you_mean(metric, given) or f" It gives {', '.join(given) or 'nothing'}."
+            raise ConfigError(
+                f"{type(callback).__name__}.monitor is {metric!r}, which no lrl.callbacks.Evaluation "
+                f"of this run gives.{known}"
+            )
 
 
 def check_checkpoint(run: Run, ckpt_path: str, trained: dict[str, tuple[int, ...]]) -> None:

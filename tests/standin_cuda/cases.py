@@ -48,7 +48,6 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
     """
     return {
         "AIPO": lambda: {"objective": objectives.AIPO()},
-        "bf16-mixed": lambda: {"precision": "bf16-mixed"},
         "bf16-mixed, copies, checkpointing": lambda: {
             "precision": "bf16-mixed",
             "share_prefixes": False,
@@ -111,18 +110,13 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
             "objective": objectives.TOPR(),
             "critic": lrl.Critic(trunk_gradient=0.5),
         },
-        "critic with a model": lambda: {"critic": lrl.Critic(model=folder, clip=0.2)},
-        "critic, lora": lambda: {"critic": lrl.Critic(), "lora": lrl.LoRA(rank=4)},
-        "turn critic": lambda: {"critic": lrl.TurnCritic()},
         "turn critic with a model": lambda: {"critic": lrl.TurnCritic(model=folder)},
-        "turns": lambda: {"data": Turns},
         "turns, copies": lambda: {"data": Turns, "share_prefixes": False},
         "turns, turn critic, reference": lambda: {
             "data": Turns,
             "critic": lrl.TurnCritic(),
             "reference": lrl.Reference(),
         },
-        "resumed": lambda: {"resumes": True},
         "resumed, lora, critic": lambda: {
             "resumes": True,
             "lora": lrl.LoRA(rank=4),

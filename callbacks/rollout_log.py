@@ -21,11 +21,20 @@ REWARD_COUNTS = ("gave_up", *KINDS, "retried", "replaced", "moved")
 MAX_TEXT = 2000
 """Characters of a prompt, an answer or a response that are shown."""
 SAMPLES = "rollouts/samples"
+CHARTS = {
+    "reward": ["^reward/mean$"],
+    "reward of evaluations": ["^eval/[^/]+/reward$"],
+    "effective sample size (0 to 1)": ["^policy/ess$"],
+    "where the trainer's time goes (s)": ["^time/(step|wait|train|sync)$"],
+    "response length (tokens)": ["^rollouts/length_mean$"],
+    "lag (versions)": ["^policy/lag_(mean|max)$"],
+}
+"""Charts of TensorBoard's "Custom Scalars", and patterns of their tags."""
 
 
 class RolloutLog(OnRankZero):
     """Logs `reward/*`, `rollouts/*`, `rewards/*`, `episodes/*` and `length_predictor/*` every step,
-    histograms and sample responses every few.
+    histograms and sample responses every few. TensorBoard also gets an overview of the run.
 
     Args:
         every_n_steps: Optimizer steps between histograms and samples.
@@ -38,6 +47,12 @@ class RolloutLog(OnRankZero):
         self.every_n_steps = every_n_steps
         self.samples = samples
         self._counts = NonzeroCounts()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        layout = {"Overview": {title: ["Multiline", tags] for title, tags in CHARTS.items()}}
+        for board in _boards(trainer):
+            with may_not_log(board):
+                board.experiment.add_custom_scalars(layout)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         run = run_of(trainer)

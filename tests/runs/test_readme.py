@@ -23,6 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 import lrl
+from lrl.callbacks.rollout_log import CHARTS
 from lrl.cli.main import main
 from lrl.rewards.failure_stats import KINDS
 from tests.leftovers import nothing_left
@@ -139,6 +140,15 @@ def test_the_page_names_every_metric_of_a_run_and_no_other(
     } == set()
     absent = {known for known in TAGS_ON_THE_PAGE if not any(is_tag(tag, known) for tag in logged)}
     assert absent - SOMETHING_HAPPENED == NEEDS_A_SETTING | NEEDS_A_RESUME
+
+
+def test_every_chart_of_the_overview_has_a_tag_that_is_logged(
+    first_run: tuple[Path, EventAccumulator],
+) -> None:
+    tags = first_run[1].Tags()
+    assert CONFIG_SUMMARY_TAG in tags["tensors"]
+    for patterns in CHARTS.values():
+        assert any(re.match(pattern, tag) for pattern in patterns for tag in tags["scalars"])
 
 
 def test_the_script_for_those_who_know_trl_builds_a_run(

@@ -1,22 +1,21 @@
 """Batches of tokens: vLLM's API server then has work once a second, not at each token.
 
-The engine hands over the tokens of every response after each of its steps. Most of the API server's
-work is for each response in each such message, however many tokens it has. So the queue in front of
-the engine's socket collects the tokens of lrl's responses and passes them on together: all of them
-after `HOLD_S` seconds, and those of a response that ends at once, with its end. Everything else
-passes at once, in the old order. A response's first token does, which shows that its prompt was
-read. So does the answer to a call, like a pause, and with it all that is held: whoever has the
-answer to a call can have all tokens written before, and tokens of two versions never meet. vLLM's
-own metrics of latency then count these messages, not tokens.
+Most of the API server's work is for each response in each of the engine's messages, however many
+tokens it has. So the queue in front of the engine's socket collects the tokens of lrl's responses
+and passes them on together: all of them after `HOLD_S` seconds, and those of a response that ends
+at once, with its end. Everything else passes at once, in the old order. A response's first token
+does, which shows that its prompt was read. So does the answer to a call, like a pause, and with it
+all that is held: whoever has the answer to a call can have all tokens written before, and tokens of
+two versions never meet. vLLM's own metrics count these messages, not tokens.
 
 vLLM's API server appends the log-probs of a response token by token, which was two thirds of its
-work once the tokens came together. Where each token has a single log-prob, its own, the columns of a
-message can be appended as they are. All other requests are left to vLLM.
+work once the tokens came together. Where each token has a single log-prob, the columns of a message
+are appended as they are.
 
-vLLM notes which weights wrote which tokens, and tells it with the end of a response alone. A
-half-written response may continue on another generator or in another run, so lrl needs its versions
-with every frame. The trainer's own record of its syncs would not do: frames that were sent before a
-pause may be read after the resume.
+vLLM tells which weights wrote which tokens with the end of a response alone. A half-written response
+may continue on another generator or in another run, so lrl needs its versions with every frame. The
+trainer's own record of its syncs would not do: frames that were sent before a pause may be read
+after the resume.
 """
 
 from __future__ import annotations
@@ -37,21 +36,6 @@ UNBATCHED_FIELDS = (
     "new_sampling_mask", "kv_transfer_params", "ec_transfer_params", "mm_cache_miss_hashes",
 )  # fmt: skip
 """Fields of vLLM's `EngineCoreOutput` with which an output is not held."""
-COUNTED_FIELDS = (
-    "spec_decoding_stats",
-    "kv_connector_stats",
-    "kv_cache_eviction_events",
-    "iteration_details",
-)
-"""Fields of vLLM's `SchedulerStats` that count events since the last output; the others describe a
-moment."""
-
-
-def install() -> None:
-    """Puts all of it in front of vLLM's own; once in a process."""
-    batch_outputs()
-    append_at_once()
-    tell_versions()
 
 
 def batch_outputs() -> None:
@@ -69,12 +53,8 @@ def batch_outputs() -> None:
 
 
 class OutputBatcher:
-    """The engine's queue of outputs, in front of its `queue.Queue`.
-
-    Args:
-        outputs: That queue: pairs of a client's number and vLLM's `EngineCoreOutputs`, or bytes.
-        clock: Returns seconds.
-    """
+    """The engine's queue of outputs, in front of its `queue.Queue`: pairs of a client's number and
+    vLLM's `EngineCoreOutputs`, or bytes."""
 
     def __init__(
         self, outputs: queue.Queue[Any], clock: Callable[[], float] = time.monotonic
@@ -112,21 +92,16 @@ class OutputBatcher:
             key = (client, output.request_id)
             if passes_at_once(output):
                 passed.append(joined([*self._batch.pop(key, ()), output]))
-            elif key in self._batch:
-                self._batch[key].append(output)
-            else:
-                if not self._batch:
-                    self._until = self._clock() + HOLD_S
-                self._batch[key] = [output]
-                self._like = outputs
-        keeps_some = len(passed) < len(outputs.outputs)
+                continue
+            if not self._batch:
+                self._until = self._clock() + HOLD_S
+            self._batch.setdefault(key, []).append(output)
+            self._like = outputs
+        all_held = bool(outputs.outputs) and not passed
         outputs.outputs = passed
-        if (
-            passed
-            or not keeps_some
-            or outputs.finished_requests
-            or has_news(outputs.scheduler_stats)
-        ):
+        stats = outputs.scheduler_stats  # a step's may be dropped, for the next has newer ones
+        counts = stats is not None and stats.prefix_cache_stats.requests
+        if not all_held or outputs.finished_requests or counts:
             self._ready.append(message)
         if self._batch and self._clock() >= self._until:
             self._release()
@@ -148,14 +123,6 @@ def passes_at_once(output: Any) -> bool:
     if output.finish_reason is not None or REQUEST_PREFIX not in output.request_id:
         return True
     return any(getattr(output, field) is not None for field in UNBATCHED_FIELDS)
-
-
-def has_news(stats: Any) -> bool:
-    """Whether a step has statistics that must be sent. The others may be dropped: the next step has
-    newer ones."""
-    return stats is not None and bool(
-        stats.prefix_cache_stats.requests or any(getattr(stats, field) for field in COUNTED_FIELDS)
-    )
 
 
 def joined(parts: list[Any]) -> Any:
@@ -181,30 +148,20 @@ def append_at_once() -> None:
 
     def update(self: Any, new: Any) -> None:
         single = self.tokenizer is None and new.logprobs.shape[1] == 1
-        if single and isinstance(self.logprobs, FlatLogprobs):
-            append(self, new)
-        else:
-            of_any_request(self, new)
+        if not (single and isinstance(self.logprobs, FlatLogprobs)):
+            return of_any_request(self, new)
+        # Each token has its own log-prob and no alternatives.
+        flat, logprobs = self.logprobs, new.logprobs[:, 0].tolist()
+        start, count = len(flat.logprobs), len(logprobs)
+        flat.start_indices.extend(range(start, start + count))
+        flat.end_indices.extend(range(start + 1, start + count + 1))
+        flat.token_ids.extend(new.logprob_token_ids[:, 0].tolist())
+        flat.logprobs.extend(logprobs)
+        flat.ranks.extend(new.sampled_token_ranks.tolist())
+        flat.decoded_tokens.extend(repeat(None, count))
+        self.cumulative_logprob += sum(logprobs)
 
     LogprobsProcessor._update_sample_logprobs = update
-
-
-def append(processor: Any, new: Any) -> None:
-    """Appends new tokens to a response: each with its own log-prob and no alternatives.
-
-    Args:
-        processor: vLLM's `LogprobsProcessor` of the response.
-        new: vLLM's `LogprobsLists`; its arrays have the shape (tokens, 1).
-    """
-    flat, logprobs = processor.logprobs, new.logprobs[:, 0].tolist()
-    start, count = len(flat.logprobs), len(logprobs)
-    flat.start_indices.extend(range(start, start + count))
-    flat.end_indices.extend(range(start + 1, start + count + 1))
-    flat.token_ids.extend(new.logprob_token_ids[:, 0].tolist())
-    flat.logprobs.extend(logprobs)
-    flat.ranks.extend(new.sampled_token_ranks.tolist())
-    flat.decoded_tokens.extend(repeat(None, count))
-    processor.cumulative_logprob += sum(logprobs)
 
 
 def tell_versions() -> None:

@@ -1,14 +1,11 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
 
 It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that
-come together and tell their versions. On a CPU it lets the engine be a fork. Process groups of one
-rank share a thread.
+come together and tell their versions. On a CPU it lets the engine be a fork.
 """
 
 import functools
 import os
-from datetime import timedelta
-from types import MethodType
 from typing import Any
 
 import torch
@@ -33,9 +30,10 @@ def register() -> None:
     for name, engine in ENGINES.items():
         WeightTransferEngineFactory._registry.pop(name, None)
         WeightTransferEngineFactory.register_engine(name, "lrl.vllm_plugin.engines", engine)
-    output_batching.install()
+    output_batching.batch_outputs()
+    output_batching.append_at_once()
+    output_batching.tell_versions()
     let_engines_fork()
-    share_gloo_thread()
     # A process asks Linux before its first AMX instruction. vLLM's attention for CPUs (0.32) does
     # not, and oneDNN does only for large products of matrices: all engines of a small policy in
     # bfloat16 ended at their first request, by an illegal instruction.
@@ -63,30 +61,3 @@ def let_engines_fork() -> None:
             os.environ[METHOD] = method
 
     platform.check_and_update_config = classmethod(keeping)
-
-
-def share_gloo_thread() -> None:
-    """Makes the process groups of one rank share one thread of gloo.
-
-    vLLM makes 13 process groups also for an engine that is alone. Each has a thread that wakes 100
-    times a second: on a CPU an engine that had nothing to do took 3.4 % of a core, and takes 0.6 %
-    with one thread. A group of one rank sends nothing, so one is enough for all of them. A step of
-    training meanwhile takes as long as before.
-    """
-    from torch.distributed.distributed_c10d import ProcessGroupGloo
-
-    make: Any = ProcessGroupGloo.__init__
-    device = functools.cache(ProcessGroupGloo.create_default_device)
-
-    def sharing(
-        self: Any, store: Any, rank: int, size: int, *options: Any, **timeout: timedelta
-    ) -> None:
-        make_group = MethodType(make, self)
-        if size > 1 or options:  # with options the caller names a device itself
-            return make_group(store, rank, size, *options, **timeout)
-        shared: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        shared._devices = [device()]
-        shared._timeout = timeout.get("timeout", shared._timeout)
-        return make_group(store, rank, size, shared)
-
-    ProcessGroupGloo.__init__ = sharing  # type: ignore[method-assign]

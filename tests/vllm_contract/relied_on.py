@@ -63,10 +63,7 @@ MEMBERS = (
         "vllm_plugin/output_batching.py",
         "vllm.v1.metrics.stats",
         "SchedulerStats",
-        (
-            "prefix_cache_stats spec_decoding_stats kv_connector_stats kv_cache_eviction_events "
-            "iteration_details"
-        ),
+        "prefix_cache_stats",
     ),
     Members(
         "vllm_plugin/output_batching.py",

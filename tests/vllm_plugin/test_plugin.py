@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,15 +40,8 @@ def test_an_engine_in_bfloat16_may_use_amx_before_its_first_request() -> None:
     assert ended.stdout.split()[-2:] == ["False", "True"]
 
 
-def test_the_engine_of_a_real_server_is_a_fork_with_one_thread_of_gloo(
-    lent_server: LentServer,
-) -> None:
-    processes = lent_server.processes()
-    assert len(processes) == 2, "a spawned engine has multiprocessing's tracker beside it"
-    (engine,) = [one for one in processes if one.parent() in processes]
-    tasks = Path(f"/proc/{engine.pid}/task").iterdir()
-    threads = [(task / "comm").read_text().strip() for task in tasks]
-    assert threads.count("gloo_tcp_loop") == 1, "vLLM makes 13 groups, and each would wake it"
+def test_the_engine_of_a_real_server_is_a_fork(lent_server: LentServer) -> None:
+    assert len(lent_server.processes()) == 2, "a spawned engine has multiprocessing's tracker, too"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
 """The transfer by NCCL: a communicator as vLLM holds it, and a trainer rank's part, which broadcasts
 the rows that it holds.
 
-NCCL waits for a lost member for ever, so whatever waits for other members runs on a daemon thread,
-and the rank's own thread waits for rank 0's word. `ncclCommAbort` is the only way out: the kernels
-and threads of a communicator poll the flag that it sets. It can be called while they wait, but
-nothing may use the communicator afterwards.
+NCCL waits for a lost member for ever, so whatever waits for other members runs on a daemon thread.
+`ncclCommAbort` is the only way out: the kernels and threads of a communicator poll the flag that it
+sets. It can be called while they wait, but nothing may use the communicator afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrl.distributed.ranks import Ranks
-from lrl.errors import ConfigError, StuckTransfer
+from lrl.errors import StuckTransfer
 from lrl.system.event_loop import start_daemon_call
 from lrl.weights.buckets import Bucket, Plan, buckets_of, exchange, plan_of
 from lrl.weights.version_file import Pieces, spec_of
@@ -60,11 +59,8 @@ class Broadcast:
         self._buckets: list[Bucket] = []
 
     def join(self, pieces: Pieces, order: JoinOrder, ranks: Ranks) -> tuple[Plan, Future[Any]]:
-        """Begins to join a communicator, and leaves the one before; all ranks call it.
-
-        Returns:
-            What travels, and the communicator.
-        """
+        """Begins to join a communicator, and leaves the one before; all ranks call it. Returns what
+        travels, and the communicator."""
         self.close()
         self._pieces = pieces
         tensors, own = [], []
@@ -100,12 +96,9 @@ class Broadcast:
     def end(self, abort: bool, deadline_s: float) -> None:
         """Waits for the end of `send`; all ranks call it.
 
-        An abort sets a flag that ends the kernels and threads that wait in the communicator, and
-        the run continues. If they do not end, the driver or the GPU is broken, and nothing on it
-        may ever return: the run ends by an error, with its last checkpoint if that can be read.
-
         Raises:
-            StuckTransfer: It has not ended within `deadline_s`.
+            StuckTransfer: It has not ended within `deadline_s`: the driver or the GPU is broken, and
+                nothing on it may ever return.
         """
         if abort:
             self.close()
@@ -145,40 +138,28 @@ class Broadcast:
 
 
 def new_unique_id() -> bytes:
-    """Returns NCCL's unique id with this process as the root of a communicator, for its members.
-
-    Raises:
-        OSError: There is no NCCL library.
-    """
+    """Returns NCCL's unique id with this process as the root of a communicator; OSError without a
+    library."""
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
     return bytes(NCCLLibrary().ncclGetUniqueId().internal)
 
 
 def join_communicator(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Any:
-    """Joins a communicator as vLLM's workers do; blocks until all `world_size` members have joined.
-
-    Raises:
-        ConfigError: vLLM does not use NCCL in this process.
-    """
+    """Joins a communicator as vLLM's workers do; blocks until all `world_size` members have joined."""
     from vllm.distributed.weight_transfer import nccl_common
 
-    found = nccl_common.uid_init_process_group(unique_id, rank, world_size, device)
-    if found.disabled:
-        raise ConfigError(
-            "strategy.weight_transfer is 'nccl', and VLLM_DISABLE_PYNCCL turns NCCL off: unset it."
-        )
-    return found
+    return nccl_common.uid_init_process_group(unique_id, rank, world_size, device)
 
 
-def abort(communicator: Any) -> bool:
-    """Ends all that waits in `communicator`, for good; returns whether it ended within `ABORT_S`.
+def abort(communicator: Any) -> None:
+    """Ends all that waits in `communicator`, for good; waits up to `ABORT_S`.
 
     Not vLLM's `destroy`: that marks the communicator as unusable when the abort is over, and a
     thread that the abort sets free would use it meanwhile.
     """
     if communicator is None or communicator.disabled:
-        return True
+        return
     communicator.disabled = True  # from now on its collectives do nothing
 
     def end() -> None:
@@ -186,11 +167,10 @@ def abort(communicator: Any) -> bool:
             communicator.nccl.ncclCommAbort(communicator.comm)
         communicator.available = False
 
-    return bool(wait([start_daemon_call(end, "lrl-nccl-abort")], ABORT_S).done)
+    wait([start_daemon_call(end, "lrl-nccl-abort")], ABORT_S)
 
 
 def this_device() -> torch.device:
-    """Returns the device of this thread."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -1,10 +1,8 @@
 """Weights by NCCL: every trainer rank broadcasts the rows that it holds to every worker of every
-generator.
+generator (`lrl.weights.broadcast`); the generators' end is `lrl.vllm_plugin.engines`.
 
-Nothing is gathered: all ranks and all workers are in one communicator, and a bucket of weights is
-broadcast by each rank that has a part of it (`lrl.weights.broadcast`). The generators' end is
-`lrl.vllm_plugin.engines`. The members meet by NCCL's unique id, which travels over the route
-that asks for the run's token; vLLM's own way to meet is a store that asks for none.
+The members meet by NCCL's unique id, which travels over the route that asks for the run's token;
+vLLM's own way to meet is a store that asks for none.
 
 Nothing ends a broadcast inside vLLM when a member is lost. The ranks abort their part, every
 generator that has not answered is evicted, which kills its server, and the others connect anew.
@@ -51,8 +49,7 @@ OF_ONE_MACHINE = (
 """NCCL's variables that name things of one machine, and those of its log; all others must agree in
 a communicator."""
 NOT_TENSOR_PARALLEL = ("pipeline-parallel", "data-parallel", "prefill-context-parallel")
-"""Beginnings of the vLLM flags that add workers to a generator in another way than tensor
-parallelism."""
+"""Beginnings of the vLLM flags that add workers in another way."""
 
 
 class Nccl(Transport):
@@ -63,10 +60,8 @@ class Nccl(Transport):
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """NCCL refuses two processes on one GPU, unless it takes them for two machines.
-
-        NCCL_HOSTID in the trainer's environment asks for that (not run yet).
-        """
+        """NCCL refuses two processes on one GPU, unless NCCL_HOSTID says that they are two machines
+        (not run yet)."""
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
         if machine.shares_device and "NCCL_HOSTID" not in os.environ:
@@ -75,8 +70,7 @@ class Nccl(Transport):
 
     @classmethod
     def server_refusal(cls, settings: ServerSettings) -> str:
-        """Each worker needs a rank in the communicator, and the ranks are counted by tensor
-        parallelism alone."""
+        """Each worker needs a rank in the communicator."""
         for name, value in settings.extra_args.items():
             flag = name.strip("-").replace("_", "-")
             if flag.startswith(NOT_TENSOR_PARALLEL) and value not in (None, 1, "1"):
@@ -89,28 +83,19 @@ class Nccl(Transport):
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Another host for each generator, where the trainer's environment names one
-        (`refusal`)."""
+        """Another host for each generator, where the trainer names its own (`refusal`)."""
         host = inherited.get("NCCL_HOSTID")
         return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
 
     @classmethod
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
-        """NCCL's variables: members that disagree about one of them may wait for each other for
-        ever."""
-        return {
-            name: own[name]
-            for name in own
-            if name.startswith("NCCL_") and name not in OF_ONE_MACHINE
-        }
+        """NCCL's: members that disagree about one of them may wait for each other for ever."""
+        common = (one for one in own if one.startswith("NCCL_") and one not in OF_ONE_MACHINE)
+        return {name: own[name] for name in common}
 
     def connect(self, calls: PoolCalls) -> None:
         """Makes a communicator: the trainer's ranks, and behind them the workers of all generators.
-
-        Raises:
-            CollectiveBroken: A generator did not join.
-            ConfigError: vLLM does not use NCCL in the trainer.
-        """
+        CollectiveBroken if one did not join."""
         calls.close_update()  # vLLM refuses to leave a communicator while one is open
         calls.each(
             RELEASE, lambda one: one.client.post(RELEASE, deadline_s=calls.silence_s), short=True
@@ -131,15 +116,10 @@ class Nccl(Transport):
         self._meet(calls, INIT, lambda one: {"init_info": common | offsets[one]}, joined)
 
     def send(self, calls: PoolCalls) -> None:
-        """See `Transport.send`.
-
-        Raises:
-            CollectiveBroken: A generator failed.
-            StuckTransfer: The abort did not end the broadcast.
-        """
-        self._meet(
-            calls, UPDATE, lambda one: {"update_info": {}}, self.policy.send_broadcast(self.name)
-        )
+        """See `Transport.send`; CollectiveBroken if a generator failed, and StuckTransfer if the
+        abort did not end the broadcast."""
+        sending = self.policy.send_broadcast(self.name)
+        self._meet(calls, UPDATE, lambda one: {"update_info": {}}, sending)
 
     def _meet(self, calls: PoolCalls, route: str, body: Body, own: Future[Any]) -> None:
         """Waits for both ends of a collective: the generators, which a call to `route` starts, and

@@ -8,23 +8,23 @@ by little in a short text, or only at the end of a long one. So a new generator 
 as long as the run's, later ones for its first `PROOF_TOKENS`.
 
 The text is compared part by part, by the mean difference: the largest is that of a token that the
-model takes for all but impossible. What is allowed depends on the less exact of the two number
-formats, and on the model: rounding to bfloat16 moved the log-probs of a tiny random model by 0.0006
-nats a token, and those of SmolLM2-135M by 0.045. A limit for all models would pass 0.18 nats that
-vLLM and transformers make of Phi-3's positions. So the limit is a few times what the format's
-rounding does to this model (`lrl.training.rounding`), within fixed bounds
+model takes for all but impossible. Rounding to bfloat16 moved the log-probs of a tiny random model
+by 0.0006 nats a token, and those of SmolLM2-135M by 0.045, and a limit for all models would pass
+0.18 nats that vLLM and transformers make of Phi-3's positions. So the limit is a few times what the
+less exact format's rounding does to this model (`lrl.training.rounding`), within fixed bounds
 (`benchmarks/agreement.py` at tag before-0.3 measures both).
 
-An old or incomplete update is often within that limit (`benchmarks/detection.py`). Checksums find
-bytes that arrive changed, and the version that a generator reports is read back at each sync.
+An old or incomplete update is often within that limit (`benchmarks/detection.py`): checksums and the
+version that a generator reports find those.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator, State
 from lrl.generators.settings import ServerSettings
-from lrl.training.rounding import UNIT, Rounded
+from lrl.training.rounding import UNIT
 
 PromptLogprobs = Callable[..., list[float]]
 """The policy's log-probs of a text in nats, with errors of rounding and rounded weights
@@ -50,41 +50,37 @@ QUANTISED_WORDS = ("fp8", "int", "nvfp4", "turboquant")
 """Words in the value of `kv-cache-dtype` that stand for eight bits and less."""
 
 
+@dataclass
 class Proof:
-    """The policy's log-probs of a text, and the comparison of generators with them.
+    """The policy's log-probs of a text, and the comparison of generators with them."""
 
-    Args:
-        prompt_logprobs: The policy as it is now, called twice for each number format of the
-            generators.
-        policy_dtype: Its number format: float32 or bfloat16.
-        tokens: The text, at least two tokens.
-        generators: Those that are to be compared.
-        version: The policy's.
-        tolerance: Largest mean difference in nats per token; None takes `Expected.limit`.
-        deadline_s: Seconds for a generator's answer.
-    """
+    prompt_logprobs: PromptLogprobs
+    """The policy as it is now, called twice for each number format of the generators."""
+    policy_dtype: str
+    """Its number format: float32 or bfloat16."""
+    tokens: list[int]
+    """The text, at least two tokens."""
+    generators: Sequence[Generator]
+    """Those that are to be compared."""
+    version: int = field(kw_only=True)
+    """The policy's."""
+    tolerance: float | None = field(kw_only=True)
+    """Largest mean difference in nats per token; None takes `Expected.limit`."""
+    deadline_s: float = field(kw_only=True)
+    """Seconds for a generator's answer."""
 
-    def __init__(
-        self,
-        prompt_logprobs: PromptLogprobs,
-        policy_dtype: str,
-        tokens: list[int],
-        generators: Sequence[Generator],
-        *,
-        version: int,
-        tolerance: float | None,
-        deadline_s: float,
-    ) -> None:
-        self.tokens = tokens
-        self.version = version
-        self.tolerance = tolerance
-        self.deadline_s = deadline_s
+    def __post_init__(self) -> None:
         self.difference = 0.0
         """Largest mean difference of a part so far, in nats per token."""
-        formats = {format_of(generator.server.settings) for generator in generators}
         self._expected = {
-            held: Expected(prompt_logprobs, policy_dtype, tokens, held, measures=tolerance is None)
-            for held in formats
+            held: Expected(
+                self.prompt_logprobs,
+                self.policy_dtype,
+                self.tokens,
+                held,
+                measures=self.tolerance is None,
+            )
+            for held in {format_of(one.server.settings) for one in self.generators}
         }
 
     async def __call__(self, generator: Generator) -> None:
@@ -136,12 +132,12 @@ class Expected:
         measures: bool,
     ) -> None:
         self._dtype = max(policy_dtype, held, key=list(MAX_TOLERANCE_NATS).index)
-        weights_as = rounds_as(held) if policy_dtype == "float32" else None
+        weights_as = held if policy_dtype == "float32" and held in UNIT else None
         self.logprobs = prompt_logprobs(tokens, None, weights_as)
         """Log-probs of all tokens but the first, in nats."""
         self._rounded: list[float] | None = None
-        if measures and (errors := rounds_as(self._dtype)) is not None:
-            self._rounded = prompt_logprobs(tokens, errors, weights_as)
+        if measures and self._dtype in UNIT:
+            self._rounded = prompt_logprobs(tokens, self._dtype, weights_as)
 
     def limit(self, part: slice) -> float:
         """Returns the largest mean difference in nats per token of these log-probs: a few times what
@@ -163,12 +159,6 @@ def format_of(settings: ServerSettings) -> str:
     ):
         return "quantised"
     return str(settings.dtype)
-
-
-def rounds_as(dtype: str) -> Rounded | None:
-    """Returns the format whose rounding is measured on the model; None for one that has a fixed
-    limit alone."""
-    return next((known for known in UNIT if known == dtype), None)
 
 
 def parts(count: int) -> Iterator[slice]:

@@ -4,9 +4,8 @@ distance.
     every rank stages its part -> order -> machines fetch from all ranks, and from each other, while
     their generators write -> pause -> each loads the file from its own shared memory
 
-No rank has more than its part, no generator waits for another's death, and the pause is that of
-shared memory. A machine that holds the version before fetches the differences; any other one the
-whole. The other end is `lrl.vllm_plugin.fetched_files`.
+A machine that holds the version before fetches the differences; any other one the whole. The other
+end is `lrl.vllm_plugin.fetched_files`.
 """
 
 import asyncio
@@ -29,8 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Pull(Transport):
-    """The trainer's end: has the ranks stage and serve their parts, and the generators fetch
-    them."""
+    """The trainer's end."""
 
     backend = "pull"
     copies = True
@@ -123,7 +121,6 @@ class Pull(Transport):
     async def _have_fetched(
         self, generator: Generator, peers: Sequence[Generator], beside: str, deadline_s: float
     ) -> None:
-        """Has one generator fetch the version."""
         assert self._staged is not None, "staged before"
         started = time.monotonic()
         order = FetchOrder(
@@ -138,14 +135,8 @@ class Pull(Transport):
         )
         answer = await generator.client.post(FETCH, asdict(order), deadline_s=deadline_s)
         report = FetchReport(**answer)
-        log.info(
-            "%s has the weights (%s): %d bytes of the trainer and %d of other machines in %.1f s.",
-            generator.name,
-            report.how,
-            report.from_trainer,
-            report.from_peers,
-            time.monotonic() - started,
-        )
+        seconds = time.monotonic() - started
+        log.info("%s has the weights (%s) after %.1f s.", generator.name, report.how, seconds)
         self._fetched[generator] = report.file
         self.fetched_bytes += report.from_trainer + report.from_peers
         self.sent_bytes += report.from_trainer
@@ -161,7 +152,7 @@ class Pull(Transport):
 
 
 def machine_of(generator: Generator) -> str:
-    """Returns the address of a generator's machine."""
+    """Returns the address of its machine."""
     return urlsplit(generator.client.url).hostname or ""
 
 

@@ -1,9 +1,5 @@
-"""The base of a weight transport: the trainer's end of a transfer. vLLM's engine of the same name
-is the other end.
-
-A transport is one file with all that is particular to it. When to pause, the version's name and the
-check of the outcome are the same for all (`lrl.weights.sync`).
-"""
+"""The base of a weight transport: the trainer's end of a transfer, all that is particular to it. The
+other end is vLLM's engine of the same name."""
 
 from __future__ import annotations
 
@@ -62,12 +58,7 @@ class Policy(Protocol):
 
 class Transport:
     """One way for weights to reach the generators, and its requirements: by default none. A refusal
-    is empty where there is none.
-
-    Args:
-        policy: Has the weights.
-        name: Of the connection, unique on this machine.
-    """
+    is empty where there is none."""
 
     backend: str
     """Name of vLLM's engine, of the setting `strategy.weight_transfer` and of this transport."""
@@ -98,35 +89,33 @@ class Transport:
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:
-        """Returns why a generator of another process cannot join a run whose generators listen at
+        """Returns why a generator of another process cannot join a run whose generators are at
         `host`, as words after the run's name."""
         return ""
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment variables that generator `number` needs besides inherited
-        ones."""
+        """Returns the variables that generator `number` needs besides inherited ones."""
         return {}
 
     @classmethod
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment variables in `own` that every process of a transfer must have
-        alike, or lack."""
+        """Returns the variables in `own` that all processes of a transfer must have alike."""
         return {}
 
     @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """Returns the bytes that the run's `pools` pools of `generators` together take of this
-        machine's shared memory at most; `weight_bytes` are those of one copy as it travels."""
+        """Returns the bytes of this machine's shared memory that `pools` pools of `generators`
+        together take at most; `weight_bytes` are those of one copy as it travels."""
         return 0
 
     def __init__(self, policy: Policy, name: str) -> None:
         self.policy = policy
         self.name = name
+        """Of the connection, unique on this machine."""
 
     def connect(self, calls: PoolCalls) -> None:
-        """Joins the engines of the participants, before the first sync of each; by default they
-        have nothing to agree on."""
+        """Joins the engines of the participants, before the first sync of each."""
         calls.init({})
 
     def stage(self) -> None:

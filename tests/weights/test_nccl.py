@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.errors import CollectiveBroken, ConfigError, RankLostError
+from lrl.errors import CollectiveBroken, RankLostError
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import broadcast as communicator
@@ -94,7 +93,6 @@ def test_at_the_deadline_who_has_answered_is_not_to_blame(loop: LoopThread) -> N
         (RuntimeError("NCCL error: remote process exited"), CollectiveBroken),
         (torch.OutOfMemoryError("buffers"), torch.OutOfMemoryError),
         (RankLostError("another rank"), RankLostError),
-        (ConfigError("vLLM has disabled NCCL"), ConfigError),
     ],
 )
 def test_an_error_of_nccl_in_the_trainer_breaks_the_collective_and_any_other_is_raised_as_it_is(
@@ -182,8 +180,10 @@ def test_a_communicator_is_of_no_use_from_the_moment_of_its_abort(
 ) -> None:
     monkeypatch.setattr(communicator, "ABORT_S", 0.1)
     hanging = Hanging()
-    assert not communicator.abort(hanging) and hanging.disabled
-    assert communicator.abort(None) and communicator.abort(hanging), "an abort may be repeated"
+    communicator.abort(hanging)
+    assert hanging.disabled
+    communicator.abort(None)
+    communicator.abort(hanging)  # it may be repeated
 
 
 STUCK = """
@@ -216,15 +216,10 @@ def test_a_broadcast_that_cannot_be_ended_ends_the_run_and_its_process() -> None
     assert "StuckTransfer" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["pipeline_parallel_size", "data-parallel-size", "prefill_context_parallel_size"]
-)
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "data-parallel-size"])
 def test_workers_that_tensor_parallelism_does_not_count_are_refused(name: str) -> None:
-    nccl, shared_memory = find_transport("nccl"), find_transport("shared_memory")
-    refused = ServerSettings(extra_args={name: 2})
-    assert f"sets {name} to 2" in nccl.server_refusal(refused) and not shared_memory.server_refusal(
-        refused
-    )
+    nccl = find_transport("nccl")
+    assert f"sets {name} to 2" in nccl.server_refusal(ServerSettings(extra_args={name: 2}))
     assert not nccl.server_refusal(ServerSettings(extra_args={name: 1}, tensor_parallel_size=4))
 
 
@@ -238,15 +233,3 @@ def test_what_every_member_must_have_alike_is_nccls_and_no_machines_own() -> Non
     }
     assert find_transport("nccl").common_environment(own) == {"NCCL_ALGO": "Ring"}
     assert find_transport("shared_memory").common_environment(own) == {}
-
-
-@pytest.mark.parametrize("disabled", [True, False])
-def test_a_communicator_that_vllm_has_turned_off_is_an_error_and_not_an_empty_transfer(
-    disabled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = SimpleNamespace(disabled=disabled)
-    common = SimpleNamespace(uid_init_process_group=lambda *_: found)
-    package: Any = SimpleNamespace(nccl_common=common)
-    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", package)
-    with pytest.raises(ConfigError, match="VLLM_DISABLE_PYNCCL") if disabled else nullcontext():
-        assert communicator.join_communicator(b"", 0, 2, torch.device("cpu")) is found

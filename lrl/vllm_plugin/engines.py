@@ -2,9 +2,8 @@
 `lrl.vllm_plugin.plugin`.
 
 vLLM's CPU build packs weights at load into the form that its kernels take, and for two kinds of
-layers an update would not reach that form. All others are packed again as their weights arrive, and
-their weights dropped, so that there is no one call which is right for every layer. The probe after
-a sync is what would notice a third kind.
+layers an update would not reach that form. All others are packed again as their weights arrive. A
+proof is what would notice a third kind.
 
 - An output head that is tied to the embedding gets no weights of its own, and would stay as it was
   loaded: log-probs were off by 0.7 nats with every other layer right. It is packed when all weights
@@ -65,8 +64,7 @@ class Engine(WeightTransferEngine[Init, Update]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Loads some. The base class would also wait for an accelerator, which a CPU worker does
-        not have."""
+        """Loads some. The base class would wait for an accelerator also on a CPU."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -90,20 +88,15 @@ class Engine(WeightTransferEngine[Init, Update]):
 
 @dataclass
 class FileInfo(WeightTransferUpdateInfo):
-    """The location of the weights.
-
-    Args:
-        file: A safetensors file of full tensors under their Hugging Face names, or of
-            `lrl.weights.version_file`.
-        checksum: Of its header (`lrl.weights.version_file.Header`).
-    """
+    """A version's file (`lrl.weights.version_file`)."""
 
     file: str
     checksum: int
+    """Of its header."""
 
 
 class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
-    """Loads the file that the trainer wrote, or that came from its ranks."""
+    """Loads a file."""
 
     init_info_cls = WeightTransferInitInfo
     update_info_cls = FileInfo
@@ -123,20 +116,11 @@ class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
         )
 
     def _first_version(self) -> Iterable[tuple[str, Tensor]]:
-        """Returns the weights that the generator began with, from its files: no second copy is kept
-        in memory.
-
-        All of them are loaded again, because vLLM gives a layer that gets a part of its weights
-        (one of the three matrices of an attention's input) random ones for the rest.
-        """
+        """Returns the weights that the generator began with, from its files. All of them: vLLM gives
+        a layer that gets a part of its weights random ones for the rest."""
         config = copy.copy(self.vllm_config.load_config)
         config.use_tqdm_on_load = False
-        loader = get_model_loader(config)
-        if not isinstance(loader, DefaultModelLoader):
-            raise ValueError(
-                f"load_format {config.load_format} keeps no weights in which adapters can be "
-                "merged."
-            )
+        loader = cast(DefaultModelLoader, get_model_loader(config))
         return loader.get_all_weights(self.model_config, self.model)
 
 
@@ -202,9 +186,8 @@ class CommunicatorInfo(WeightTransferInitInfo):
 class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
     """Puts the weights together from what all ranks broadcast, and loads them.
 
-    vLLM's own takes all weights from one rank; this one takes from each trainer rank the rows that
-    it holds. NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer
-    then has its server killed.
+    NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer then has its
+    server killed.
     """
 
     init_info_cls = CommunicatorInfo
@@ -224,16 +207,7 @@ class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
         )
 
     def receive_weights(self, update_info: WeightTransferUpdateInfo) -> None:
-        """Receives and loads an update.
-
-        Raises:
-            RuntimeError: There is no communicator.
-            ValueError: Something has arrived damaged.
-        """
-        if self._group is None:
-            raise RuntimeError(
-                "This generator is in no communicator: /init_weight_transfer_engine comes first."
-            )
+        """Receives and loads an update; raises ValueError for a damaged one."""
         faults: list[Tensor] = []
         weights = self._received(faults)
         self.model.load_weights(weights)

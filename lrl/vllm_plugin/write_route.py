@@ -4,8 +4,7 @@ run's token.
     POST /lrl/write    streams the responses to one prompt as frames (`lrl.generators.frames`)
     POST /lrl/flush    sends all tokens written so far, and marks that place in every stream
 
-They ask vLLM's engine for the same tokens as vLLM's own generate route, which builds objects and
-JSON for each of them.
+vLLM's own generate route would build objects and JSON for each token.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from lrl.generators.frames import FLUSH, REQUEST_PREFIX, WRITE, Part, line, pack
 
@@ -55,12 +54,12 @@ class WriteRoute:
         if refusal is not None:
             await refusal(scope, receive, send)
 
-    async def _write(self, engine: Any, body: dict[str, Any], send: Send) -> JSONResponse | None:
+    async def _write(self, engine: Any, body: dict[str, Any], send: Send) -> Response | None:
         """Streams the responses; returns the refusal of a request that has not begun."""
         from vllm.exceptions import VLLMClientError
 
         name = body["request_id"]
-        failure: JSONResponse | None = None
+        failure, status = b"", 0
         try:
             async with aclosing(generate(engine, body)) as outputs:
                 async for output in outputs:
@@ -69,16 +68,15 @@ class WriteRoute:
                         self._streams[name] = send
                     await send(piece(pack([part_of(one) for one in output.outputs])))
         except (VLLMClientError, ValueError) as error:
-            failure = JSONResponse({"error": str(error)}, 400)
+            failure, status = line({"error": str(error)}), 400
         except Exception as error:
-            failure = JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+            failure, status = line({"error": f"{type(error).__name__}: {error}"}), 500
         finally:
             if begun := self._streams.pop(name, None) is not None:
                 self._ended.append(name)
         if begun:
-            last = line(json.loads(bytes(failure.body))) if failure is not None else b""
-            await send(piece(last, more=False))
-        return None if begun else failure
+            await send(piece(failure, more=False))
+        return None if begun or not failure else Response(failure, status)
 
     async def _flush(self, engine: Any) -> dict[str, Any]:
         # The engine sends what it holds before it answers any call.

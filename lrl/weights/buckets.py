@@ -68,13 +68,8 @@ Plan = dict[str, Any]
 def plan_of(
     tensors: Sequence[TensorSpec], rows: Sequence[Sequence[tuple[int, int]]], bucket_bytes: int
 ) -> Plan:
-    """Returns the plan of these tensors, in their order.
-
-    Args:
-        tensors: All of them.
-        rows: By rank, of each tensor: the first row that it sends, and how many.
-        bucket_bytes: Of a bucket, before the tensor that fills it.
-    """
+    """Returns the plan of all tensors, and of the rows that each rank sends of them (`Bucket`).
+    Buckets have `bucket_bytes` before the tensor that fills them."""
     return {
         "names": [one.name for one in tensors],
         "dtypes": [str(one.dtype).removeprefix("torch.") for one in tensors],
@@ -129,7 +124,7 @@ def damaged(packed: Iterable[Tensor]) -> Tensor:
 
 
 def raise_if_damaged(found: Tensor) -> None:
-    """Raises ValueError if anything is `damaged`; waits for the device."""
+    """Waits for the device."""
     if found.any():
         raise ValueError("weights have arrived damaged: a checksum does not fit")
 

@@ -1,11 +1,9 @@
 """Weights through a file in shared memory: for any single machine, with or without GPUs.
 
 Every rank of the trainer writes its part of one safetensors file while the generators still write
-responses; in the pause they only map and load it.
-Checksums make a worker refuse a damaged file. Each version has a folder of its own, under a name
+responses; in the pause they only map and load it. Each version has a folder of its own, under a name
 that nobody can guess and closed to other users, who could otherwise put a link or a file of theirs
-in its place. The name of the folder begins with the run's id, by which the supervisor finds those of
-a killed run.
+in its place. The name begins with the run's id, by which the supervisor finds those of a killed run.
 """
 
 import logging

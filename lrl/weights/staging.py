@@ -115,10 +115,11 @@ class Staging:
         """Begins to serve the parts of all ranks, which call this together; returns where, by rank,
         on rank 0, which listens at `endpoint`."""
         if self._server is None:
-            if not self._here:
-                endpoint = replace(endpoint, host=own_address(endpoint))
             from lrl.weights.parts import PartServer
 
+            if not self._here:
+                rank_0 = os.environ["MASTER_ADDR"] if endpoint.is_everywhere else endpoint.host
+                endpoint = replace(endpoint, host=own_address_towards(endpoint.url(1, rank_0)))
             self._server = PartServer(endpoint, token, self.parts)
         port = self._server.port
         return ranks.gather(port if self._here else self._server.location(endpoint.host))
@@ -155,7 +156,10 @@ def _write_part(
     blocks = empty.parts[rank]
     try:
         if not order.file:
-            _require_memory(sum(block.nbytes for block in blocks))
+            needed, free = sum(block.nbytes for block in blocks), psutil.virtual_memory().available
+            if needed > free:
+                takes, has = in_gib(needed, free)
+                raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
             descriptor = os.memfd_create(order.version)
         else:
             if rank == 0:
@@ -181,20 +185,6 @@ def _write(rows: Iterator[Piece], empty: Header, order: StageOrder, descriptor: 
 
     for place, content in host_bytes(placed()):
         write_at(descriptor, content, place)
-
-
-def _require_memory(needed: int) -> None:
-    free = psutil.virtual_memory().available
-    if needed > free:
-        takes, has = in_gib(needed, free)
-        raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
-
-
-def own_address(endpoint: Endpoint) -> str:
-    """Returns the address of this machine in the network of rank 0's, which listens at
-    `endpoint`."""
-    host = os.environ["MASTER_ADDR"] if endpoint.is_everywhere else endpoint.host
-    return own_address_towards(endpoint.url(1, host))
 
 
 def write_at(descriptor: int, content: memoryview | bytes, place: int) -> None:

@@ -1,15 +1,10 @@
 """The file of a version: safetensors, whose header also has the trainer ranks' parts and a checksum
 of each block.
 
-Each tensor can be viewed as its own format only where its size divides its place. So tensors of an
-odd size come last, the widest of them first; all others keep the policy's order.
-
 Where adapters are trained (LoRA), a version is two small matrices for each W, which a generator
-merges.
-
-A part is what one rank holds: ranges of the file, in its order. Parts are moved and checked in
-blocks, so a rank writes, a generator fetches and a worker checks them without the rest of the file.
-All versions of a run have headers of one length: every byte stays at its place.
+merges. A part is what one rank holds: ranges of the file, in its order. Parts are moved and checked
+in blocks, so a rank writes, a generator fetches and a worker checks them without the rest of the
+file. All versions of a run have headers of one length: every byte stays at its place.
 """
 
 from __future__ import annotations
@@ -47,8 +42,8 @@ FORMATS = {
 LARGEST_BLOCK = 2**24
 SMALLEST_BLOCK = 2**12
 BLOCKS_OF_A_PART = 64
-"""As many as a part has at least, where they are not smaller than `SMALLEST_BLOCK`: generators
-exchange them while they fetch the rest."""
+"""At least, unless they are smaller than `SMALLEST_BLOCK`: generators exchange them while they fetch
+the rest."""
 SUM_DIGITS = 16
 
 Pieces = Callable[[], Iterator["Piece"]]
@@ -93,8 +88,8 @@ def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
 
 
 def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Returns the tensors in their order in a file: those last after which the widest numbers would
-    not fit."""
+    """Returns the tensors in their order in a file. A tensor can be viewed as its own format only
+    where its size divides its place, so those of an odd size come last, the widest first."""
     widest = max((one.dtype.itemsize for one in tensors), default=1)
 
     def place(one: TensorSpec) -> tuple[bool, int]:
@@ -181,11 +176,8 @@ class Header:
                         number = next(numbers)
                         at = SUM_DIGITS * number
                         digits = metadata["sums"][at : at + SUM_DIGITS]
-                        found[-1].append(
-                            Block(
-                                number, part, index=len(found[-1]), sum=int(digits, 16), ranges=[]
-                            )
-                        )
+                        index, checksum = len(found[-1]), int(digits, 16)
+                        found[-1].append(Block(number, part, index, sum=checksum, ranges=[]))
                         room = layout["block"]
                     taken = min(room, end - place)
                     found[-1][-1].ranges.append((place, place + taken))
@@ -211,12 +203,8 @@ class Header:
         """
         table, size = dict[str, Any](), 0
         for one in in_file_order(tensors):
-            offsets = (size, size + one.nbytes)
-            table[one.name] = {
-                "dtype": FORMATS[one.dtype],
-                "shape": one.shape,
-                "data_offsets": offsets,
-            }
+            place = {"shape": one.shape, "data_offsets": (size, size + one.nbytes)}
+            table[one.name] = {"dtype": FORMATS[one.dtype]} | place
             size += one.nbytes
         ranges = []
         for rows in parts:
@@ -252,13 +240,11 @@ def _encoded(table: dict[str, Any]) -> bytes:
 
 
 def read_header(path: Path | str) -> Header:
-    """Returns the header of a version's file; raises ValueError if that is too short for it."""
+    """Returns the header of a version's file."""
     with open(path, "rb") as file:
         length = file.read(8)
         size = int.from_bytes(length, "little")
-        if size > os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{path} is damaged: it does not begin as a version's file does.")
-        return Header(length + file.read(size))
+        return Header(length + file.read(min(size, os.path.getsize(path))))
 
 
 def check_file(path: Path | str, checksum: int) -> None:
@@ -294,15 +280,13 @@ def merged(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields W + B A for each W of `base` that has adapters, and every other weight as it is.
 
-    A generator could also keep them apart, with vLLM's own adapters. But vLLM keeps the old adapter
-    in every response that it is writing (seen with vLLM 0.32), so that tokens would carry a version
-    that did not write them.
+    vLLM's own adapters would not do: vLLM keeps the old one in every response that it is writing
+    (seen with vLLM 0.32), so that tokens would carry a version that did not write them.
 
     Args:
         base: The weights of the first version, by their names in a checkpoint.
         adapters: The matrices of the trainer, by W and the end of their name on the wire.
-        dtype: In which the generator computes: float32, bfloat16 or float16. That of the files does
-            not matter.
+        dtype: In which the generator computes, whatever that of the files.
 
     Raises:
         ValueError: An adapter is for a weight that `base` does not have; after the last weight.
@@ -311,20 +295,15 @@ def merged(
     for name, weight in base:
         if name + UP in left:
             left -= {name + DOWN, name + UP}
-            weight = merge(
-                name, weight, down=adapters[name + DOWN], up=adapters[name + UP], dtype=dtype
-            )
+            down, up = adapters[name + DOWN], adapters[name + UP]
+            weight = merge(name, weight, down=down, up=up, dtype=dtype)
         yield name, weight
     if left:
-        raise ValueError(
-            f"There is no weight for the adapter {min(left)}: the trainer's adapters are of "
-            "another model."
-        )
+        raise ValueError(f"There is no weight for the trainer's adapter {min(left)}.")
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Makes a file that only this user reads, and opens it; raises FileExistsError for one that is
-    there, also for a link."""
+    """Opens a new file that only this user reads; FileExistsError if there is one, or a link."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b")
 
 

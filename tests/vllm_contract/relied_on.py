@@ -157,7 +157,7 @@ MEMBERS = (
         "vllm_plugin/engines.py",
         "vllm.config.load",
         "LoadConfig",
-        "use_tqdm_on_load load_format",
+        "use_tqdm_on_load",
     ),
     Members(
         "weights/broadcast.py",

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -28,8 +28,8 @@ from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.environments.agent import Agent
 from lrl.environments.agent_conversation import AgentConversation, refusal
 from lrl.environments.agent_server import AgentAddress, AgentServer
-from lrl.environments.base import Observation, Written
-from lrl.environments.play import Reply, finite
+from lrl.environments.base import Written
+from lrl.environments.play import Play, Reply, finite
 from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S
 from lrl.errors import EpisodeError, NoEnvironments, WorkerLost
 from lrl.system.auth import given_secret, is_allowed
@@ -208,17 +208,16 @@ class ExternalAgents(AgentServer):
 
 
 class ExternalEpisode(AgentConversation):
-    """An episode that an agent elsewhere plays; see `lrl.rollouts.episodes.episode.Conversation`.
-    It is also the `Policy` of the agent's requests."""
+    """An episode that an agent elsewhere plays; see `lrl.rollouts.episodes.episode.Conversation`."""
 
     def __init__(self, agents: ExternalAgents, prompt: Prompt) -> None:
-        super().__init__(self, agents.agent.ignore, agents.agent.branches)
+        self._agents = agents
+        self._replies: asyncio.Queue[Reply | EpisodeError] = asyncio.Queue()
+        self._play = Play(agents.agent, self._replies.put_nowait)
+        super().__init__(self._play, agents.agent.ignore, agents.agent.branches)
         self.row = prompt.columns | {"prompt": prompt.text}
         """What the agent is told."""
         self.taken = asyncio.Event()
-        self._agents = agents
-        self._replies: asyncio.Queue[Reply | EpisodeError] = asyncio.Queue()
-        self._written: asyncio.Queue[Written] = asyncio.Queue()
 
     async def begin(self) -> Reply:
         """Waits for an agent and for its first request."""
@@ -231,27 +230,15 @@ class ExternalEpisode(AgentConversation):
 
     async def reply(self, turn: Written) -> Reply:
         """Answers the agent's request with a turn, and waits for its next one, or for the end."""
-        self._written.put_nowait(turn)
+        self._play.wrote(turn)
         try:
             return await self._next_reply()
         except TimeoutError as silent:
             raise EpisodeError("tool_timeout", f"the agent {silent}") from None
 
     def close(self, why: str = "") -> None:
-        """Ends it, if it has not ended: the agent's key is of no use any more; it gets to know
-        `why`."""
+        """Ends it, if it has not ended; the agent gets to know `why`."""
         self._agents.end(self.key, why)
-
-    async def turn(
-        self,
-        observation: Observation = "",
-        reward: float = 0.0,
-        tools: Sequence[dict[str, Any]] = (),
-        after: int | None = None,
-    ) -> Written:
-        """See `lrl.environments.base.Policy`."""
-        self._replies.put_nowait(Reply(observation, False, reward, tuple(tools), after=after))
-        return await self._written.get()
 
     def end(self, reward: float, error: str) -> None:
         """Notes how the agent has ended it."""

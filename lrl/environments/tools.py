@@ -63,8 +63,6 @@ class Tools(Environment):
         deterministic: bool = False,
     ) -> None:
         at_least(1, "Tools", max_result_characters=max_result_characters)
-        if isinstance(tools, str) or not isinstance(tools, Sequence) or not tools:
-            raise ConfigError(f"Tools.tools is {tools!r}: give a list of functions.")
         self.functions = {tool.__name__: tool for tool in map(_tool_of, tools)}
         self.schemas = {name: schema_of(tool) for name, tool in self.functions.items()}
         if len(self.functions) < len(tools):
@@ -131,38 +129,23 @@ def _tool_of(tool: Tool | str) -> Tool:
             tool = function(tool)
         except ValueError as error:
             raise ConfigError(f"Tools.tools has {tool!r}, and {error}") from error
-    if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
-        raise ConfigError(f"Tools.tools has {tool!r}: give a function.")
     return tool
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """Returns the JSON schema that a chat template shows the policy.
-
-    transformers makes it of the type hints and of the docstring, in Google's form with a part
-    `Args:`.
-
-    Raises:
-        ConfigError: They do not say enough.
-    """
+    """Returns the JSON schema that a chat template shows the policy, of type hints and docstring;
+    raises ConfigError if they do not say enough."""
     # Here: an environment's process does not need it, and should start without it.
     from transformers.utils import get_json_schema
 
-    name = tool.__name__
-    for one in inspect.signature(tool).parameters.values():
-        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
-            raise ConfigError(
-                f"Tools.tools has {name}, and the policy cannot fill its parameter {one}: name each "
-                "parameter, with a type."
-            )
     try:
         schema = get_json_schema(tool)
         json.dumps(schema)
     except Exception as error:  # its parser of docstrings raises several kinds
         why = " ".join(str(error).split())
         raise ConfigError(
-            f"Tools.tools has {name}, which has no schema: {why:.300} Give each parameter a type, "
-            'and a line under "Args:" in the docstring.'
+            f"Tools.tools has {tool.__name__}, which has no schema: {why:.300} Give each parameter a "
+            'type, and a line under "Args:" in the docstring.'
         ) from error
     return schema
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import pickle
 from typing import Any
@@ -145,18 +144,12 @@ def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
 
 
 BROKEN: list[tuple[Any, str]] = [
-    ("tests.environments.tool_functions.add", "give a list of functions"),
-    ([], "give a list of functions"),
-    ([made.NUMBER], "Tools.tools has 7: give a function"),
-    ([Tools], "Tools'>: give a function"),
-    ([functools.partial(made.add, 1)], "give a function"),
     (["tests.environments.tool_functions.ad"], "Did you mean add?"),
     (["no_such_tools.add"], "No module named 'no_such_tools'"),
     (["tests.environments.tool_functions.NUMBER"], "is a int, not a function"),
     ([made.untyped], "Argument a is missing a type hint"),
     ([made.undocumented], "no description for the argument 'a'"),
     ([made.silent], "has no docstring"),
-    ([made.packed], "cannot fill its parameter *numbers: 'int': name each parameter"),
     ([made.add, made.add], "two functions of a name: add"),
 ]
 

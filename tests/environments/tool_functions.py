@@ -98,14 +98,5 @@ def silent(a: int) -> int:
     return 2 * a
 
 
-def packed(*numbers: int) -> int:
-    """Adds.
-
-    Args:
-        numbers: Them.
-    """
-    return sum(numbers)
-
-
 NUMBER = 7
 """No function."""

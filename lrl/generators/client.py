@@ -75,13 +75,11 @@ class GeneratorClient:
             rollouts: Empty rollouts, or a single one that continues after the tokens it has.
             sampling: Sampling parameters.
             version: Returns the generator's present version. It salts the prefix cache, so that no
-                new response starts on keys and values of other weights, even if a sync keeps these
-                (`Generator.pause`).
+                new response starts on keys and values of other weights, even if a sync keeps these.
             priority: Lower goes first.
             deadline_s: Seconds for the whole request.
             ended: Called at the end of each response.
-            leaves: Called at the mark of each flush; whether the request ends there, and what comes
-                after is not read.
+            leaves: Called at the mark of each flush; whether the request ends there.
 
         Raises:
             GeneratorError: The request failed. The rollouts keep the tokens received so far.
@@ -119,11 +117,7 @@ class GeneratorClient:
 
     async def flush(self, deadline_s: float) -> None:
         """Waits until the rollouts of `write` have all tokens that the generator has written so
-        far.
-
-        Raises:
-            GeneratorError: They have not; nothing is known about which are missing.
-        """
+        far; raises GeneratorError if they have not."""
         answer = await self.post(FLUSH, {}, deadline_s=deadline_s)
         number, names = answer["flushed"], answer["requests"]
         try:
@@ -131,9 +125,8 @@ class GeneratorClient:
                 while any(self._flushed.get(name, number) < number for name in names):
                     await self._news.wait()
         except TimeoutError as error:
-            raise GeneratorTimeout(
-                f"{self.name}: {FLUSH}: not all tokens came within {deadline_s:g} s."
-            ) from error
+            text = f"not all tokens came within {deadline_s:g} s."
+            raise GeneratorTimeout(f"{self.name}: {FLUSH}: {text}") from error
 
     def _tell(self) -> None:
         self._news.set()
@@ -155,10 +148,8 @@ class GeneratorClient:
             entries = zip(response["prompt_logprobs"][1:], token_ids[1:], strict=True)
             return [entry[str(token)]["logprob"] for entry, token in entries]
         except (KeyError, TypeError, ValueError) as error:
-            text = str(response)[:300]
-            raise GeneratorError(
-                f"{self.name}: {GENERATE} answered without the prompt's log-probs: {text}"
-            ) from error
+            text = f"answered without the prompt's log-probs: {str(response)[:300]}"
+            raise GeneratorError(f"{self.name}: {GENERATE} {text}") from error
 
     async def heartbeat(self, deadline_s: float) -> None:
         """Requests one token, which involves every process of the server."""
@@ -196,9 +187,7 @@ class GeneratorClient:
         """Opens the stream of a response; turns every failure into a `GeneratorError`."""
         # By an eviction. aiohttp's own error is a RuntimeError, which a sync did not expect.
         if self._closed:
-            raise GeneratorError(
-                f"{self.name}: {route} was not sent: the run has closed its connections."
-            )
+            raise GeneratorError(f"{self.name}: {route} was not sent: its connections are closed.")
         if self._session is None:
             # No connection limit: the pool limits the requests in flight. A connection for each
             # request: a server once closed an idle one just as a /resume went out on it, and that
@@ -221,9 +210,8 @@ class GeneratorClient:
                     return
                 status, text = response.status, (await response.text())[:500]
         except TimeoutError as error:
-            raise GeneratorTimeout(
-                f"{self.name}: {route} did not answer within {deadline_s:g} s."
-            ) from error
+            text = f"{route} did not answer within {deadline_s:g} s."
+            raise GeneratorTimeout(f"{self.name}: {text}") from error
         except aiohttp.ClientError as error:
             raise GeneratorError(f"{self.name}: {route} failed: {error!r}") from error
         kind = RequestRejected if 400 <= status < 500 else GeneratorError
@@ -256,8 +244,8 @@ class ResponseStream:
         self._starts = [len(rollout.token_ids) for rollout in rollouts]
 
     def take(self, head: dict[str, Any], numbers: bytes) -> None:
-        """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob,
-        version or end."""
+        """Appends a frame; raises MalformedResponse for an error, a wrong log-prob, version or
+        end."""
         if "parts" not in head:
             raise MalformedResponse(f"the stream carries {str(head)[:300]}")
         for part in unpack(head, numbers):

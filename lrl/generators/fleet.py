@@ -37,8 +37,7 @@ class Fleet:
         heartbeat_s: Seconds of silence before a heartbeat request, and the deadline of that
             request.
         outage_timeout_s: Seconds that a run waits when no generator is left.
-        dispatch: See `GeneratorPool`; for rollouts.
-        migration: See `GeneratorPool`; for rollouts.
+        dispatch, migration: For rollouts; see `GeneratorPool`.
     """
 
     def __init__(
@@ -70,13 +69,8 @@ class Fleet:
         """Generators that have served and are not replaced: removed ones, and lost ones of other
         processes."""
         self._slots = [
-            _ServerSlot(
-                fleet=self,
-                pool=self.pools[index >= split],
-                generator=generator,
-                server=server,
-            )
-            for index, (generator, server) in enumerate(zip(self.generators, servers, strict=True))
+            _ServerSlot(self, self.pools[index >= split], self.generators[index], server)
+            for index, server in enumerate(servers)
         ]
         self._supervisor = JobSupervisor(self._slots)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,10 +92,8 @@ class Fleet:
         return sum(pool.requests.moved for pool in self.pools)
 
     def start(self, interrupted: Callable[[], None] = lambda: None) -> None:
-        """Starts all servers, waits until they are ready, and begins to monitor them.
-
-        Args:
-            interrupted: Called at every poll of the wait; raises to stop it.
+        """Starts all servers, waits until they are ready, and begins to monitor them. Calls
+        `interrupted`, which may raise, at every poll of the wait.
 
         Raises:
             ServerError: A server did not start. The caller must call `stop` in every case.
@@ -255,11 +247,10 @@ class _ServerSlot(Slot):
         return Condition(JobState.STARTING)
 
     async def first_answer(self) -> None:
-        """Warms the generator up; raises ServerError with the cause in the log, at which an answer
-        only points: vLLM's engine computes here for the first time."""
+        """Warms the generator up, whose engine computes here for the first time."""
         try:
             await _warm_up(self.generator)
-        except GeneratorError as error:
+        except GeneratorError as error:  # it only points at a cause in the log
             raise self.server.error("has started, and its first request failed") from error
 
     def end(self) -> None:
@@ -303,11 +294,8 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
 @dataclass
 class OutageLimit:
     """The limit on an outage, which begins when no generator is left, and ends when one is of use
-    again.
-
-    A replacement that only syncs, fails its proof, or ends at its first request does not end it:
-    with such ones a run once waited for a day.
-    """
+    again: a run with replacements that only sync, fail their proof, or end at their first request
+    once waited for a day."""
 
     seconds: float
     logs: Sequence[Path]
@@ -315,8 +303,7 @@ class OutageLimit:
     _logged_at: float = 0.0
 
     def check_outage(self, pool: GeneratorPool) -> None:
-        """Logs an outage of `pool`, every `LOG_EVERY_S` seconds; raises NoGenerators at the
-        limit."""
+        """Logs an outage of `pool`; raises NoGenerators at the limit."""
         now = time.monotonic()
         if any(generator.is_of_use(now) for generator in pool.alive):
             pool.alone_since = None
@@ -333,8 +320,5 @@ class OutageLimit:
             )
         if now - self._logged_at > LOG_EVERY_S:
             self._logged_at = now
-            log.warning(
-                "No generator serves; waiting for a replacement for %.0f of %g s.",
-                waited,
-                self.seconds,
-            )
+            text = "No generator serves; waiting for a replacement for %.0f of %g s."
+            log.warning(text, waited, self.seconds)

@@ -66,7 +66,6 @@ def pack(parts: Sequence[Part]) -> bytes:
 
 
 def line(head: dict[str, Any]) -> bytes:
-    """Returns the first line of a frame."""
     return json.dumps(head).encode() + b"\n"
 
 
@@ -82,11 +81,5 @@ def unpack(head: dict[str, Any], numbers: bytes) -> Iterator[Part]:
     logprobs: list[float] = array("f", numbers[middle:]).tolist()
     for number, count, finish_reason, versions in head["parts"]:
         stop = start + count
-        yield Part(
-            number,
-            tokens[start:stop],
-            logprobs=logprobs[start:stop],
-            finish_reason=finish_reason,
-            versions=versions,
-        )
+        yield Part(number, tokens[start:stop], logprobs[start:stop], finish_reason, versions)
         start = stop

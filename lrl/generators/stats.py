@@ -61,12 +61,10 @@ class GeneratorStats:
         )
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
-        """Adds the responses to one prompt, by request; the responses of a request share its
-        prefill."""
+        """Adds the responses to one prompt, by request; those of one share its prefill."""
         for rollouts in requests:
-            self._unread[id(rollouts[0])] = Prefill(
-                prompt_tokens, len(rollouts[0].token_ids), rollouts
-            )
+            had = len(rollouts[0].token_ids)
+            self._unread[id(rollouts[0])] = Prefill(prompt_tokens, had, rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
             self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
 

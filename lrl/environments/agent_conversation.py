@@ -66,13 +66,7 @@ class Answered(NamedTuple):
 
 
 class AgentConversation:
-    """The conversations of one episode.
-
-    Args:
-        policy: Writes the turns.
-        ignore: Settings of requests that are left out, and not refused.
-        branches: Whether a request may continue another turn than the last one, or begin anew.
-    """
+    """The conversations of one episode; see `Agent` for `ignore` and `branches`."""
 
     def __init__(self, policy: Policy, ignore: Collection[str], branches: bool = False) -> None:
         self.key = secrets.token_hex(16)
@@ -90,11 +84,8 @@ class AgentConversation:
         """Returns a turn of the policy.
 
         Args:
-            body: The JSON of a request.
+            body: The JSON of a request. If that is refused, the conversation stays as it was.
             again: Whether the agent says that it sends this request once more.
-
-        Raises:
-            HTTPBadRequest: It is refused. The conversation stays as it was.
         """
         messages, tools = read_request(body, ignore=self._ignore)
         # A request that is sent again may come while the first one is still being answered.
@@ -107,9 +98,8 @@ class AgentConversation:
             if after != last and not self._branches:
                 raise refusal(
                     web.HTTPBadRequest,
-                    "it does not continue the last request: the tools and all messages that were "
-                    "said, with the policy's answer, and at least one more that is no assistant's. "
-                    "Without branches (Agent.branches) an episode is one such conversation",
+                    "it does not continue the last request, as it must without Agent.branches: the "
+                    "same tools, all that was said, and more that is no assistant's",
                 )
             begins = after == BEGINNING
             known = 0 if begins else len(self.answered[after].history)
@@ -142,15 +132,8 @@ class AgentConversation:
 def read_request(
     body: Any, *, ignore: Collection[str]
 ) -> tuple[list[Message], list[dict[str, Any]]]:
-    """Returns the messages and the tools of a request.
-
-    Args:
-        body: The JSON of `POST /v1/chat/completions`.
-        ignore: Settings that are left out, and not refused.
-
-    Raises:
-        HTTPBadRequest: It asks for what the policy does not do, or cannot be read.
-    """
+    """Returns the messages and the tools of a request; refuses one that asks for what the policy
+    does not do, but for the settings `ignore`, or that cannot be read."""
     try:
         refused = [name for name in NEUTRAL if name not in ignore and _asks(body, name)]
         messages = _messages(body["messages"])

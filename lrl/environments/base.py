@@ -4,8 +4,6 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from numbers import Real
-from reprlib import repr as shortened
 from typing import Any, NamedTuple, Protocol
 
 Message = dict[str, Any]
@@ -55,7 +53,6 @@ class Written(NamedTuple):
     """Without the end of the response; a token of `Environment.stop` is part of it."""
     token_ids: list[int]
     calls: Sequence[ToolCall] = ()
-    """The tools that it calls; empty for an environment without tools."""
     content: str = ""
     """The text without its calls."""
 
@@ -143,22 +140,14 @@ class Turns(Environment):
     def start(
         self, prompt: str, **columns: Any
     ) -> Observation | None | Awaitable[Observation | None]:
-        """Begins an episode; may return an observation that follows the prompt. Chat messages need
-        `opens`.
-
-        Args:
-            prompt: The prompt as its author wrote it.
-            columns: The other columns of the row.
-        """
+        """Begins an episode; see `Environment.rollout` for the arguments. May return an observation
+        that follows the prompt; chat messages need `opens`."""
         return None
 
     @abstractmethod
     def reply(self, turn: Any) -> Answer | Awaitable[Answer]:
-        """Answers a turn: `(observation, done, reward)`.
-
-        Args:
-            turn: Its text, a str; with `reads_tokens` its token ids, a list of int.
-        """
+        """Answers a turn, its text or with `reads_tokens` its token ids: `(observation, done,
+        reward)`."""
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
@@ -166,15 +155,8 @@ class Turns(Environment):
         reward = 0.0
         while True:
             turn = await policy.turn(observation, reward)
-            answer = await _result(self.reply(turn.token_ids if self.reads_tokens else turn.text))
-            match answer:
-                case [observation, bool(done), Real() as number]:
-                    reward = float(number)
-                case _:
-                    raise TypeError(
-                        f"reply returned {shortened(answer)}; give (observation, done, reward): "
-                        "text, token ids or chat messages, True or False, a number"
-                    )
+            answer = self.reply(turn.token_ids if self.reads_tokens else turn.text)
+            observation, done, reward = await _result(answer)
             if done:
                 return reward
 

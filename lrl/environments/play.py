@@ -161,13 +161,8 @@ class Playing(UserCode):
 
 
 class Player:
-    """The episodes of a worker.
-
-    Args:
-        playing: The environment and its limit.
-        running: Tells the other end whose code runs.
-        say: Sends the other end a message.
-    """
+    """The episodes of a worker. `running` tells the other end whose code runs, and `say` sends it a
+    message."""
 
     def __init__(
         self, playing: Playing, running: RunningCode, say: Callable[[dict[str, Any]], None]
@@ -179,8 +174,8 @@ class Player:
         self._clock = ProcessClock(os.getpid())
         self._ran_s = 0.0  # seconds in which the code of any episode ran
         self._episodes: dict[int, Play] = {}
+        # Ends of episodes whose turn the policy still writes: they answer that turn.
         self._kept: dict[int, dict[str, Any]] = {}
-        """Ends of episodes whose turn the policy still writes: they answer that turn."""
 
     def obey(self, call: dict[str, Any]) -> None:
         """Makes a call."""

@@ -79,7 +79,7 @@ def unpack(head: dict[str, Any], numbers: bytes) -> Iterator[Part]:
     middle, start = len(numbers) // 2, 0
     tokens = memoryview(numbers)[:middle].cast("i").tolist()
     logprobs: list[float] = array("f", numbers[middle:]).tolist()
-    for number, count, finish_reason, versions in head["parts"]:
-        stop = start + count
-        yield Part(number, tokens[start:stop], logprobs[start:stop], finish_reason, versions)
-        start = stop
+    for number, count, reason, versions in head["parts"]:
+        new = slice(start, start + count)
+        yield Part(number, tokens[new], logprobs[new], finish_reason=reason, versions=versions)
+        start += count

@@ -177,15 +177,10 @@ class ModelServer:
         self.alive = False
         self.starts: list[float] = []
         self.failing = 0
-        self.looks = 0
 
     def start(self) -> None:
         self.starts.append(time.monotonic())
         self.alive = True
-
-    def processes(self) -> list[Any]:
-        self.looks += 1
-        return []
 
     def ready(self) -> bool:
         if self.failing:

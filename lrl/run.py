@@ -138,7 +138,6 @@ class Run:
         registry = members.open(
             join_spec(self, generators=len(servers)), strategy.token, strategy.join_port
         )
-        self.claim.keep()
         strategy.start_on_other_nodes(registry)
         usual = (
             "1 to 2 minutes on a GPU" if strategy.gpus_of_each else "10 to 30 s for a small model"
@@ -263,7 +262,7 @@ class Run:
         fleet, members, syncs = self._fleet, self.members, self._syncs
         self._fleet = self.members = self._syncs = self.strategy.run = None
         with ExitStack() as ends:  # the last one first, and each one also after another's error
-            ends.callback(self._release_folder)
+            ends.callback(self.claim.release)
             ends.callback(self.data.end_workers)
             ends.callback(self.policy.free_sent)
             if members is not None:
@@ -273,11 +272,6 @@ class Run:
             for sync in (syncs or {}).values():
                 ends.callback(sync.close)
                 ends.callback(sync.interrupt)
-
-    def _release_folder(self) -> None:
-        if self.trainer.interrupted:
-            self.claim.discard()
-        self.claim.release()
 
     # ---- its parts, on rank 0
 

@@ -8,8 +8,6 @@ import csv
 import fcntl
 import logging
 import os
-import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,6 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-BEGINNINGS = ("config.yaml", "hparams.yaml", "events.out.tfevents.*")
-"""What loggers and `lrl fit` write before a run starts anything."""
 
 
 def run_folder(trainer: L.Trainer) -> Path:
@@ -88,41 +83,31 @@ class RunFolderLock:
 
     def __init__(self) -> None:
         self._folder: int | None = None
-        self._made: list[Path] = []
-        """The folder, if this run has made it, and the parents that it had to make."""
 
     def acquire_for(self, trainer: L.Trainer) -> None:
         """Makes and locks the folder of a run; one whose logger has no version gets the next free
         number, also if others take theirs at this moment. See `acquire`."""
-        # Reading `version` takes the next free number.
         numbered: list[Any] = [
             one for one in trainer.loggers if getattr(one, "_version", "") is None
         ]
-        if not numbered or numbered[0] is not trainer.loggers[0]:
-            self.acquire(run_folder(trainer))
-            return
-        self.release()
         tried = None
-        while not self._made:  # another run has made the last one since
-            for logger in numbered:
-                logger._version = None
+        while True:
             # All of them before there is a folder: loggers in one place get the same number.
             for logger in numbered:
-                _ = logger.version
+                logger._version = None
+                _ = logger.version  # takes the next free number
             folder = run_folder(trainer)
-            if folder == tried:  # its name has no number: that of an earlier run
-                break
-            self._made = _make(folder)
+            try:
+                return self.acquire(folder)
+            except ConfigError:
+                if not numbered or folder == tried:  # its name has no number
+                    raise
             tried = folder
-        self._lock(folder)
 
     def acquire(self, folder: Path) -> None:
         """Makes and locks `folder` and releases the last; ConfigError if a live run has it."""
         self.release()
-        self._made = _make(folder)
-        self._lock(folder)
-
-    def _lock(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,8 +115,8 @@ class RunFolderLock:
         except BlockingIOError:
             os.close(opened)
             raise ConfigError(
-                f"The run folder {str(folder)!r} is that of a live run ({_holder(folder)}). Leave "
-                "the logger's version out, give this run a folder of its own (trainer.logger or "
+                f"The run folder {str(folder)!r} is that of a live run. Leave the logger's version "
+                "out, give this run a folder of its own (trainer.logger or "
                 "trainer.default_root_dir), or end that one."
             ) from None
         except OSError as error:
@@ -139,47 +124,8 @@ class RunFolderLock:
             text = "%s cannot be locked (%s): let no other run write there."
             log.warning(text, folder, error.strerror)
 
-    def keep(self) -> None:
-        """Has the folder stay, also if nothing more is written: the run has begun."""
-        self._made = []
-
-    def discard(self) -> None:
-        """Removes the folder, if this run has made it, has not begun, and has written nothing but
-        `BEGINNINGS`; and its parents, if this run has made them and nothing else is there."""
-        written = list(self._made[0].iterdir()) if self._made else []
-        if all(any(map(path.match, BEGINNINGS)) for path in written):
-            for path in written:
-                path.unlink()
-            with suppress(OSError):  # of the first parent that is not empty
-                for folder in self._made:
-                    folder.rmdir()
-            self._made = []
-
     def release(self) -> None:
         """Unlocks the folder; idempotent."""
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
-        self._made = []
-
-
-def _make(folder: Path) -> list[Path]:
-    """Makes a folder; returns it and the parents made for it; empty if it exists."""
-    absent = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise
-        return []
-    return [folder, *absent]
-
-
-def _holder(folder: Path) -> str:
-    """Returns the process that holds the lock, as far as this machine's kernel knows it."""
-    inode = folder.stat().st_ino
-    for line in Path("/proc/locks").read_text().splitlines():
-        words = line.split()
-        if "FLOCK" in words and any(word.endswith(f":{inode}") for word in words):
-            return f"process {words[words.index('FLOCK') + 3]} on {socket.gethostname()}"
-    return "a process that this machine does not see"

@@ -6,7 +6,6 @@ import csv
 import os
 import secrets
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,10 @@ from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama
 
 
-def test_a_live_runs_folder_is_an_error_that_names_its_process(tmp_path: Path) -> None:
+def test_a_live_runs_folder_is_an_error(tmp_path: Path) -> None:
     first, second = RunFolderLock(), RunFolderLock()
     first.acquire(tmp_path / "run")
-    with pytest.raises(
-        ValueError, match=rf"live run \(process {os.getpid()} on {socket.gethostname()}\)"
-    ):
+    with pytest.raises(ValueError, match="is that of a live run"):
         second.acquire(tmp_path / "run")
     second.acquire(tmp_path / "another")
     first.release()
@@ -43,7 +40,7 @@ def test_a_killed_run_releases_its_folder(tmp_path: Path) -> None:
         os.write(writing, b"taken")
         signal.pause()
     assert os.read(reading, 5) == b"taken"
-    with pytest.raises(ValueError, match=f"process {holder} on"):
+    with pytest.raises(ValueError, match="live run"):
         RunFolderLock().acquire(tmp_path)
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
@@ -98,43 +95,6 @@ def test_a_logger_that_numbers_no_folder_gives_each_run_the_same(tmp_path: Path)
             RunFolderLock().acquire_for(trainer(tmp_path, logger=Plain(tmp_path)))
         claim.release()
     assert (tmp_path / "plain").is_dir()
-
-
-def test_only_a_folder_that_this_run_has_made_and_filled_with_nothing_is_discarded(
-    tmp_path: Path,
-) -> None:
-    claim, new, earlier = RunFolderLock(), tmp_path / "new", tmp_path / "earlier"
-    earlier.mkdir()
-    claim.acquire(earlier)
-    claim.discard()
-    assert earlier.exists(), "another run has made it"
-    claim.acquire(new)
-    (new / "config.yaml").touch()
-    log = new / "generator-0.log"
-    log.touch()
-    claim.discard()
-    assert log.exists() and (new / "config.yaml").exists(), "it has a log"
-    log.unlink()
-    claim.discard()
-    assert not new.exists()
-    claim.acquire(new)
-    claim.keep()
-    claim.discard()
-    assert new.exists(), "the run has begun"
-
-
-def test_a_discarded_folder_leaves_no_empty_parent_and_those_of_others_stay(
-    tmp_path: Path,
-) -> None:
-    claim, other = RunFolderLock(), RunFolderLock()
-    claim.acquire(tmp_path / "runs" / "own" / "version_0")
-    other.acquire(tmp_path / "runs" / "own" / "version_1")
-    claim.discard()
-    assert [path.name for path in (tmp_path / "runs" / "own").iterdir()] == ["version_1"]
-    other.discard()
-    claim.acquire(tmp_path / "mine" / "own" / "version_0")
-    claim.discard()
-    assert not (tmp_path / "mine").exists()
 
 
 class Tracker(Logger):

@@ -62,8 +62,6 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
         raise Reached
 
     monkeypatch.setattr("lrl.run.Run.start", start)
-    # A run that ends before it has a server leaves no folder.
-    monkeypatch.setattr("lrl.checkpoints.run_folder.RunFolderLock.discard", lambda lock: None)
     monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, first=None: None)
     monkeypatch.setattr(sys, "argv", [shutil.which("true") or "true"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -83,7 +81,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
     return found[0]
 
 
-def test_a_run_whose_port_is_in_use_leaves_no_folder(
+def test_a_run_whose_port_is_in_use_is_refused_before_a_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path)
@@ -97,7 +95,6 @@ def test_a_run_whose_port_is_in_use_leaves_no_folder(
     said = capfd.readouterr().err
     assert f"join_port is {port}, which cannot be had" in said
     assert "No step was trained" not in said, "nobody has to hear that of a run that is refused"
-    assert not (tmp_path / "board").exists()
 
 
 def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(

@@ -147,7 +147,7 @@ DATA = [
     ("--data.rewards lrl.rewards.GSM9K", "Did you mean GSM8K?"),
     (
         "--data.rewards trl_rewards:brief",
-        "brief(completions=[response], answer=[columns['answer']])[0]",
+        "Define it as `def brief(prompt, response, **columns)`",
     ),
 ]
 

@@ -24,7 +24,6 @@ from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
-from lrl.system.config_errors import fault
 from lrl.trainer import USUAL_CALLBACKS
 from lrl.weights.version_file import SHARED_MEMORY
 from tests.preflight.bad_input import CASES, HEALTHY
@@ -162,20 +161,6 @@ def test_last_resumes_from_the_newest_checkpoint_of_the_run(
     with pytest.raises(ServerReached):
         run(*FIT, *LOGGED, "--ckpt_path", "last")
     assert f"Restoring states from the checkpoint path at {checkpoint}" in caplog.text
-
-
-@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
-def test_a_run_that_is_refused_leaves_no_folder(
-    logger: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        fault("rewards: none of them can be loaded.")
-
-    logged = [word.replace("CSVLogger", logger) for word in LOGGED]
-    monkeypatch.setattr(RewardPool, "start", refuse)  # after Lightning has opened the loggers
-    status, output = run(*FIT, *logged)
-    assert status == 2 and "none of them can be loaded" in output
-    assert not (tmp_path / "mine").exists()
 
 
 def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> None:

@@ -122,9 +122,10 @@ class Function(Reward):
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         first = [name for name, kind in kind_of.items() if kind in by_place]
         is_swapped = "response" in first[:1] or "prompt" in first[1:]
+        is_trls = "completions" in kind_of  # a list of responses
         takes_both = inspect.Parameter.VAR_POSITIONAL in kind_of.values() or len(first) > 1
         takes_columns = inspect.Parameter.VAR_KEYWORD in kind_of.values()
-        if is_swapped or not takes_both or not takes_columns:
+        if is_swapped or is_trls or not takes_both or not takes_columns:
             raise ConfigError(
                 f"The reward {own_name} takes {signature}. Define it as `def {own_name}(prompt, "
                 "response, **columns)`, for one response; `columns` are those of the row."

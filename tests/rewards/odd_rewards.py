@@ -134,7 +134,7 @@ def run_a_loop(prompt, response, **columns):
     return 0.0
 
 
-def trl_reward(completions, **kwargs):
+def trl_reward(completions, answer, **kwargs):
     return [float(len(completion)) for completion in completions]
 
 

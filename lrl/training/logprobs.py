@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,7 @@ def token_logprobs(
     """Returns the log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) /
     temperature)[label].
 
-    Differentiable by hidden, weight and bias, once: a backward pass with create_graph=True raises
-    RuntimeError.
+    Differentiable by hidden, weight and bias, once.
 
     Args:
         hidden: [N, H], last hidden state at the position that predicts the label; dtype of the
@@ -202,9 +202,8 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("token_logprobs has no second derivative: leave create_graph out")
         hidden, weight, bias, logprobs = ctx.saved_tensors
         chunk_tokens = ctx.softmax.chunk_tokens
         by_hidden, by_weight, by_bias = (

@@ -62,7 +62,6 @@ CASES: dict[str, tuple[Configured, list[float]]] = {
         with_scheduler(halved, interval="epoch", frequency=2),
         [0.8] * 6 + [0.4] * 2,
     ),
-    "a step's": (with_scheduler(halved, interval="step"), [0.8 / 2**step for step in range(STEPS)]),
     "every third step's": (
         with_scheduler(halved, interval="step", frequency=3),
         [0.8] * 3 + [0.4] * 3 + [0.2] * 2,
@@ -115,17 +114,6 @@ def test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed(
         assert optimizer.param_groups[0]["weight_decay"] == 0
 
 
-def test_weights_in_a_group_of_learning_rate_0_stay_as_they_are(folder: str) -> None:
-    policy = Own(folder, groups_with_own_settings)
-    policy.configure_model()
-    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
-    fit(policy, 2)
-    changed = {
-        name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])
-    }
-    assert changed and all("layers.1." in name for name in changed)
-
-
 @pytest.fixture(scope="module", params=CASES)
 def saved(
     request: pytest.FixtureRequest, folder: str, tmp_path_factory: pytest.TempPathFactory
@@ -138,7 +126,7 @@ def saved(
     return whole, configure, checkpoints
 
 
-@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("at", [2, 3])
 def test_a_run_with_a_users_optimizer_resumes_exactly(
     saved: tuple[Own, Configured, Path], at: int, folder: str
 ) -> None:

@@ -100,20 +100,14 @@ def test_every_label_reads_its_own_sample_and_nothing_else(
             assert positions == list(range(first + count))
 
 
-def test_nothing_that_is_trained_is_shared() -> None:
-    """Responses that begin alike share the prompt alone."""
+def test_what_all_have_and_none_is_trained_on_is_shared() -> None:
+    """The prompt without its last token, and an opening that all episodes have."""
     samples = [sample([1, 2, 3], [7, 8, 9]), sample([1, 2, 3], [7, 8, 4])]
     (tree,) = prefix_trees(samples, longest=100, attention_tokens=10_000)
     assert tree.shared == 2 and len(tree) == 2 + 4 + 4
-
-
-def test_an_opening_that_all_episodes_have_is_shared() -> None:
     samples = [sample([1, 2], [5, 6, 7], 2), sample([1, 2], [5, 6, 8, 9], 2)]
     (tree,) = prefix_trees(samples, longest=100, attention_tokens=10_000)
     assert tree.shared == 3
-    samples[1].rollout.token_ids[0] = 4
-    (tree,) = prefix_trees(samples, longest=100, attention_tokens=10_000)
-    assert tree.shared == 2
 
 
 @pytest.mark.parametrize(

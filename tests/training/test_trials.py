@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
-from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
-from lrl.rewards import ExactMatch
 from lrl.training import trials, varlen
 from lrl.training.beside.reference import Reference
 from lrl.training.model import ModelSource
@@ -29,7 +26,6 @@ from lrl.types import MicroBatch
 from tests.model_families import ALONE, read_table, try_family
 from tests.policies import make_group, one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
-from tests.tiny_policies import tiny_llama
 
 LEAKING = [family for family, found in read_table().items() if found.responses == ALONE]
 
@@ -63,7 +59,8 @@ def test_a_model_without_a_leak_shares_rows_in_bfloat16(
 ) -> None:
     for seed in range(3):
         network = open_tiny(family, tmp_path / str(seed), scale, seed, "bfloat16")
-        assert may_share_rows(network) and may_share_rows(sharpened(network))
+        assert shared_by_responses(network) == Shared(rows=True, prefixes=True)
+        assert shared_by_responses(sharpened(network)).rows
 
 
 def sharpened(network: PreTrainedModel) -> PreTrainedModel:
@@ -186,54 +183,9 @@ def test_a_leak_in_the_gradient_alone_is_found(
     assert not may_share_rows(network)
 
 
-@pytest.mark.parametrize("shares", [True, False])
-def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None:
-    policy = opened(str(tiny_llama(tmp_path)))
-    policy.responses_share = Shared(rows=shares)
-    data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)
-    packer = data.make_packer(0, policy)
-    packer.add(make_group(0, responses=8))
-    ((micro,),) = packer.flush()
-    assert (len(micro.input_ids) == micro.num_sequences) is not shares
-
-
-@pytest.mark.parametrize(
-    ("family", "dtype", "attention"),
-    [
-        ("llama", "bfloat16", "sdpa"),
-        ("gemma2", "float32", "eager"),
-        ("mistral", "float32", "eager"),
-        ("qwen3_moe", "bfloat16", "eager"),
-    ],
-)
-def test_responses_of_a_model_that_takes_masks_share_their_prompt(
-    family: str, dtype: Any, attention: str, tmp_path: Path
-) -> None:
-    saved = str(save_tiny(family, tmp_path, 4.0))
-    network = ModelSource(saved, dtype, attention, gradient_checkpointing=True).open()
-    assert shared_by_responses(network) == Shared(rows=True, prefixes=True)
-
-
 def test_attention_without_masks_gets_copies_of_the_prompt(
     folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(varlen, "WITH_MASKS", ("eager",))
     assert shared_by_responses(ModelSource(folder).open()) == Shared(rows=True)
     assert "'sdpa' takes no mask" in caplog.text
-
-
-def test_a_policy_is_tried_on_the_device_that_will_train(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-    monkeypatch.setattr(
-        "lrl.policy_model.shared_by_responses",
-        lambda network: tried.append(network.device) or Shared(rows=True),
-    )
-    policy = PolicyModule(folder)
-    policy._trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("meta")))
-    with pytest.raises(ValueError, match="meta"):
-        policy.configure_model()
-    policy._trainer = None
-    policy.configure_model()
-    assert tried == [torch.device("cpu")]

@@ -17,7 +17,6 @@ from lrl.training.beside.reference import Reference
 from lrl.training.model import ModelSource
 from tests.tiny_families import save_tiny
 
-METHODS = ["mxfp4", "fp8", "gptq", "awq", "bitsandbytes", "a method of tomorrow"]
 CPU = torch.device("cpu")
 
 
@@ -47,13 +46,10 @@ def refusal(folder: Path) -> str:
     return text.pop()
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_quantised_model_is_refused_by_name_wherever_it_is_opened(
-    name: str, tmp_path: Path
-) -> None:
-    quantise_by_config(save_tiny("llama", tmp_path), name)
+def test_a_quantised_model_is_refused_by_name_wherever_it_is_opened(tmp_path: Path) -> None:
+    quantise_by_config(save_tiny("llama", tmp_path), "awq")
     text = refusal(tmp_path)
-    assert str(tmp_path) in text and f"quant_method {name}" in text and "bfloat16 copy" in text
+    assert str(tmp_path) in text and "quant_method awq" in text and "bfloat16 copy" in text
 
 
 def test_a_word_on_quantisation_in_a_part_of_the_config_is_found(tmp_path: Path) -> None:

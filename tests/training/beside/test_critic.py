@@ -262,15 +262,6 @@ def test_a_checkpoint_is_resumed_with_the_critic_it_was_made_with(
         run(learner(folder, None, TurnCritic), 4, ckpt_path=str(tmp_path / "step=3.ckpt"))
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_the_critic_is_neither_sent_nor_exported(folder: str, tmp_path: Path, own: bool) -> None:
-    plain, policy = opened(folder), with_critic(folder, model=folder if own else None)
-    assert dict(policy.whole_weights()).keys() == dict(plain.whole_weights()).keys()
-    policy.export(tmp_path)
-    again = opened(str(tmp_path))
-    assert torch.equal(weights(again), weights(plain))
-
-
 def test_a_replayed_group_keeps_its_values_also_through_a_checkpoint(folder: str) -> None:
     policy, given = with_critic(folder), groups()[2]
     policy.prepare(given, 1.0, 10_000)
@@ -319,6 +310,7 @@ def test_the_critic_lives_beside_adapters_and_in_their_checkpoint(folder: str) -
     before = weights(policy.critic)
     run(policy, 3)
     assert not torch.equal(weights(policy.critic), before)
+    assert not any("critic" in name for name, _ in policy.whole_weights())
     saved = policy.state_dict().keys()
     assert {"critic.head.weight", "critic.head.bias"} < saved
     assert all("lora_" in name for name in saved if not name.startswith("critic."))
@@ -342,13 +334,9 @@ def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:
         (Critic, {"lam": 1.5}),
         (Critic, {"value_only_steps": -1}),
         (Critic, {"max_grad_norm": 0.0}),
-        (Critic, {"trunk_gradient": -0.1}),
         (Critic, {"trunk_gradient": 0.1, "model": "another"}),
         (TurnCritic, {"gamma": 1.5}),
-        (TurnCritic, {"gamma": -0.1}),
         (TurnCritic, {"tau": 0.0}),
-        (TurnCritic, {"tau": 1.1}),
-        (TurnCritic, {"lr": -1.0}),
     ],
 )
 def test_a_setting_out_of_range_is_refused(kind: type[Critic], setting: dict[str, Any]) -> None:

@@ -134,30 +134,18 @@ def first(network: Any) -> torch.Tensor:
     return next(network.parameters()).detach().clone()
 
 
-def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint(
-    folder: str, tmp_path: Path
-) -> None:
-    every_second = {"refresh_every_n_steps": 2}
-    at_three = run(folder, tmp_path, 3, **every_second)
-    reference = first(at_three.reference.network)
-    assert not torch.equal(reference, first(at_three.network))
-    assert not torch.equal(reference, first(opened(folder).network))
-    resumed = run(folder, tmp_path, 3, resumed=3, **every_second)
-    assert torch.equal(first(resumed.reference.network), reference)
-    at_four = run(folder, tmp_path, 4, **every_second)
-    assert torch.equal(first(at_four.reference.network), first(at_four.network))
-
-
-def test_a_reference_that_was_refreshed_lives_on_through_every_resume_until_another_is_named(
+def test_a_refreshed_reference_follows_the_policy_and_lives_on_until_another_is_named(
     folder: str, other_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def resumed(steps: int, **settings: Any) -> torch.Tensor:
-        policy = run(folder, tmp_path, steps, steps - 1, **settings)
-        return first(policy.reference.network)
+        return first(run(folder, tmp_path, steps, steps - 1, **settings).reference.network)
 
-    refreshed = resumed(1, refresh_every_n_steps=1)
+    two = run(folder, tmp_path, 2, refresh_every_n_steps=2)
+    refreshed = first(two.reference.network)
+    assert torch.equal(refreshed, first(two.network))
     assert not torch.equal(refreshed, first(opened(folder).network))
-    assert all(torch.equal(resumed(steps), refreshed) for steps in (2, 3, 4))
+    assert torch.equal(resumed(3, refresh_every_n_steps=2), refreshed)
+    assert torch.equal(resumed(4), refreshed), "not refreshed any more"
     assert "is not restored" not in caplog.text
     named = first(opened(other_folder).network)
     assert torch.equal(resumed(5, model=other_folder), named), "the settings name another"
@@ -204,15 +192,6 @@ def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(
         assert one.kl_penalty == 0.0 != before.kl_penalty
 
 
-def test_a_group_is_not_computed_again_as_long_as_the_reference_is_the_same(folder: str) -> None:
-    policy = opened(folder, reference=Reference())
-    (group, *_) = prepared(policy)
-    before = [rollout.reference_logprobs for rollout in group.rollouts]
-    del policy.reference.network
-    policy.prepare(group, 1.0, 10_000)
-    assert [rollout.reference_logprobs for rollout in group.rollouts] == before
-
-
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20, 40])
 def test_a_references_pass_is_no_larger_than_a_micro_batch(
     folder: str, other_folder: str, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -235,17 +214,11 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"coefficient": -1.0}, "coefficient"),
-        ({"coefficient": 0.1, "estimator": "k1"}, "k1 with penalty_in loss"),
-        ({"refresh_every_n_steps": 0}, "refresh_every_n_steps"),
-    ],
+    "settings",
+    [{"coefficient": -1.0}, {"estimator": "k1", "coefficient": 0.1}, {"refresh_every_n_steps": 0}],
 )
-def test_a_reference_that_could_do_nothing_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_reference_that_could_do_nothing_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"model.reference.{next(iter(settings))}"):
         Reference(**settings)
 
 

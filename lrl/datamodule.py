@@ -33,6 +33,7 @@ from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import terminal
+from lrl.system.aliases import answers_aliases
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.types import LEAST_TEMPERATURE, Sampling
 from lrl.workers.worker import START_TIMEOUT_S
@@ -119,6 +120,7 @@ class RolloutDataModule(L.LightningDataModule):
     """A saved ledger, until a controller has it."""
     _attached_to: L.Trainer | None = None
 
+    @answers_aliases
     def __init__(
         self,
         prompts: Prompts | str | list[dict[str, Any]],

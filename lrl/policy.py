@@ -27,6 +27,7 @@ from lrl.errors import ConfigError
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.base import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
+from lrl.system.aliases import answers_aliases
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.training.beside.critic import Critic, ValueSums
 from lrl.training.beside.reference import Reference
@@ -93,6 +94,7 @@ class PolicyModule(PolicyModel):
         head_chunk_tokens: Response tokens with logits in memory at once.
     """
 
+    @answers_aliases
     def __init__(
         self,
         model: str,

@@ -8,6 +8,7 @@ from lightning.pytorch.strategies import Strategy
 
 from lrl import callbacks as usual
 from lrl.strategies.generator_devices import AsyncSingleDevice
+from lrl.system.aliases import answers_aliases
 
 USUAL_CALLBACKS = (
     *("RolloutLog", "RolloutFile", "Throughput"),
@@ -34,6 +35,7 @@ class Trainer(L.Trainer):
         **settings: See `lightning.Trainer`.
     """
 
+    @answers_aliases
     def __init__(
         self,
         *,

@@ -1,4 +1,7 @@
-"""An unknown setting is answered with the one that was meant, whoever has its name."""
+"""An unknown setting is answered with the one that was meant, whoever has its name.
+
+Covers lrl/system/aliases.py.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import re
 import pytest
 
 import lrl
-from lrl.cli import fit_help, setting_errors
+from lrl.cli import fit_help
 from lrl.cli.setting_errors import explain
+from lrl.system import aliases
 
 NAMES = {
     "num_generations": "data.rollouts_per_group",
@@ -29,6 +33,17 @@ def test_a_setting_of_another_library_is_answered_with_the_one_here(name: str) -
         assert NAMES[name] in text and "Did you mean" not in text, text
 
 
+def test_a_script_is_answered_as_the_command_line_is() -> None:
+    for kind, name in (
+        (lrl.PolicyModule, "learning_rate"),
+        (lrl.RolloutDataModule, "num_generations"),
+        (lrl.Trainer, "num_train_epochs"),
+    ):
+        with pytest.raises(TypeError, match=name) as raised:
+            kind(**{name: 8})
+        assert raised.value.__notes__ == [aliases.setting(name)]
+
+
 def test_a_misspelt_setting_is_answered_with_the_nearest_one_if_any_is_near() -> None:
     nearest = {
         "--max_lag": "data.max_lag",
@@ -43,9 +58,9 @@ def test_a_misspelt_setting_is_answered_with_the_nearest_one_if_any_is_near() ->
 
 def test_every_setting_and_class_of_an_answer_exists() -> None:
     known = {*fit_help.all_settings(), "trainer.logger", "--ckpt_path"}
-    for answer in setting_errors.ELSEWHERE:
+    for answer in aliases.SETTINGS:
         assert set(re.findall(r"\b(?:model|data|trainer)(?:\.\w+)+", answer)) <= known, answer
-    for answer in setting_errors.OBJECTIVES.values():
+    for answer in aliases.OBJECTIVES.values():
         assert all(hasattr(lrl.objectives, name) for name in re.findall(r"objective (\w+)", answer))
         assert all(
             hasattr(lrl.advantages, name) for name in re.findall(r"advantages (\w+)", answer)
@@ -54,7 +69,5 @@ def test_every_setting_and_class_of_an_answer_exists() -> None:
 
 def test_no_alias_is_a_setting_that_there_is() -> None:
     own = {name.rpartition(".")[2] for name in fit_help.all_settings()} - {"seed"}
-    elsewhere = {word for names in setting_errors.ELSEWHERE.values() for word in names.split()}
-    assert not own & {*elsewhere, *setting_errors.ABSENT.split()}, (
-        "`seed` is that of a data set's order"
-    )
+    elsewhere = {word for names in aliases.SETTINGS.values() for word in names.split()}
+    assert not own & {*elsewhere, *aliases.ABSENT.split()}, "`seed` is that of a data set's order"

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from lrl.errors import ConfigError, LrlError
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
+    from lrl.rollouts.learners import Replay
     from lrl.rollouts.prompts import Prompts
     from lrl.rollouts.reasoning_gym import ReasoningGym
-    from lrl.rollouts.replay import Replay
     from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.generator_devices import AsyncSingleDevice
     from lrl.strategies.several_ranks import AsyncDDP

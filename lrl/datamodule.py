@@ -22,11 +22,10 @@ from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.controller import Controller, Write
 from lrl.rollouts.episodes import EpisodeSettings
-from lrl.rollouts.learners import Learners, settings_of
+from lrl.rollouts.learners import Learners, Replay, settings_of
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import PromptPart, Prompts
-from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded

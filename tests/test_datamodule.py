@@ -11,8 +11,8 @@ import torch
 
 import lrl
 from lrl.datamodule import RolloutDataModule
+from lrl.rollouts.learners import Replay
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.replay import Replay
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration

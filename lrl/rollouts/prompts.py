@@ -243,7 +243,7 @@ class Prompts:
         messages = chat_template.messages_of(row.get(self.prompt_column))
         question = [message for message in messages if message["role"] == "user"][-1]
         if not self._renders:
-            self._refuse_lost(row, messages)
+            self._refuse_chat(row, messages)
         if self.template is not None:
             content = {self.prompt_column: question["content"]}
             question["content"] = _filled(self.template, row | content)
@@ -265,14 +265,12 @@ class Prompts:
             chat=chat,
         )
 
-    def _refuse_lost(self, row: Row, messages: list[Message]) -> None:
+    def _refuse_chat(self, row: Row, messages: list[Message]) -> None:
         """Raises a ConfigError if only a chat template would render a part of the row."""
-        lost = []
+        read = {TOOLS, VARIABLES} - self._fields if self.chat is not False else set()
+        lost = [name for name in (TOOLS, VARIABLES) if row.get(name) and name in read]
         if messages != [{"role": "user", "content": row[self.prompt_column]}]:
             lost = [self.prompt_column]
-        elif self.chat is not False:  # else the columns are the rewards'
-            read = {TOOLS, VARIABLES} - self._fields
-            lost = [name for name in (TOOLS, VARIABLES) if row.get(name) and name in read]
         if lost:
             raise ConfigError(
                 f"column {lost[0]!r}: only a chat template renders it, and the prompts are plain "

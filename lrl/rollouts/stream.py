@@ -8,7 +8,7 @@ stopwatch records its waits by their reason.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lrl.distributed.ranks import Command, HasRanks
 from lrl.errors import LrlError
@@ -76,24 +76,13 @@ class ControllerCalls:
         return self.loop.wait(read(), ANSWER_S, f"saving the ledger after step {steps_done}")
 
 
-class StepPolicy(HasRanks, Protocol):
-    """The policy, as the stream of a step calls it (`lrl.PolicyModule`)."""
-
-    @property
-    def data_parallel_size(self) -> int: ...
-
-    def prepare(
-        self, group: Group, temperature: float, micro_batch_tokens: int, attention_tokens: int
-    ) -> None:
-        """Adds to a group what the loss needs of its responses."""
-
-
 class StepStream:
     """The micro-batches of one optimizer step, on the rank that has the groups.
 
     Args:
         step: Number of the step, from 0: also the trainer's version while it trains.
         groups: Number of groups that the step trains, from `source`.
+        policy: `prepare` adds to a group what the loss needs of its responses (`PolicyModule`).
         learners: They learn from the groups once the step is done.
         packer: Its counts are the step's.
         gather: Whether the step waits for all of its groups before it packs the first.
@@ -107,7 +96,7 @@ class StepStream:
         groups: int,
         *,
         source: ControllerCalls,
-        policy: StepPolicy,
+        policy: Any,
         learners: Learners,
         packer: Packer,
         stopwatch: Stopwatch,

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lrl.objectives import REINFORCE, TBA
 from lrl.policy import PolicyModule
-from lrl.rollouts.replay import Replay
+from lrl.rollouts.learners import Replay
 from lrl.training.beside.reference import Reference
 from lrl.training.model import label_logprobs
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout

@@ -1,7 +1,6 @@
 """The ledger in runs whose responses end in any order and which crash at any moment, and its pacing:
 when groups may start."""
 
-import logging
 import random
 from typing import Any
 
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.rollouts.ledger import Ledger, Pacing
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 
 STEPS = 9
@@ -32,10 +31,6 @@ def make_pacing(shape: tuple[int, int, int, bool], last_step: int | None = STEPS
 
 def prompt_at(index: int) -> Prompt:
     return Prompt(id=100 + index, token_ids=[1], text="")
-
-
-def make_group(index: int) -> Group:
-    return Group(index=index, prompt=prompt_at(index), rollouts=[Rollout()])
 
 
 class Row:
@@ -68,25 +63,24 @@ class Run:
     def __init__(
         self,
         pacing: Pacing,
-        every_n_steps: int,
         seed: int,
         crashes: float = 0.0,
         skipping: tuple[int, float] = (0, 0.0),
     ) -> None:
         self.pacing = pacing
-        self.every_n_steps = every_n_steps
+        self.every_n_steps = 1 + seed % (pacing.max_lag + 1)  # between syncs, as the lag allows
         self.crashes = crashes
         self.max_skipped, self.equal = skipping
         self.draw = random.Random(seed)
         self.trained: list[tuple[int, int]] = []
         """(index, lag of the oldest possible token) of each group, for the steps that are done."""
         self.step = 0
-        self.start(None)
+        self.start(None, {})
         self.checkpoint = self.save()
 
-    def start(self, state: dict[str, Any] | None, born: dict[int, int] | None = None) -> None:
+    def start(self, state: dict[str, Any] | None, born: dict[int, int]) -> None:
         self.ledger = Ledger(self.pacing)
-        self.born = dict(born or {})
+        self.born = dict(born)
         self.in_step = list[tuple[int, int]]()
         if state is not None:
             self.ledger.load_state_dict(through_a_file(state), prompt_at)
@@ -99,8 +93,8 @@ class Run:
 
     def admit(self) -> None:
         admitted = admit(self.ledger, self.version)
-        done = [index for index, _ in self.trained + self.in_step] + list(self.ledger.skipped)
-        assert not set(admitted) & set(done), "a group that is done starts again"
+        done = {index for index, _ in self.trained + self.in_step} | self.ledger.skipped.keys()
+        assert not done & {*admitted}, "a group that is done starts again"
         self.born |= dict.fromkeys(admitted, self.version)
 
     def save(self) -> tuple[int, int, dict[str, Any], dict[int, int]]:
@@ -108,18 +102,14 @@ class Run:
 
     def crash(self) -> None:
         """Restarts from the state within an unfinished step, or from an older checkpoint."""
-        self.step, trained, state, born = (
-            self.save() if self.draw.random() < 0.5 else self.checkpoint
-        )
+        saved = self.save() if self.draw.random() < 0.5 else self.checkpoint
+        self.step, trained, state, born = saved
         del self.trained[trained:]
         self.start(state, born)
 
-    def finish_some(self, least: int) -> None:
-        for _ in range(max(least, self.draw.randint(0, 3))):
-            if self.ledger.running:
-                self.finish(self.ledger.running[self.draw.choice(list(self.ledger.running))])
-
-    def finish(self, group: Group) -> None:
+    def finish_one(self) -> None:
+        assert self.ledger.running, f"deadlock: step {self.step} waits and nothing runs"
+        group = self.ledger.running[self.draw.choice(list(self.ledger.running))]
         if self.skips_left and self.draw.random() < self.equal:
             self.skips_left -= 1
             self.ledger.skip(group)
@@ -128,10 +118,10 @@ class Run:
             self.ledger.finish(group)
 
     def train_a_group(self) -> None:
-        self.finish_some(0)
+        for _ in range(min(self.draw.randint(0, 3), len(self.ledger.running))):
+            self.finish_one()
         while (group := self.ledger.take(self.step)) is None:
-            assert self.ledger.running, f"deadlock: step {self.step} waits and nothing runs"
-            self.finish_some(1)
+            self.finish_one()
         self.in_step.append((group.index, self.step - self.born[group.index]))
         if self.draw.random() < 0.1:
             self.ledger.give_up(group)
@@ -143,21 +133,13 @@ class Run:
             elif len(self.in_step) < self.pacing.groups_in(self.step):
                 self.train_a_group()
             else:
-                self.end_step()
+                self.trained += self.in_step
+                self.in_step, self.step = [], self.step + 1
+                if self.draw.random() < 0.5:
+                    self.checkpoint = self.save()
+                if self.step % self.every_n_steps == 0:
+                    self.sync()
         return self
-
-    def end_step(self) -> None:
-        self.trained += self.in_step
-        self.in_step, self.step = [], self.step + 1
-        if self.draw.random() < 0.5:
-            self.checkpoint = self.save()
-        if self.step % self.every_n_steps == 0:
-            self.sync()
-
-
-def every_n_steps(pacing: Pacing, seed: int) -> int:
-    """Returns a number of steps between syncs that the lag allows."""
-    return 1 + seed % (pacing.max_lag + 1)
 
 
 @settings(max_examples=150, deadline=None)
@@ -166,13 +148,13 @@ def test_every_group_is_trained_or_skipped_once_none_is_lost_and_none_is_too_old
     shape: tuple, seed: int, crashes: float, skipping: tuple
 ) -> None:
     pacing = make_pacing(shape)
-    run = Run(pacing, every_n_steps(pacing, seed), seed, crashes, skipping).go()
+    run = Run(pacing, seed, crashes, skipping).go()
     trained, skipped = [index for index, _ in run.trained], run.ledger.skipped
     assert len(trained) == pacing.groups_before(STEPS)
     assert sorted([*trained, *skipped]) == list(range(len(trained) + len(skipped)))
     assert not run.ledger.running and not run.ledger.finished
     assert run.ledger.given_up.keys() <= set(trained)
-    assert all(prompt == make_group(index).prompt.id for index, prompt in skipped.items())
+    assert all(prompt == prompt_at(index).id for index, prompt in skipped.items())
     if pacing.wait_for_stragglers:
         assert max(lag for _, lag in run.trained) <= pacing.max_lag
 
@@ -182,10 +164,11 @@ def test_every_group_is_trained_or_skipped_once_none_is_lost_and_none_is_too_old
 def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(
     shape: tuple, seed: int, resumed_at: int
 ) -> None:
-    prompts, groups, max_lag, _ = shape
-    run = Run(make_pacing((prompts, groups, max_lag, True)), 1, seed).go(resumed_at)
+    run = Run(make_pacing((*shape[:3], True)), seed)
+    run.every_n_steps = 1
+    run.go(resumed_at)
     before = len(run.trained)
-    run.pacing = make_pacing((prompts, groups, 0, True))
+    run.pacing = make_pacing((*shape[:2], 0, True))
     run.start(run.ledger.state_dict(run.step), run.born)
     run.go()
     assert all(lag == 0 for _, lag in run.trained[before:])
@@ -198,15 +181,13 @@ def test_the_ledger_does_not_grow_with_the_run(
     shape: tuple, seed: int, steps: int, max_skipped: int
 ) -> None:
     pacing = make_pacing((*shape[:3], True), None)
-    k = every_n_steps(pacing, seed)
-    run = Run(pacing, k, seed, skipping=(max_skipped, 0.3)).go(steps)
+    run = Run(pacing, seed, skipping=(max_skipped, 0.3)).go(steps)
     ledger, state = run.ledger, run.ledger.state_dict(steps)
     most = (pacing.max_lag + 1) * pacing.groups_per_step
     assert len(ledger.running) + len(ledger.finished) <= most
-    assert len(state["running"]) + len(state["finished"]) <= most
     assert len(ledger._handed) <= pacing.groups_per_step
-    assert len(state["done_ahead"]) <= (pacing.max_lag + k) * (pacing.groups_per_step + max_skipped)
-    assert len(ledger._steps) == len(state["done_ahead"])
+    most = (pacing.max_lag + run.every_n_steps) * (pacing.groups_per_step + max_skipped)
+    assert len(ledger._steps) == len(state["done_ahead"]) <= most
 
 
 def test_a_masked_straggler_does_not_hold_the_step_and_continues_after_a_resume() -> None:
@@ -232,22 +213,6 @@ def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     assert [other.take(0).index, other.take(0).index] == [3, 1]
     later = resumed(other, 1)  # these two are trained now
     assert list(later.finished) == [0] and list(later.running) == [2] and admit(later, 1) == [4, 5]
-
-
-def test_groups_that_a_lower_max_lag_would_train_too_late_start_anew_and_are_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ledger = Ledger(make_pacing((8, 2, 2, True)))
-    admit(ledger, 0)
-    other = Ledger(make_pacing((8, 2, 1, True)))
-    other.load_state_dict(through_a_file(ledger.state_dict(0)), prompt_at)
-    assert list(other.running) == [0, 1, 2, 3]
-    assert admit(other, 0) == [] and admit(other, 1) == [4, 5]
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith(
-        "2 open groups of the checkpoint are generated anew: with data.max_lag 1 "
-    )
 
 
 def give_up_in_step_0() -> Ledger:
@@ -285,7 +250,7 @@ def test_a_step_does_not_wait_for_the_version_of_a_skipped_group() -> None:
 
 @pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])
 def test_a_checkpoint_of_a_run_with_other_steps_is_refused(other: tuple) -> None:
-    state = Run(make_pacing((4, 2, 0, True)), 1, seed=0).go(3).ledger.state_dict(3)
+    state = Run(make_pacing((4, 2, 0, True)), seed=0).go(3).ledger.state_dict(3)
     with pytest.raises(ValueError, match="groups_per_step"):
         Ledger(make_pacing(other)).load_state_dict(state, prompt_at)
 

@@ -1,9 +1,11 @@
-"""Packing of groups into micro-batches."""
+"""Packing of groups into micro-batches, also for several ranks."""
 
 import copy
+import math
 import random
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
-from lrl.rollouts.packing import Packer
+from lrl.rollouts.packing import BinPacker, Packer, Rows
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
@@ -238,3 +240,79 @@ def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_
     assert left_out.sum() == 2 and (micro.versions[left_out] == -1).all()
     assert not micro.advantages[left_out].any()
     assert first.turns == load_group(save_group(group, scored=True), group.prompt).rollouts[0].turns
+
+
+@dataclass(eq=False)
+class Piece:
+    group: int
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
+def pack_pieces(packer: BinPacker[Piece], pieces: list[Piece]) -> list[list[Rows[Piece]]]:
+    rounds = []
+    for _, members in groupby(pieces, key=lambda piece: piece.group):  # a group arrives whole
+        for piece in members:
+            packer.add(piece)
+        rounds += list(packer.full())
+    return rounds + list(packer.flush())
+
+
+def long_tailed(count: int, seed: int) -> list[Piece]:
+    draw = random.Random(seed)
+    return [
+        Piece(number // 8, min(1024, 1 + int(draw.lognormvariate(4.5, 1.0))))
+        for number in range(count)
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=60),
+    st.integers(1, 120),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_sequence_goes_to_one_rank_and_no_rank_has_more_rows_than_its_budget_holds(
+    shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool, share_rows: bool
+) -> None:
+    pieces = [Piece(group, tokens) for group, tokens in sorted(shapes)]
+    rounds = pack_pieces(BinPacker(budget, whole_groups, ranks, share_rows), pieces)
+    got = [piece for each in rounds for rows in each for row in rows for piece in row]
+    assert sorted(map(id, got)) == sorted(map(id, pieces))
+    for each in rounds:
+        assert len(each) == ranks and any(each)
+        rows = [row for share in each for row in share]
+        most, length = max(map(len, each)), max(sum(map(len, row)) for row in rows)
+        assert share_rows or all(len(row) == 1 for row in rows)
+        if not whole_groups:
+            assert most * length <= budget or most == 1
+            assert most == math.ceil(len(rows) / ranks)
+        elif not share_rows:
+            alone = len({row[0].group for row in rows}) == 1
+            assert len(rows) * length <= budget * ranks or alone
+    if whole_groups:
+        places = {
+            (piece.group, number, rank)
+            for number, each in enumerate(rounds)
+            for rank, rows in enumerate(each)
+            for row in rows
+            for piece in row
+        }
+        assert len(places) == len({piece.group for piece in pieces})
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_get_equal_work_by_tokens_squared(ranks: int, seed: int) -> None:
+    pieces = long_tailed(128 * ranks, seed)
+    packer = BinPacker[Piece](4096, ranks=ranks)
+    rounds = pack_pieces(packer, pieces)
+    assert len(rounds) > 2
+    longest = max(map(len, pieces))
+    assert max(packer.squares) - min(packer.squares) <= longest**2, "a row cannot be split"
+    dealt = [sum(len(piece) ** 2 for piece in pieces[rank::ranks]) for rank in range(ranks)]
+    mean = sum(dealt) / ranks
+    assert max(packer.squares) - mean < 0.5 * (max(dealt) - mean)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -169,36 +168,6 @@ def test_the_longest_request_of_a_step_goes_first_and_a_later_step_waits() -> No
         dispatch.add(request(tokens, due=due))
     sent = [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, [Model(99)])]
     assert sent == [9, 7, 5, 80, 50]
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.tuples(st.integers(0, 60), st.floats(1, 1e4)),
-    st.tuples(st.integers(0, 200), st.floats(1, 1e4)),
-    st.integers(2, 12),
-    st.integers(1, 64),
-    st.sampled_from(["sum", "max"]),
-)
-def test_the_split_of_the_generators_is_the_best_of_all(
-    long: tuple[int, float], rest: tuple[int, float], generators: int, capacity: int, combine: str
-) -> None:
-    def seconds(responses: int, tokens: float) -> float:
-        """Equation 2 again, wave by wave."""
-        at_once, whole = min(responses, capacity), 0.0
-        while responses > 0:
-            whole, responses = whole + (8.4 + 0.056 * at_once) * tokens, responses - at_once
-        return whole
-
-    totals = {}
-    for share in range(1, generators):
-        parts = [
-            seconds(-(-long[0] // share), long[1]),
-            seconds(-(-rest[0] // (generators - share)), rest[1]),
-        ]
-        totals[share] = sum(parts) if combine == "sum" else max(parts)
-    rule = SkewnessAware(combine=combine)  # type: ignore[arg-type]
-    found = rule.generators_for_the_long(long, rest, generators, capacity)
-    assert math.isclose(totals[found], min(totals.values()), rel_tol=1e-9)
 
 
 def test_the_longest_fifth_has_separate_generators() -> None:

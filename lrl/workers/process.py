@@ -9,9 +9,11 @@ import asyncio
 import json
 import logging
 import multiprocessing
+import signal
 import socket
 import time
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os import getpid
 from typing import Any
@@ -63,7 +65,7 @@ class WorkerSpec:
         return cls(**fields | {"code": b64decode(fields["code"])})
 
 
-class WorkerProcess(asyncio.Protocol):
+class WorkerProcess:
     """A worker. Make and use it on one event loop, whose thread outlives it: Linux ends a worker
     with the thread that started it."""
 
@@ -79,7 +81,6 @@ class WorkerProcess(asyncio.Protocol):
         self._refusal = ""
         self._ended_by_a_job = False
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._received = bytearray()
         # Spawned, not forked: the trainer has threads, pipes and sockets.
         context = multiprocessing.get_context("spawn")
         self._running: Any = context.RawValue(worker.RunningCode)
@@ -91,9 +92,9 @@ class WorkerProcess(asyncio.Protocol):
         )
         self._process.start()
         theirs.close()
-        connects = asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
-        self._connection = asyncio.ensure_future(connects)
-        self._tasks = [asyncio.ensure_future(self._watch())]
+        streams = asyncio.open_connection(sock=ours, limit=worker.LONGEST_LINE)
+        self._streams = asyncio.ensure_future(streams)
+        self._tasks = [asyncio.ensure_future(task) for task in (self._listen(), self._watch())]
 
     @property
     def pid(self) -> int:
@@ -105,7 +106,7 @@ class WorkerProcess(asyncio.Protocol):
         the worker has ended through no fault of the job."""
         answer = self._asked[job] = asyncio.get_running_loop().create_future()
         try:
-            await self._connection
+            await self._streams
             if self.lost:
                 raise WorkerLost(self.lost, by_other=self._ended_by_a_job)
             if self._refusal:
@@ -117,7 +118,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def tell(self, job: int, why: str) -> None:
         """Ends an episode; `why` is for those who still ask in it."""
-        if self._connection.done() and not self.lost:
+        if self._streams.done() and not self.lost:
             self._send({"job": job, "end": why})
 
     def kill(self, why: str) -> None:
@@ -129,31 +130,21 @@ class WorkerProcess(asyncio.Protocol):
         self._process.join(_END_S)
 
     def _send(self, message: dict[str, Any]) -> None:
-        transport, _ = self._connection.result()
-        if not transport.is_closing():  # else its end answers what it was asked
-            transport.write(json.dumps(message).encode() + b"\n")
+        _, writer = self._streams.result()
+        if not writer.is_closing():  # else its end answers what it was asked
+            writer.write(json.dumps(message).encode() + b"\n")
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        if b"\n" not in data:
-            return
-        *lines, self._received = self._received.split(b"\n")
-        try:
-            for each in lines:
-                self._take(json.loads(each))
-        except ValueError as error:
-            log.warning("What a worker sent is no answer: %s", error)
-            self._connection.result()[0].close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._tasks.append(asyncio.ensure_future(self._note_end()))
-
-    async def _note_end(self) -> None:
+    async def _listen(self) -> None:
+        """Takes what it sends, and notes its end."""
+        reader, writer = await self._streams
+        with suppress(ConnectionError, ValueError):  # of a line that its end has cut
+            async for line in reader:
+                self._take(json.loads(line))
+        writer.close()
         until = time.monotonic() + _END_S
         while self._process.exitcode is None and time.monotonic() < until and not self.lost:
             await asyncio.sleep(0.01)
-        if not self.lost:
-            self._end_at_fault(*self._cause())
+        self._end_at_fault(*self._cause())
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
@@ -248,8 +239,14 @@ class WorkerProcess(asyncio.Protocol):
 
     def _cause(self) -> tuple[str, str]:
         """Returns kind and message of an end that nobody here has caused."""
-        if self._process.exitcode == worker.OUT_OF_MEMORY:
+        code = self._process.exitcode or 0
+        if code == worker.OUT_OF_MEMORY:
             gib = self._spec.memory_gib
             limit = "" if gib is None else f"; data.{self._spec.name}_memory_gib is {gib:g}"
-            return "memory", "MemoryError" + limit
-        return "crash", worker.cause_of_death(self._process.exitcode)
+            return "memory", f"MemoryError{limit}"
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
+        if code == -signal.SIGKILL:
+            how = "was ended by SIGKILL, as Linux does when the machine is out of memory"
+        return "crash", f"the worker {how}"

@@ -201,17 +201,6 @@ def where_raised(error: BaseException) -> str:
     return f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""
 
 
-def cause_of_death(exit_code: int | None) -> str:
-    """Returns how a process ended that nobody has ended."""
-    if exit_code is None:
-        return "the worker ended"
-    if exit_code == -signal.SIGKILL:
-        return "the worker was ended by SIGKILL, as Linux does when the machine is out of memory"
-    if exit_code < 0:
-        return f"the worker was ended by signal {-exit_code} ({signal.strsignal(-exit_code)})"
-    return f"the worker ended with exit code {exit_code}"
-
-
 def pickled(thing: Any, what: str) -> bytes:
     """Returns an object of a user's class for a worker, which imports the user's modules anew;
     raises ConfigError, which begins with `what`, if it cannot be sent."""

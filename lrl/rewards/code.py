@@ -22,13 +22,12 @@ _PYTHON = ("python", "py", "python3")
 
 
 class Verdict(NamedTuple):
-    """The tests that a response passes, the reason of the first failure, and the limit that the
-    program broke, if it broke one."""
+    """How many tests a response passes."""
 
     passed: int
     tests: int
-    reason: str = ""
-    limit: str = ""
+    reason: str = ""  # of the first failure
+    limit: str = ""  # that the program broke
 
 
 class Code(Reward):
@@ -184,7 +183,7 @@ def program_in(response: str) -> str | None:
 
 def _difference(run: Run, pair: Pair) -> str:
     """Returns why a run has not passed; empty if it has."""
-    if run.failed:
+    if run.limit or run.status != 0:
         return run.why
     if _lines(run.output) == _lines(pair.stdout):
         return ""

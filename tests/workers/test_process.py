@@ -46,18 +46,6 @@ def own_processes(jobs: Jobs) -> list[psutil.Process]:
     return [inner, psutil.Process(inner.ppid())]
 
 
-def test_each_end_of_a_worker_is_told_apart_and_costs_only_its_own_job(shared: Jobs) -> None:
-    said = {
-        "crash": "the worker was ended by signal 11",
-        "die": "the worker ended with exit code 9",
-        "leak": "MemoryError; data.",
-        "hang": f" after {3:g} s",
-    }
-    for order, words in said.items():
-        before, failure, after = done(shared, "fine", order, "fine")
-        assert (before, after) == ("", "") and words in failure, failure
-
-
 def test_an_idle_worker_that_is_killed_is_replaced_at_once_and_is_no_failure(shared: Jobs) -> None:
     assert done(shared, "fine") == [""]
     (worker,) = workers_of(shared.pool.workers)

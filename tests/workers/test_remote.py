@@ -91,6 +91,14 @@ def gone(processes: list[psutil.Process]) -> None:
     wait_for(lambda: not any(map(lives, processes)), 60.0, "the end of the member's processes")
 
 
+ENDS = {
+    "crash": "the worker was ended by signal 11",
+    "die": "the worker ended with exit code 9",
+    "leak": "MemoryError; data.",
+    "hang": " after 3 s",
+}
+
+
 def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(
     shared: tuple[ServedMembers, list[Jobs]], members_first: None
 ) -> None:
@@ -103,6 +111,8 @@ def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(
             on_rank_0 = done(here, *ORDERS)
         finally:
             here.pool.close()
+        for order, words in ENDS.items():
+            assert words in dict(zip(ORDERS, on_rank_0, strict=True))[order]
         suffix = f" ({member.name})"
         there = done(jobs, *ORDERS)
         assert there == [why and why + suffix for why in on_rank_0]

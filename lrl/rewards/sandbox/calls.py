@@ -4,8 +4,6 @@ In one process a program could replace what a test compares with, or read the ri
 caller. Values cross as copies, in JSON: nothing that the program sends is run. Objects of other
 classes stay where they are; the other end has a `Reference`, whose attributes and operators are
 calls. A list, dict or set that a call has changed is changed at the caller, too.
-
-This file is a part of the runner's text: it imports nothing of lrl.
 """
 
 import builtins
@@ -52,8 +50,7 @@ class Gone(BaseException):
 
 
 def _operator(name: str, *, shown: str = "all", turned: bool = False) -> Any:
-    """Returns a method that asks for a function of this object and of values; these come first if
-    it is `turned`.
+    """Returns a method that asks for a function of this object and of values (first if `turned`).
 
     `shown` says which objects get to see values of this end: `all`, those of `Peer.classes`, or
     `none`. An object that sees them could say that it is equal to all, or that its difference is 0.

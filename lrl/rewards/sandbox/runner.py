@@ -1,9 +1,8 @@
-"""The first process in the sandbox: runs the program, once for each run that is asked for, and ends
-it at its limits.
+"""The first process in the sandbox: runs the program as often as it is asked to, and ends it at its
+limits. The sandbox's Python runs the text of this file behind that of `calls`, without lrl.
 
-The sandbox's Python runs the text of this file behind that of `calls`, so it imports nothing of
-lrl. The link, a socket, brings messages of JSON behind their length: the program with its limits,
-then for each run whether it has tests, and the tests. The answers are lines of JSON:
+The link, a socket, brings messages of JSON behind their length: the program with its limits, then
+for each run whether it has tests, and the tests. The answers are lines of JSON:
 
     ["passed", NUMBER]    of a test
     ["unfit", REASON]     the tests lack something here, whatever the program
@@ -35,8 +34,7 @@ MODULES = ("solution", "program", "main", "submission")
 _POLL_S = 0.2
 _PR_SET_DUMPABLE = 4
 _MOST_FILES = 2**14
-"""Files that a program may make: an empty one takes a KiB of the kernel's memory, and no limit of
-Linux counts it."""
+"""Files that a program may make: no limit of Linux counts the KiB that an empty one takes."""
 
 
 def main() -> None:

@@ -2,8 +2,7 @@
 
 A program there has its own processes, network (without a way out), `/proc` and a small `/tmp`, and
 of this machine's files those that Python needs, which it cannot change. It is told nothing of the
-trainer: its environment is the same everywhere, also bwrap's own. `isolation: none` is a process of this user
-with the same limits, for programs that one trusts.
+trainer, and neither is bwrap. `isolation: none` is a process of this user with the same limits.
 
 The runner inside says how a run ended, and that is the program's doing. Whatever else ends the
 sandbox is the machine's fault, and an error.
@@ -52,16 +51,11 @@ class Run(NamedTuple):
     """The outcome of a run of the program."""
 
     output: str
-    why: str
-    """How it ended: the limit, the last line of its standard error, or its status."""
-    failed: bool
-    """Whether the program did not end by itself with status 0."""
-    limit: str
-    """The limit that has ended it; empty if none has."""
-    is_last: bool
-    """Whether that was a limit of all runs together."""
-    passed: set[int]
-    """Numbers of the steps that have passed."""
+    why: str  # how it ended: the limit, the last line of its standard error, or its status
+    status: int  # its exit status, or minus the signal that has ended it
+    limit: str  # which has ended it; empty if none has
+    is_last: bool  # whether that was a limit of all runs together
+    passed: set[int]  # numbers of the steps that have passed
 
 
 @dataclass(frozen=True)
@@ -82,23 +76,18 @@ class Sandbox:
         is_root = os.geteuid() == 0
         return _NOBODY if is_root and self.isolation == "bubblewrap" else None
 
-    @property
-    def interpreter_path(self) -> str:
-        """The Python that runs in it; raises RuntimeError if there is none."""
-        return interpreter(self.python, self.user)[0]
-
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """Returns the limits of each process, by the names of the module `resource`."""
         limits = {
-            "RLIMIT_AS": self.memory_mib * 2**20,
-            "RLIMIT_NOFILE": 64,
-            "RLIMIT_FSIZE": 32 * 2**20,
-            "RLIMIT_CORE": 0,
+            "RLIMIT_AS": (self.memory_mib * 2**20,) * 2,
+            "RLIMIT_CPU": (self.cpu_s, self.cpu_s + 1),  # first a signal says what has happened
+            "RLIMIT_NOFILE": (64, 64),
+            "RLIMIT_FSIZE": (32 * 2**20,) * 2,
+            "RLIMIT_CORE": (0, 0),
         }
         if self.isolation == "bubblewrap":  # else it would count all processes of the user
-            limits["RLIMIT_NPROC"] = self.max_processes + 2  # the runner and the tests
-        cpu = {"RLIMIT_CPU": (self.cpu_s, self.cpu_s + 1)}  # first a signal says what has happened
-        return {name: (limit, limit) for name, limit in limits.items()} | cpu
+            limits["RLIMIT_NPROC"] = (self.max_processes + 2,) * 2  # the runner and the tests
+        return limits
 
 
 @functools.cache
@@ -126,8 +115,7 @@ class Session:
             with there:
                 self._process = self._started(there.fileno(), resources)
             self._resources = resources.pop_all()
-        limits = {"timeout_s": sandbox.timeout_s, "max_output_bytes": sandbox.max_output_bytes}
-        self._send({"program": program, "rlimits": sandbox.rlimits(), **limits})
+        self._send({"program": program, "rlimits": sandbox.rlimits(), **vars(sandbox)})
 
     def __enter__(self) -> Self:
         return self
@@ -148,8 +136,7 @@ class Session:
         oom_kills = _oom_kills()
         self._send(tests is not None)
         if tests is not None:
-            how = {"steps": tests.steps, "names": tests.names, "ends_at_failure": ends_at_failure}
-            self._send(how)
+            self._send(tests._asdict() | {"ends_at_failure": ends_at_failure})
         passed: set[int] = set()
         while True:
             match self._answer():
@@ -186,9 +173,7 @@ class Session:
         elif error.startswith("MemoryError"):
             limit = limit or f"the limit of {self._sandbox.memory_mib} MiB of memory"
         why = limit or error or f"the program ended with status {status}"
-        return Run(
-            output, why, failed=bool(limit or status), limit=limit, is_last=is_last, passed=passed
-        )
+        return Run(output, why, status=status, limit=limit, is_last=is_last, passed=passed)
 
     def _written(self, file: int) -> str:
         most = self._sandbox.max_output_bytes
@@ -261,6 +246,5 @@ def _memory_file(resources: ExitStack) -> BinaryIO:
 
 
 def _oom_kills() -> str:
-    """Returns the kernel's line with the number of processes ended for lack of memory."""
-    lines = Path("/proc/vmstat").read_text().splitlines()
-    return next((line for line in lines if line.startswith("oom_kill ")), "")
+    """Returns the number of processes that the kernel has ended for lack of memory."""
+    return Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].partition("\n")[0]

@@ -3,7 +3,6 @@ hold, against `torch.load` itself; and runs whose own parts have other state."""
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import logging
 import multiprocessing
@@ -17,7 +16,6 @@ from typing import Any
 
 import lightning as L
 import numpy as np
-import psutil
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -95,17 +93,6 @@ def test_a_full_disk_is_a_warning_with_path_and_reason_and_leaves_no_rest(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_that_is_not_of_the_disk_is_not_reported_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def save(*words: Any) -> None:
-        raise AttributeError("a fault of torch")
-
-    monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(AttributeError, match="a fault of torch"):
-        CheckpointFile().save_checkpoint({"global_step": 1}, tmp_path / "last.ckpt")
-
-
 def test_a_run_on_a_full_disk_keeps_its_last_good_checkpoint_until_there_is_a_newer_one(
     policy: str, tmp_path: Path
 ) -> None:
@@ -134,21 +121,6 @@ def test_a_plugin_of_the_users_own_is_left_in_its_place(policy: str, tmp_path: P
     fit(policy, running)
     assert running.strategy.checkpoint_io is own
     assert list(tmp_path.glob("**/*.ckpt"))
-
-
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library cannot be told"
-)
-def test_a_checkpoint_returns_freed_memory_between_blocks_in_use_to_the_system(
-    tmp_path: Path,
-) -> None:
-    blocks = [torch.ones(16_000) for _ in range(3_000)]  # 62 KiB each: from the heap, not mapped
-    in_use = blocks[::2]
-    del blocks
-    before = psutil.Process().memory_info().rss
-    CheckpointFile().save_checkpoint({"global_step": 1}, tmp_path / "some.ckpt")
-    assert psutil.Process().memory_info().rss < before - 50 * 2**20
-    assert all(block.sum() == 16_000 for block in in_use)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lrl.checkpoints.made_with import changes, fingerprint
-from lrl.rewards import GSM8K, ExactMatch, Format, Function
+from lrl.rewards import ExactMatch, Format, Function
 from lrl.rollouts.learners import settings_of
 
 VALUES = [
@@ -51,7 +51,6 @@ BREVITY = "tests.odd_lengths:brevity"
 PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
     (lambda: ExactMatch(), lambda: ExactMatch(weight=0.5)),
     (lambda: Format("a.*"), lambda: Format("a.+")),
-    (lambda: ExactMatch(), lambda: GSM8K()),
     (lambda: Function(BREVITY), lambda: Function(BREVITY, weight=2.0)),
 ]
 

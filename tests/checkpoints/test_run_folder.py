@@ -179,13 +179,6 @@ def test_a_resumed_run_keeps_the_steps_before_its_checkpoint_and_has_the_others_
     assert [row["early"] for row in rows(tmp_path)] == ["7"] * 3 + [""] * 3
 
 
-def test_a_second_fit_of_one_trainer_that_goes_back_has_each_step_once(tmp_path: Path) -> None:
-    used = loggers(tmp_path)
-    log(used, range(4), part=1)
-    log(continued(used, 2), range(2, 4), part=2)
-    assert curve(tmp_path) == [(0, 1), (1, 1), (2, 2), (3, 2)]
-
-
 def test_what_trains_no_step_again_keeps_all_of_a_folder(tmp_path: Path) -> None:
     """A new run in the folder of another one, and an evaluation of a checkpoint."""
     log(loggers(tmp_path), range(3), part=1)
@@ -200,8 +193,3 @@ def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path, end: str) -> N
         file.write(end)
     continued(loggers(tmp_path), 2)
     assert [row["step"] for row in rows(tmp_path)] == ["0", "1"]
-
-
-def test_a_new_folder_stays_one(tmp_path: Path) -> None:
-    log(continued(loggers(tmp_path), 4), range(4, 5), part=1)
-    assert curve(tmp_path) == [(4, 1)]

@@ -132,11 +132,6 @@ def test_async_rewards_of_a_group_overlap():
     assert [rollout.reward for rollout in together] == [1.0] * 8
 
 
-def test_a_reward_that_no_worker_can_load_is_refused():
-    with pytest.raises(ValueError, match="top level"):
-        RewardPool([lambda prompt, response, **columns: 1.0])
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

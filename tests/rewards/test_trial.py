@@ -4,7 +4,6 @@ raised.
 Covers lrl/rewards/pool.py.
 """
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -85,14 +84,6 @@ def test_with_every_failure_allowed_a_failed_trial_is_only_logged(caplog):
         (rollout,) = scored(pool, "give 1")
     assert rollout.reward == 1.0
     assert "data.max_reward_failures is 1" in caplog.text
-
-
-def test_a_trial_works_beside_an_event_loop_as_a_notebook_has():
-    async def cell():
-        with started([odd_rewards.level], workers=1, first=prompt(level=3)) as pool:
-            return pool.workers.trial
-
-    assert asyncio.run(cell()) is not None
 
 
 NOTEBOOK = """

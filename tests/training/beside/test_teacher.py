@@ -18,7 +18,7 @@ from lrl.preflight.model import check_reference, shape_of
 from lrl.preflight.settings import check_objective
 from lrl.training.beside.teacher import Teacher
 from lrl.types import Group
-from tests.policies import SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
+from tests.policies import SIZES, make_group, opened, pack, save_model
 from tests.tiny_policies import byte_tokenizer
 from tests.training.beside.test_reference import logprobs_of
 
@@ -89,21 +89,6 @@ def test_the_mean_gradient_is_that_of_the_reverse_kl_whoever_sampled() -> None:
     kl = (log_pi.exp() * (log_pi - log_teacher)).sum()
     (expected,) = torch.autograd.grad(kl, logits)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_without_rewards_a_policy_comes_nearer_to_its_teacher(folder: str, teacher: str) -> None:
-    policy = opened(folder, objective=REINFORCE(), lr=1e-3, reference=Teacher(teacher))
-    groups = prepared(policy)
-    for group in groups:
-        for rollout in group.rollouts:
-            rollout.reward = 0.0
-    running = trainer(max_steps=8)
-    distances: list[float] = []
-    policy.on_train_batch_end = lambda *_: distances.append(  # type: ignore[method-assign]
-        running.callback_metrics["policy/kl_reference"].item()
-    )
-    running.fit(policy, Steps([FakeStep(pack(groups))] * 8))
-    assert distances[-1] < 0.8 * distances[0]
 
 
 def test_a_teacher_has_no_part_in_loss_and_reward_besides_the_advantage(

@@ -7,7 +7,6 @@ Covers lrl/training/beside/teacher.py.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -162,18 +161,9 @@ def logprob_of(number: float) -> Reply:
 
 
 GARBAGE: dict[str, tuple[Reply, str]] = {
-    "no JSON": (Reply(200, "<html>", {}), READ),
-    "no choices": (Reply(200, "{}", {}), READ),
-    "no log-probs": (Reply(200, json.dumps({"choices": [{"index": 0, "text": "a"}]}), {}), READ),
     "of fewer texts": (gives(positions([1, 2])), READ),
     "of fewer tokens": (gives(*[positions([1, 2])] * 4), READ),
     "of other tokens": (gives(*(positions([33] * len(text)) for text in TEXTS)), READ),
-    "of nothing at all": (gives(*[[None]] * 4), READ),
-    "of a number beyond every float": (gives(*[positions([1, 2], 10**400)] * 4), ""),
-    "of brackets without an end": (Reply(200, "[" * 5000, {}), ""),
-    "refused with brackets without an end": (Reply(400, "[" * 5000, {}), ""),
-    "refused": (fails(400, "maximum context length"), ""),
-    "a key that is wrong": (fails(401), ""),
     **{
         f"a log-prob of {number}": (logprob_of(number), "is no log-prob")
         for number in (math.nan, math.inf, -math.inf, 3.0)

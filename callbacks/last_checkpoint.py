@@ -122,7 +122,7 @@ def check_state(trainer: L.Trainer) -> None:
         parts[type(data).__qualname__] = data.state_dict() | own
     if faults := list(unreadable(parts)):
         raise ConfigError(
-            f"A checkpoint cannot hold {', '.join(map(str, faults))}. {ADVICE}: return those from "
+            f"A checkpoint cannot hold {', '.join(text for _, text in faults)}. {ADVICE}: return those from "
             "state_dict, and leave others out of save_hyperparameters (ignore=[...])."
         )
 

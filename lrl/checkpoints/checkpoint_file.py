@@ -1,11 +1,8 @@
 """Atomic checkpoints; one that cannot be written does not end the run.
 
 Lightning moves a checkpoint from the system's temporary folder, which across file systems is a
-copy: a run killed during it leaves half a checkpoint in place of the last good one. Here the bytes
-go into a file next to the checkpoint, which is then renamed.
-
-A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint
-that the new one was to replace; that one is kept until a newer one is written.
+copy: a run killed during it leaves half a checkpoint in place of the last good one. And after a
+failed write it would remove the older checkpoint that the new one was to replace.
 
 Checkpoints are read by `torch.load` with `weights_only=True`, which refuses a whole file for one
 object that is neither plain nor a tensor. So such objects are left out, and the log names them.
@@ -18,7 +15,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fsspec.core import url_to_fs
@@ -42,8 +39,6 @@ READ_ERRORS = (
 )
 """Errors of `torch.load`, and of a look into its result, for a file that is no checkpoint."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, Parameter)
-MAPPINGS = (dict, OrderedDict)
-SEQUENCES = (list, tuple, set)
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -105,31 +100,21 @@ class CheckpointFile(TorchCheckpointIO):
             unfinished.unlink(missing_ok=True)
 
 
-class Unreadable(NamedTuple):
-    """A value of a checkpoint that could not be read again."""
-
-    path: tuple[Any, ...]
-    """The keys that lead to it."""
-    kind: type
-
-    def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.path))} ({self.kind.__module__}.{self.kind.__qualname__})"
-
-
-def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Unreadable]:
-    """Yields the values in `state` that could not be read again."""
+def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yields the values in `state` that could not be read again: the keys that lead to each, and
+    these with its class in words."""
     kind = type(state)
     if kind in PLAIN:
         return
-    if kind in MAPPINGS:
+    if kind in (dict, OrderedDict):
         for key, value in state.items():
             yield from unreadable(key, (*path, key))
             yield from unreadable(value, (*path, key))
-    elif kind in SEQUENCES:
+    elif kind in (list, tuple, set):
         for index, value in enumerate(state):
             yield from unreadable(value, (*path, index))
     elif not _comes_back(state):
-        yield Unreadable(path, kind)
+        yield path, f"{'.'.join(map(str, path))} ({kind.__module__}.{kind.__qualname__})"
 
 
 def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +125,7 @@ def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """
     faults = list(unreadable(checkpoint))
     whole = dict(checkpoint)
-    for first, *others in (fault.path for fault in faults):
+    for (first, *others), _ in faults:
         if others and isinstance(whole.get(first), dict):
             whole[first] = {key: value for key, value in whole[first].items() if key != others[0]}
         else:
@@ -149,14 +134,13 @@ def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         log.error(
             "The checkpoint of step %d is saved without %s. %s: return those from state_dict and "
             "on_save_checkpoint.",
-            *(checkpoint["global_step"], ", ".join(map(str, faults)), ADVICE),
+            *(checkpoint["global_step"], ", ".join(text for _, text in faults), ADVICE),
         )
     return whole
 
 
 def _comes_back(value: Any) -> bool:
-    # Tried, for users may have allowed classes of their own
-    # (`torch.serialization.add_safe_globals`).
+    # Tried: users may have allowed classes of their own (`torch.serialization.add_safe_globals`).
     file = io.BytesIO()
     try:
         torch.save(value, file)

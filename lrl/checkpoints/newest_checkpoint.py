@@ -56,8 +56,7 @@ def newest_checkpoint(trainer: L.Trainer) -> str:
     ConfigError if there is none.
     """
     folders = _runs(trainer)
-    found = [_checkpoints(run) for run in folders]
-    runs = [paths for paths in found if paths]
+    runs = [paths for folder in folders if (paths := _checkpoints(folder))]
     if not runs:
         fault(
             f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0][0])!r}. Name the "

@@ -119,10 +119,9 @@ class RunFolderLock:
                 "out, give this run a folder of its own (trainer.logger or "
                 "trainer.default_root_dir), or end that one."
             ) from None
-        except OSError as error:
+        except OSError as error:  # a file system without locks
             os.close(opened)
-            text = "%s cannot be locked (%s): let no other run write there."
-            log.warning(text, folder, error.strerror)
+            log.warning("%s cannot be locked: %s. Let no other run write there.", folder, error)
 
     def release(self) -> None:
         """Unlocks the folder; idempotent."""

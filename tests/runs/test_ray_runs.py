@@ -75,7 +75,7 @@ trainer:
     init_args:
       generator_devices: 0
       heartbeat_s: 5.0
-      server: {max_num_seqs: 16, dtype: float32, kv_cache_gib: 0.1}
+      server: {max_num_seqs: 16, dtype: float32, kv_cache_gib: 0.1, host: 0.0.0.0, insecure: true}
   logger:
     class_path: lightning.pytorch.loggers.CSVLogger
     init_args: {save_dir: ., flush_logs_every_n_steps: 1}
@@ -330,7 +330,6 @@ def test_a_command_with_a_generator_that_ray_places_is_stopped_killed_and_leaves
     strategy = "--trainer.strategy"
     launcher = {"": "Ray", ".jobs": "1", ".cpus": "0.5"}
     options = {f"{strategy}.launcher{name}": value for name, value in launcher.items()}
-    options |= {f"{strategy}.server.host": "0.0.0.0", f"{strategy}.server.insecure": "true"}
     command = start(*(word for option in options.items() for word in option))
     command.trains()
     assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.text))

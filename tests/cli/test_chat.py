@@ -1,7 +1,6 @@
 """`lrl chat`: responses of an exported policy, from the command line and line by line."""
 
 import io
-import json
 import shlex
 import shutil
 import sys
@@ -16,7 +15,6 @@ from lrl.cli import chat
 from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
 from lrl.rollouts import chat_template
 from lrl.rollouts.prompts import Prompts
-from lrl.types import Prompt
 from tests.cli.conftest import Say
 from tests.tiny_policies import with_special_tokens
 
@@ -88,13 +86,6 @@ def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
     assert told in message and message.count("\n") == 2
 
 
-def test_wrong_words_are_named(folder: Path, say: Say) -> None:
-    assert "cannot read 'hello'" in say("chat", folder, "hello")[2]
-    for words, named in {("--temperature", "nan"): "=nan", ("--max_tokens", "0"): "is 0"}.items():
-        status, _, error = say("chat", folder, "1+7=", *words)
-        assert status == 2 and error.startswith("lrl: error: ") and named in error
-
-
 def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Path) -> None:
     LlamaForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
@@ -117,15 +108,6 @@ def test_special_tokens_are_printed_and_the_end_of_a_response_is_not(
     tokenizer.add_special_tokens({"additional_special_tokens": ["8"]})
     tokenizer.save_pretrained(policy)
     assert say("chat", policy, "1+7=")[1] == "8\n"
-
-
-@pytest.mark.parametrize("named", [[VOCABULARY.index("5")], None])
-def test_a_response_ends_where_a_generator_would_end_it(
-    named: list[int] | None, folder: Path, tmp_path: Path, say: Say
-) -> None:
-    policy = shutil.copytree(folder, tmp_path / "policy")
-    (policy / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
-    assert say("chat", policy, "1+7=")[1] == "8\n", "the tokenizer's end ends it, too"
 
 
 def test_a_response_without_an_end_is_no_longer_than_the_policy_was_made_for(
@@ -192,11 +174,3 @@ def test_a_template_with_other_columns_asks_for_a_whole_prompt(
     assert "`template` names level" in message and "--plain" in message
     command = shlex.split(chat_command(policy, prompts))
     assert command[1:] == ["chat", str(policy), "--plain", "31+7="], "the printed command works"
-
-
-def test_the_command_of_the_summary_is_quoted_for_the_shell(folder: Path, tmp_path: Path) -> None:
-    prompts = Prompts([{"prompt": "1+7 'or' $HOME="}], template="Q: {prompt}")
-    prompts.read()
-    prompts._prompts = [Prompt(id=0, token_ids=[1], text="Q: 1+7 'or' $HOME=")]
-    command = shlex.split(chat_command(tmp_path / "my policy's", prompts))
-    assert command[1:] == ["chat", str(tmp_path / "my policy's"), "1+7 'or' $HOME="]

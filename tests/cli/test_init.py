@@ -55,13 +55,6 @@ def test_it_trains(quickstart_policy: Path, tmp_path: Path) -> None:
     assert (project / "runs" / "my_run" / "version_0" / "policy" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["2024-01-01", "1e3", "no"])
-def test_a_name_that_yaml_takes_for_something_else_is_a_text(name: str, tmp_path: Path) -> None:
-    assert lrl(["init", str(tmp_path / name)]) == 0
-    recipe = yaml.safe_load((tmp_path / name / "recipe.yaml").read_text())
-    assert recipe["trainer"]["logger"]["init_args"]["name"] == name
-
-
 def test_a_name_that_is_none_is_refused_and_nothing_that_is_there_is_written_over(
     tmp_path: Path, say: Say
 ) -> None:

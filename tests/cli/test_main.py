@@ -6,7 +6,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -58,14 +57,3 @@ def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(
     status, _, text = say(word, "--config", "quickstart")
     assert status == 2 and f"no command {word!r}. Did you mean {meant}?" in text
     assert all(command in text for command in COMMANDS)
-
-
-def test_a_config_that_is_near_is_named_whether_recipe_or_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").touch()
-    meant = {"quickstrat": "quickstart", "mien.yaml": "mine.yaml", "mine": "mine.yaml"}
-    for given, near in meant.items():
-        status, _, text = say("fit", "--config", given)
-        assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text

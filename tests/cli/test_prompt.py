@@ -152,15 +152,6 @@ def test_a_generator_is_found_by_number_under_any_name_of_its_run_until_its_proc
         find_generator(link, 12)
 
 
-def test_without_a_run_the_error_says_what_to_give(tmp_path: Path, say: Say) -> None:
-    (tmp_path / "generator-0.log").write_text("a run that has ended")
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        status, out, error = say("prompt", str(folder))
-        assert (status, out) == (2, "")
-        assert str(folder) in error and f"lrl chat {folder}/policy" in error
-    assert "RUN" in say("prompt")[2]
-
-
 def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
     tmp_path: Path, say: Say
 ) -> None:

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from lrl.members.join import (
     LocalOverrides,
     check_environment,
     generator_settings,
-    settings_here,
 )
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_file import find_run
@@ -328,12 +327,3 @@ def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
     spec = spec_of("nccl", on_cpu=False, environment=of_run)
     with pytest.raises(ValueError, match=named) if named else nullcontext():
         check_environment("runs/1", spec, here)
-
-
-def test_settings_come_from_the_run_and_the_endpoint_from_this_machine() -> None:
-    asked = ServerSettings(
-        max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"swap-space": 3}
-    )
-    spec = replace(spec_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
-    found = settings_here(spec, {"host": "10.0.0.7", "insecure": True}, "")
-    assert found == replace(asked, host="10.0.0.7", insecure=True)

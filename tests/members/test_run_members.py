@@ -8,12 +8,10 @@ Covers lrl/members/launchers.py.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,15 +32,10 @@ from lrl.members.launchers import (
 )
 from lrl.members.registry import Kind, RegistryServer, Status
 from lrl.members.run_members import RunMembers
-from lrl.rewards import RewardPool
-from lrl.strategies.generator_servers import make_members
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
-from lrl.types import Prompt, Rollout
 from tests.leftovers import living, nothing_left, wait_for, words
 from tests.members.served_run import TOKEN, served, spec_of
-from tests.members.test_join import Scripted
-from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 RUN_ID = spec_of().run_id
 mark = pytest.fixture(nothing_left)
@@ -371,66 +364,3 @@ def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
         lrl.AsyncSingleDevice(generator_devices=0, launcher=Given(1))
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     assert lrl.AsyncSingleDevice(generator_devices=0, launcher=Given(1)).token == TOKEN
-
-
-def test_a_run_that_does_not_train_has_no_responses_scored_elsewhere(tmp_path: Path) -> None:
-    data = SimpleNamespace(
-        reward_pool=RewardPool([lrl.rewards.GSM8K()]),
-        worker_launcher=ModelLauncher(1),
-        environment=None,
-        max_model_tokens=64,
-    )
-    for verb, trains in (("validate", False), ("fit", True)):
-        trainer = SimpleNamespace(
-            state=SimpleNamespace(fn=verb), loggers=[], default_root_dir=str(tmp_path)
-        )
-        run: Any = SimpleNamespace(
-            strategy=lrl.AsyncSingleDevice(),
-            policy=SimpleNamespace(dtype_name="float32"),
-            data=data,
-            trainer=trainer,
-            trains=trains,
-        )
-        members = make_members(run, None)  # type: ignore[arg-type]
-        assert (members.workers is not None) == (Kind.WORKER in members.launchers) == trains
-
-
-def test_a_run_starts_its_workers_has_them_score_and_ends_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The generator is a small program; the worker is a real one."""
-    let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(launchers, "OWN_END_S", 60.0)
-    strategy = ScriptedRun(Scripted, tmp_path, ServerSettings())
-    pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Command(1, "env {join}")
-    data = SimpleNamespace(
-        reward_pool=pool,
-        end_workers=pool.close,
-        max_model_tokens=64,
-        worker_launcher=launcher,
-        environment=None,
-        resumes_from=None,
-        dispatch=None,
-        migration=None,
-    )
-    prompt = Prompt(id=0, token_ids=[1], text="1+1=", columns={"answer": "#### 2"})
-    tokens: dict[str, Any] = {
-        "token_ids": [1],
-        "logprobs": [0.0],
-        "versions": [0],
-        "finish_reason": "stop",
-    }
-    rollouts = [Rollout(text=text, **tokens) for text in ("#### 2", "#### 3")]
-    pool.start(prompt)
-    run = strategy.run_with(data)
-    try:
-        run.start()
-        (member,) = pool.workers.members.ready
-        asyncio.run(pool.score(prompt, rollouts))
-    finally:
-        run.end()
-    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {
-        member.name: 2
-    }
-    said = (tmp_path / "env-worker-0.log").read_text()
-    assert said.endswith("worker 0: the run has ended, and so does it.\n")

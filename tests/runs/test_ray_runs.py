@@ -212,19 +212,6 @@ def test_a_task_of_ray_ends_with_a_trainer_that_is_killed(
         wait_for(ended, DEADLINE_S, "the end of the task")
 
 
-def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(
-    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = Ray(1, address=ADDRESS, resources={"nowhere": 3})
-    job = launcher.start("generator-0", 0, words=["join"], environment=os.environ, folder=tmp_path)
-    try:
-        wait_for(lambda: "waits for" in job.tail(), DEADLINE_S, "the reason")
-        assert "nowhere: 3" in job.tail() and "there: 1" in job.tail() and job.alive
-    finally:
-        job.stop()
-    assert not job.alive
-
-
 def test_places_that_are_given_back_at_once_are_free_again(cluster: RayCluster) -> None:
     """Nodes kept some of them, and the runs behind waited for ever."""
     ray.init(address=ADDRESS, log_to_driver=False, logging_level="ERROR")

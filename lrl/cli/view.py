@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lrl.errors import ConfigError
-from lrl.system.endpoint import LOOPBACK, Endpoint, is_loopback
+from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.viewer.rollout_file import FILE
 
 
@@ -22,7 +22,8 @@ def main(argv: Sequence[str]) -> int:
     token = secrets.token_urlsafe(32)
     viewer = Viewer(path, "/".join(args.run.resolve().parts[-2:]))
     try:
-        endpoint = checked_endpoint(args)
+        endpoint = Endpoint(args.host, args.tls_cert, args.tls_key, insecure=args.insecure)
+        endpoint.check()
         server = viewer.serve(endpoint, token, args.port)
     except ConfigError as error:  # `Endpoint` names the settings of a run
         text = str(error).replace("strategy.join_port", "--port")
@@ -70,18 +71,3 @@ def rollouts_of(run: Path) -> Path:
         f"{run} has no {FILE}. Give the folder of a run, such as runs/quickstart/version_0; a run "
         "writes it at the end of its first step, if trainer.callbacks has lrl.callbacks.RolloutFile."
     )
-
-
-def checked_endpoint(args: argparse.Namespace) -> Endpoint:
-    """Returns the address to listen on; raises ConfigError if others could read the token."""
-    if not 0 <= args.port < 2**16:
-        raise ConfigError(f"--port is {args.port}; it must be from 0 to 65535.")
-    if not (is_loopback(args.host) or args.tls_cert or args.insecure):
-        raise ConfigError(
-            f"--host {args.host}: plain HTTP would show the rollouts to all who read that network. "
-            "Leave --host out and use a tunnel (ssh -L PORT:127.0.0.1:PORT MACHINE, with --port), "
-            "or give --tls_cert and --tls_key, or --insecure if nobody else is on it."
-        )
-    endpoint = Endpoint(args.host, args.tls_cert, args.tls_key, insecure=args.insecure)
-    endpoint.check()
-    return endpoint

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 10.0
 """Seconds of silence after which a member has ended; it speaks twice a second."""
-END_S = 2.0
-"""Seconds that a run waits at its end until its members have heard of it."""
 LONGEST_NODE = 64
 PIECE_BYTES = 2**20
 """Bytes of a file that are sent, or written, at once."""
@@ -165,16 +163,10 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "status": Status,
     "number": int,
     "workers": int,
-    "node": lambda name: _machine(str(name)),
+    "node": str,
     "location": lambda fields: Location(**fields),
 }
 """What reads the arguments of a call."""
-
-
-def _machine(name: str) -> str:
-    if not name.isprintable() or len(name) > LONGEST_NODE:
-        raise ValueError("the name of the machine is not printable, or too long")
-    return name
 
 
 class Registry:
@@ -219,6 +211,8 @@ class Registry:
         self, kind: Kind, number: int, location: Location, node: str = "", workers: int = 0
     ) -> Member:
         """Renews the lease of a member; raises LookupError if nobody has claimed that number."""
+        if not node.isprintable() or len(node) > LONGEST_NODE:
+            raise ValueError("the name of the machine is not printable, or too long")
         with self._lock:
             if not self._first[kind] <= number < self._numbers[kind]:
                 raise LookupError(f"nobody has taken the number {number} for a {kind} that joins")
@@ -271,17 +265,10 @@ class Registry:
         return [each.number for each in self.members(kind) if each.status in admitted]
 
     def end(self) -> None:
-        """Tells all members that the run ends, and waits a moment until they know."""
-        announced_s = time.monotonic()
+        """Tells all members, as they speak, that the run ends."""
         for member in (each for kind in Kind for each in self.members(kind)):
             if not member.status.over:
                 self.change(member.kind, member.number, status=Status.ENDED)
-        while time.monotonic() - announced_s < END_S and any(
-            announced_s - LEASE_S < each.heard <= announced_s
-            for kind in Kind
-            for each in self.members(kind)
-        ):
-            time.sleep(0.05)
 
 
 class RegistryServer(TokenServer):

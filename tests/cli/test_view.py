@@ -65,7 +65,7 @@ def test_a_folder_without_rollouts_is_refused_with_the_remedy(
         (str(tmp_path),): "trainer.callbacks has lrl.callbacks.RolloutFile",
         (str(run.parent),): f"The newest in it is {run}",
         (str(run), "--port", str(port)): f"--port is {port}, which cannot be had at --host",
-        (str(run), "--host", "0.0.0.0"): "--host 0.0.0.0: plain HTTP would show the rollouts",
+        (str(run), "--host", "0.0.0.0"): "--host is '0.0.0.0', which other machines may reach",
     }.items():
         status, _, message = say("view", *words)
         assert status == 2 and message.startswith("lrl: error: ") and told in message, message

@@ -81,20 +81,17 @@ class LastCheckpoint(L.Callback):
         newest, newest_step = str(trainer.ckpt_path or ""), self._first_step
         if isinstance(io, CheckpointFile) and io.newest:
             newest, newest_step = io.newest, io.newest_step
+        resume = f"Resume with --ckpt_path {shlex.quote(newest)}" if newest else "None is earlier."
         if self._first_step is None or (step == self._first_step and not newest):
             return "No step was trained: there is nothing to save."
         if step == newest_step:
-            return f"All {step} steps are saved. Resume with --ckpt_path {shlex.quote(newest)}"
+            return f"All {step} steps are saved. {resume}"
         if not saves(trainer):
-            why = "checkpoints are off (enable_checkpointing or fast_dev_run)"
-            return f"After {step} steps nothing is saved: {why}."
-        resume = f"resume with --ckpt_path {shlex.quote(newest)}"
-        before = resume if newest else "there is no earlier checkpoint"
+            return f"After {step} steps nothing is saved: enable_checkpointing or fast_dev_run."
         if not between_steps(trainer):
-            ended = f"The run ended within the optimizer step after {step}"
-            return f"{ended}, so its state is not saved; {before}."
+            return f"The run ended within the step after {step}: no checkpoint of it. {resume}"
         if (path := save(trainer)) is None:
-            return f"The state after {step} steps could not be saved anywhere; {before}."
+            return f"The state after {step} steps could not be saved anywhere. {resume}"
         return f"Saved after {step} steps. Resume with --ckpt_path {shlex.quote(path)}"
 
 

@@ -27,12 +27,9 @@ def write(
         pipeline_tag="text-generation",
         tags=["lrl", "reinforcement-learning", type(policy.objective).__name__.lower()],
     )
-    name = Path(policy.policy_folder).name
-    if isinstance(data, RolloutDataModule):
-        name = f"{name}, trained on {data.prompts.name}"
     parts = [
         f"---\n{about.to_yaml()}\n---",
-        f"# {name}",
+        f"# {Path(policy.policy_folder).name}",
         f"Trained from {base or 'a local folder'} by asynchronous reinforcement learning with lrl, in "
         f"{steps} optimizer steps.",
     ]

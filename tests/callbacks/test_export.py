@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,8 +39,7 @@ class Hub(ThreadingHTTPServer):
         """What it says against the card."""
         self.is_behind_a_page = False
         """Whether something before it answers with a page, as the portal of a network does."""
-        self.upload_mode = "regular"
-        """`lfs`: it wants the files in its storage, which cannot be reached."""
+        self.waits_s = 0.0
 
 
 class Routes(BaseHTTPRequestHandler):
@@ -47,6 +47,7 @@ class Routes(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(self.server.waits_s)
         if self.server.is_behind_a_page:
             self._send(200, b"<html>Accept the terms.</html>", "text/html")
         elif self.server.refuses or self.headers["Authorization"] != "Bearer hf_secret":
@@ -56,7 +57,7 @@ class Routes(BaseHTTPRequestHandler):
             self._answer(200, {"url": f"{huggingface_hub.constants.ENDPOINT}/{NAME}"})
         elif "/preupload/" in self.path:
             paths = [file["path"] for file in json.loads(body)["files"]]
-            inline = {"uploadMode": self.server.upload_mode, "shouldIgnore": False}
+            inline = {"uploadMode": "regular", "shouldIgnore": False}
             self._answer(200, {"files": [{"path": path, **inline} for path in paths]})
         elif self.path == "/api/validate-yaml":  # of the card
             errors = [{"message": fault} for fault in self.server.faults]
@@ -65,11 +66,7 @@ class Routes(BaseHTTPRequestHandler):
             self._commit([json.loads(line) for line in body.splitlines()])
 
     def do_GET(self) -> None:
-        if "/xet-write-token/" in self.path:
-            storage = {"casUrl": "http://127.0.0.1:1", "accessToken": "x", "exp": 2**33}
-            self._answer(200, storage)
-        else:
-            self._answer(404, {})
+        self._answer(404, {})
 
     def _commit(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
@@ -133,7 +130,7 @@ FAULTS: dict[str, tuple[dict[str, Any], float, str]] = {
     "it refuses": ({"refuses": True}, 60.0, "403"),
     "it refuses the card": ({"faults": ["license is none"]}, 60.0, "license is none"),
     "a portal answers": ({"is_behind_a_page": True}, 60.0, "not on the hub"),
-    "its storage is out of reach": ({"upload_mode": "lfs"}, 1.0, "it is not there after 1 s"),
+    "it is slow": ({"waits_s": 3.0}, 1.0, "it is not there after 1 s"),
 }
 
 

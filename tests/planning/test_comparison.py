@@ -115,7 +115,6 @@ def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("timeline.jsonl", None, "timeline.jsonl"),
         ("config.yaml", None, "config.yaml"),
         ("timeline.jsonl", "", 'no record of kind "micro_batch"'),
         ("timeline.jsonl", '{"kind": "st', "not a record of a timeline"),

@@ -17,8 +17,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from lrl.planning.costs import TrainerCosts
 from lrl.planning.model_shape import read_shape
 from lrl.planning.roofline import (
-    SHEETS,
-    Cluster,
     Held,
     RooflineGenerator,
     RooflineTrainer,
@@ -53,12 +51,6 @@ def generator(cluster: str = "16xH100", nodes_of: int = 8, **changes: Any) -> Ro
 def trainer(cluster: str, devices: int, tp: int = 1) -> TrainerCosts:
     how = {"devices": devices, "shards": devices, "tp": tp}
     return RooflineTrainer(shape=LLAMA, cluster=parse_cluster(cluster), **how)
-
-
-@pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.name)
-def test_clusters_of_every_sheet_are_parsed_in_lower_case(sheet: object) -> None:
-    name: str = sheet.name  # type: ignore[attr-defined]
-    assert parse_cluster(f"16x{name.lower()}") == Cluster(device=sheet, count=16)  # type: ignore[arg-type]
 
 
 def test_a_ring_over_nodes_uses_the_network_ports_of_its_members() -> None:
@@ -100,13 +92,6 @@ def test_weights_and_kv_cache_fill_the_usable_memory(tp: int) -> None:
     tokens, taken = generator(tp=tp).kv_tokens, generator(tp=tp).memory
     room = usable(parse_cluster("1xH100").device)
     assert taken.bytes_for(tokens) <= room < taken.bytes_for(tokens + 1)
-
-
-def test_small_micro_batches_are_bound_by_the_network_and_large_ones_by_compute() -> None:
-    costs = trainer("64xH100", 64)
-    assert costs.micro_batch_s(64, 0) == costs.micro_batch_s(128, 0)
-    half, whole = (costs.micro_batch_s(64 * tokens, 0) for tokens in (2**17, 2**18))
-    assert whole == pytest.approx(2 * half)
 
 
 def test_training_holds_sixteen_bytes_a_parameter_over_all_its_shards() -> None:

@@ -80,28 +80,19 @@ class Terminal:
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_a_narrow_terminal_keeps_reward_lag_and_waits(
+def test_a_narrow_terminal_keeps_reward_lag_and_waits_and_what_is_logged_stands_above_the_bar(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Terminal(columns, monkeypatch)
-    fit(Progress(), 12)
-    (bar,) = (line for line in terminal.close() if line.startswith("step"))
-    assert bar.startswith("step 12/12 |") and len(bar) <= columns
-    assert "reward 0.500, lag 0.2, waited 25%" in bar
-    assert ("rollouts 20%, sync 5%" in bar) == (columns >= 160)
-
-
-def test_what_is_logged_stands_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal(80, monkeypatch)
     handler = logging.StreamHandler(sys.stderr)  # as Lightning's, which was made before
-    lightnings = logging.getLogger("lightning.pytorch")
-    monkeypatch.setattr(lightnings, "handlers", [handler])
-    fit(Progress(), 3)
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "handlers", [handler])
+    fit(Progress(), 12)
     lines = terminal.close()
-    assert "said by Lightning" in lines and "said by lrl" in lines
-    assert max(lines.index("said by Lightning"), lines.index("said by lrl")) < next(
-        number for number, line in enumerate(lines) if line.startswith("step 3/3")
-    )
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("step"))
+    assert lines[place].startswith("step 12/12 |") and len(lines[place]) <= columns
+    assert "reward 0.500, lag 0.2, waited 25%" in lines[place]
+    assert ("rollouts 20%, sync 5%" in lines[place]) == (columns >= 160)
+    assert max(lines.index("said by Lightning"), lines.index("said by lrl")) < place
 
 
 def test_without_a_terminal_there_is_a_line_every_few_steps(

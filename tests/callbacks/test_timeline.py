@@ -1,4 +1,4 @@
-"""`Timeline` on a real Trainer, policy and fleet, with given groups and idle generators.
+"""The intervals of a generator's work; `Timeline` in a run is in tests/runs/test_async_run.py.
 
 Covers callbacks/throughput.py.
 """
@@ -7,146 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-import lightning as L
 import pytest
 
-from lrl.advantages import GroupMean
-from lrl.callbacks import Throughput, Timeline
 from lrl.callbacks.timeline import INTERVAL_S, SAMPLE_S, WorkIntervals
-from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.stats import GeneratorStats, StatsSnapshot
 from lrl.planning.clock import run
-from lrl.policy import PolicyModule
-from lrl.rollouts.learners import Learners
-from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import StepLoader, StepStream
-from lrl.rollouts.timeline import (
-    GeneratorRecord,
-    GroupRecord,
-    MicroBatchRecord,
-    Record,
-    StepRecord,
-    read,
-)
-from lrl.system.stopwatch import Stopwatch
-from lrl.types import Group, Rollout
+from lrl.rollouts.timeline import GeneratorRecord
+from lrl.types import Rollout
 from tests.generators.model_fleet import ask, gather, make_pool, resync
-from tests.rollouts.test_packing import make_group
-from tests.run_without_generators import trainer
-
-WAIT_S = 0.02
-
-
-class Arriving(Learners):
-    """Groups that arrive one by one, each a wait away."""
-
-    def __init__(self, groups: list[Group], trained: list[Group]) -> None:
-        self.coming = iter(groups)
-        self.trained = trained
-
-    def next_group(self, step: int) -> Group:
-        time.sleep(WAIT_S)
-        return next(self.coming)
-
-    def give_up(self, group: Group) -> None:
-        """Keeps no book."""
-
-    def raise_if_stopped(self) -> None:
-        """Nobody stops it."""
-
-    def end_step(self, step: int, groups: Sequence[Group]) -> None:
-        self.trained.extend(groups)
-
-
-class Steps(L.LightningDataModule):
-    """Two groups a step, each a wait away."""
-
-    micro_batch_tokens = 32
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stopwatch = Stopwatch()
-        server: Any = SimpleNamespace(
-            url="", name="", log_path=Path("log"), token="", trust=None, stop=lambda: None
-        )
-        self.fleet = Fleet([server], capacity=8)
-        self.run = SimpleNamespace(
-            fleet=self.fleet,
-            stopwatch=self.stopwatch,
-            calls=SimpleNamespace(controller=SimpleNamespace(generated_tokens=0)),
-            syncs={},
-            pause_seconds=0.0,
-        )
-        self.trained: list[Group] = []
-
-    def train_dataloader(self) -> StepLoader:
-        return StepLoader(100, self.next_step)
-
-    def next_step(self) -> StepStream:
-        assert self.trainer is not None
-        step = self.trainer.global_step
-        groups = [make_group(2 * step + place, 4, [9, 5 + step]) for place in range(2)]
-        arriving = Arriving(groups, self.trained)
-        self.run.step_stream = StepStream(
-            step,
-            2,
-            source=arriving,
-            policy=self.trainer.lightning_module,  # type: ignore[arg-type]
-            learners=arriving,
-            packer=Packer(self.micro_batch_tokens, GroupMean(), 1.0),
-            stopwatch=self.stopwatch,
-        )
-        return self.run.step_stream
-
-
-@pytest.fixture
-def data() -> Iterator[Steps]:
-    steps = Steps()
-    yield steps
-    steps.fleet.stop()
-
-
-def fit(policy: Path, folder: Path, data: Steps, steps: int) -> list[Record]:
-    running = trainer(folder, Throughput(), Timeline(), max_steps=steps, enable_checkpointing=False)
-    running.fit(PolicyModule(str(policy)), datamodule=data)
-    return read(folder / "timeline.jsonl")
-
-
-def of(kind: type[Any], records: list[Record]) -> list[Any]:
-    return [record for record in records if isinstance(record, kind)]
-
-
-def test_a_steps_parts_add_up_to_its_seconds_and_every_trained_token_is_in_one_pass(
-    policy_folder: Path, tmp_path: Path, data: Steps
-) -> None:
-    fit(policy_folder, tmp_path, data, steps=1)  # an older run in this folder
-    data.trained.clear()
-    records = fit(policy_folder, tmp_path, data, steps=3)
-    kinds = (StepRecord, MicroBatchRecord, GroupRecord)
-    steps, passes, groups = (of(kind, records) for kind in kinds)
-    assert [step.step for step in steps] == [0, 1, 2] and isinstance(records[-1], StepRecord)
-    for step, before in zip(steps[1:], steps, strict=False):
-        assert step.started_s == pytest.approx(before.started_s + before.seconds)
-    for step in steps:
-        parts = [step.wait_first_s, step.wait_last_s, step.train_s, step.update_s, step.other_s]
-        nothing = {step.sync_s, step.pause_s, step.wait_more_s, step.wait_reward_s}
-        assert min(parts) > 0 and nothing == {0.0}
-        assert sum(parts) == pytest.approx(step.seconds)
-        assert min(step.wait_first_s, step.wait_last_s) >= WAIT_S
-    pairs = [(group.prompt, one) for group in data.trained for one in group.rollouts]
-    lengths = [len(prompt.token_ids) + len(one.token_ids) for prompt, one in pairs]
-    assert sum(one.tokens for one in passes) == sum(lengths)
-    assert sum(one.tokens_squared for one in passes) == sum(length**2 for length in lengths)
-    assert sum(one.seconds for one in passes) == pytest.approx(sum(step.train_s for step in steps))
-    assert [group.index for group in groups] == list(range(6)) and groups[-1].lengths == [9, 7]
-    assert sum(step.tokens for step in steps) == sum(sum(group.lengths) for group in groups)
 
 
 def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:

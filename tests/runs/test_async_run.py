@@ -281,10 +281,12 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     monkeypatch.setattr(lrl.PolicyModule, "compute_loss", observed)
     monkeypatch.setattr(GeneratorClient, "write", held)
     times = Times()
+    (tmp_path / "timeline.jsonl").write_text('{"kind": "step", "step": 0,')  # an older run's
     settings: dict[str, Any] = {
         "max_lag": max_lag,
         "micro_batch_tokens": 64,
         "placement": placement,
+        "share_prefixes": False,  # short responses would read a prompt once, now and then
     }
     witness = fit(
         lent_server, policy_folder, tmp_path, steps=3, callbacks=[times, Timeline()], **settings

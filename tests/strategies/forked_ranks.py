@@ -154,7 +154,7 @@ def be_program(
     os.environ.update(variables)
     tempfile.tempdir = None  # the place that the imports have found
     # A tracker of its own, as a program has: after a SIGKILL it removes what is left.
-    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
+    resource_tracker._resource_tracker.__init__()
     torch.set_num_threads(1)
     try:
         program(*arguments)

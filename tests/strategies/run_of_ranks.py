@@ -101,7 +101,7 @@ class Telling(L.Callback):
         self.folder = folder
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        run = trainer.datamodule.run  # type: ignore[attr-defined]
+        run = trainer.datamodule.run
         stream = run.step_stream if run.leads else None
         groups = stream.groups if stream else []
         line = {

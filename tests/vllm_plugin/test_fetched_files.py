@@ -171,16 +171,6 @@ def test_a_broken_transfer_is_resumed_with_the_blocks_that_are_missing(
         assert len(whole.asked) == blocks - 20
 
 
-@pytest.mark.parametrize("fault", ["damage", "short", "cut", "gone"])
-def test_a_block_that_does_not_come_whole_is_fetched_again(
-    fault: Fault, one_rank: Trainer, files: FetchedFiles
-) -> None:
-    asked = one_rank.stage()
-    with source(one_rank, fault, fault) as faulty:
-        report = files.fetch(replace(asked, ranks=[faulty.location]))
-    assert one_rank.is_in(report.file)
-
-
 FAULTS: list[Fault] = ["none", "cut", "damage", "short", "gone"]
 
 
@@ -250,13 +240,6 @@ def test_a_machine_that_fails_once_or_has_nothing_new_for_long_is_asked_no_more(
     assert one_rank.is_in(report.file)
 
 
-def test_a_machine_that_is_dead_costs_only_the_way_to_the_trainer(
-    trainer: Trainer, files: FetchedFiles
-) -> None:
-    report = files.fetch(peers_of(trainer.stage(), NOBODY, NOBODY))
-    assert trainer.is_in(report.file) and report.from_peers == 0
-
-
 def test_a_stalled_transfer_ends_at_its_deadline_with_each_reason(
     one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,12 +301,6 @@ def test_a_rank_serves_no_version_that_is_over(trainer: Trainer) -> None:
     url = trainer.locations[0].url
     assert call(url, "GET", f"{PARTS}v2/0/0", headers)[0] == 200
     assert call(url, "GET", f"{PARTS}v1/0/0", headers)[0] == 404
-
-
-def test_a_generator_of_another_run_gets_nothing(trainer: Trainer, files: FetchedFiles) -> None:
-    files._token = "another token"
-    with pytest.raises(FetchFailed, match="answered 401"):
-        files.fetch(trainer.stage())
 
 
 def test_with_tls_only_the_named_certificate_is_trusted(

@@ -120,20 +120,6 @@ def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(
     with_client(lent_server, scene)
 
 
-def test_a_flush_brings_tokens_before_their_time(lent_server: LentServer) -> None:
-    async def scene(client: GeneratorClient) -> None:
-        writing = Writing(client)
-        await writing.begun()
-        frames = 0
-        while not writing.task.done():
-            before = writing.lengths
-            await client.flush(60.0)
-            frames += writing.lengths != before
-        assert frames > 3  # in less than HOLD_S of writing, most likely
-
-    with_client(lent_server, scene)
-
-
 def test_a_response_whose_client_is_gone_is_not_written_to_its_end(lent_server: LentServer) -> None:
     async def scene(client: GeneratorClient) -> float:
         writing = Writing(client)

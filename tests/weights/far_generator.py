@@ -1,5 +1,5 @@
 """A generator in another network namespace: `python -m tests.weights.far_generator FOLDER HOST
-[CERT KEY]`.
+CERT KEY`.
 
 Prints its port, then answers until its input ends; before that it prints what it holds.
 """
@@ -14,10 +14,9 @@ from lrl.generators.settings import ServerSettings
 from tests.weights.fetching_generators import fetching_generators
 
 
-def main(folder: str, host: str, *tls: str) -> None:
+def main(folder: str, host: str, cert: str, key: str) -> None:
     """Runs one."""
-    endpoint = {"tls_cert": tls[0], "tls_key": tls[1]} if tls else {"insecure": True}
-    settings = ServerSettings(dtype="bfloat16", host=host, **endpoint)  # type: ignore[arg-type]
+    settings = ServerSettings(dtype="bfloat16", host=host, tls_cert=cert, tls_key=key)
     with fetching_generators(1, Path(folder), settings) as (generator,):
         sys.stdout.write(f"{generator.server.url}\n")
         sys.stdout.flush()

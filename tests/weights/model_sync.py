@@ -168,6 +168,6 @@ def make_generators() -> list[Generator]:
             log_tail=lambda: "",
         )
         generator = Generator(server, 4)
-        generator.client = Client()  # type: ignore[assignment]
+        generator.client = Client()
         generators.append(generator)
     return generators

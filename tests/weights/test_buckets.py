@@ -86,15 +86,6 @@ def test_words_that_change_or_move_have_another_checksum(seed: int, fault: str) 
     assert checksum(words) != checksum(changed)
 
 
-def test_a_checksum_does_not_depend_on_how_much_is_added_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    words = torch.arange(1000) ** 3
-    before = checksum(words)
-    monkeypatch.setattr("lrl.weights.buckets.CHUNK_WORDS", 7)
-    assert checksum(words) == before
-
-
 def test_a_damaged_part_of_any_rank_is_seen() -> None:
     weights = weights_of([([9, 4], torch.float32), ([5], torch.bfloat16)])
     ((_, packed),) = divided(weights, 3, 10**6)

@@ -85,11 +85,11 @@ def policy() -> dict[str, torch.Tensor]:
 def test_every_tensor_of_every_version_arrives_through_one_buffer(generator: Generator) -> None:
     weights = policy()
     transport = Ipc(WholeWeights(lambda: iter(weights.items())), "run-0")
-    transport.connect(generator)  # type: ignore[arg-type]
+    transport.connect(generator)
     for _ in range(2):
         weights["embedding"] += 1.0
         generator.weights.clear()
-        transport.send(generator)  # type: ignore[arg-type]
+        transport.send(generator)
         expected = {
             name: value.bfloat16() if value.dim() > 1 else value for name, value in weights.items()
         }
@@ -106,8 +106,8 @@ def test_adapters_arrive_merged_and_rounded_as_a_generator_would_merge_them(
     folder = save_model(tmp_path, LlamaConfig(**SIZES))
     trained = adapted(opened(folder, lora=LoRA(rank=4)))
     transport = Ipc(trained, "run-0")
-    transport.connect(generator)  # type: ignore[arg-type]
-    transport.send(generator)  # type: ignore[arg-type]
+    transport.connect(generator)
+    transport.send(generator)
     transport.close()
     adapters = dict(named(whole_adapters(trained.network)))
     files = load_file(tmp_path / "model.safetensors")
@@ -133,7 +133,7 @@ def test_the_buffer_lies_in_no_expandable_segment_and_all_else_does(
     monkeypatch.setattr(ipc, "this_device", device)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
     sent = WholeWeights(lambda: iter(policy().items()))
-    Ipc(sent, "run-0").connect(generator)  # type: ignore[arg-type]
+    Ipc(sent, "run-0").connect(generator)
     assert at_allocation == [f"{own},expandable_segments:False"] and settings[-1] == own
 
 
@@ -141,15 +141,15 @@ def test_a_buffer_that_is_not_as_it_was_packed_is_refused(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = Ipc(WholeWeights(lambda: iter(policy().items())), "run-0")
-    transport.connect(generator)  # type: ignore[arg-type]
+    transport.connect(generator)
 
     def overwritten() -> SimpleNamespace:
         def synchronize() -> None:
-            transport._buffer[0] ^= 1  # type: ignore[index]
+            transport._buffer[0] ^= 1
 
         return SimpleNamespace(synchronize=synchronize)
 
     monkeypatch.setattr(torch.cuda, "current_stream", overwritten)
     with pytest.raises(ValueError, match="a checksum does not fit"):
-        transport.send(generator)  # type: ignore[arg-type]
+        transport.send(generator)
     assert generator.weights == {}

@@ -41,7 +41,7 @@ class OneGenerator(Scene):
     def __init__(self, server: LentServer, keys_and_values: KeysAndValues) -> None:
         self.server = server
         self.keeps = keys_and_values == "keep"
-        self.generator = Generator(server, 64)  # type: ignore[arg-type]
+        self.generator = Generator(server, 64)
         super().__init__(
             [self.generator],
             WholeWeights(lambda: iter(())),

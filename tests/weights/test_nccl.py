@@ -47,20 +47,20 @@ class Ends:
         self.calls.begin(self.generators)
 
     def meet(self) -> None:
-        transport = Nccl(self, "pool")  # type: ignore[arg-type]
+        transport = Nccl(self, "pool")
         transport._meet(self.calls, UPDATE, lambda one: {"update_info": {"value": 7}}, self.own)
 
     def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
         self.aborted.append(abort)
 
     def posted(self, number: int) -> list[str]:
-        return self.generators[number].client.posted  # type: ignore[attr-defined,no-any-return]
+        return self.generators[number].client.posted
 
 
 def test_a_generator_that_fails_ends_the_collective_for_all_that_wait(loop: LoopThread) -> None:
     ends = Ends(loop)
-    ends.generators[1].client.stuck = ""  # type: ignore[attr-defined]
-    ends.generators[1].client.failing = {UPDATE: 1}  # type: ignore[attr-defined]
+    ends.generators[1].client.stuck = ""
+    ends.generators[1].client.failing = {UPDATE: 1}
     with pytest.raises(
         CollectiveBroken, match="/update_weights for weight version 3 broke off.*generator 1 failed"
     ):
@@ -81,7 +81,7 @@ def test_a_generator_that_is_evicted_meanwhile_ends_the_collective(loop: LoopThr
 
 def test_at_the_deadline_who_has_answered_is_not_to_blame(loop: LoopThread) -> None:
     ends = Ends(loop, deadline_s=0.5)
-    ends.generators[0].client.stuck = ""  # type: ignore[attr-defined]
+    ends.generators[0].client.stuck = ""
     with pytest.raises(CollectiveBroken, match="broke off.*generator 1 failed"):
         ends.meet()
     assert ends.aborted == [True] and ends.calls.participants == ends.generators[:1]
@@ -119,11 +119,11 @@ def test_a_signal_ends_the_trainers_part(loop: LoopThread) -> None:
 def test_both_ends_are_waited_for(loop: LoopThread) -> None:
     ends = Ends(loop)
     for generator in ends.generators:
-        generator.client.stuck = ""  # type: ignore[attr-defined]
+        generator.client.stuck = ""
     threading.Timer(0.3, ends.own.set_result, ["sent"]).start()
     ends.meet()
     assert ends.aborted == [False] and ends.own.done()
-    assert [generator.client.holds for generator in ends.generators] == [7, 7]  # type: ignore[attr-defined]
+    assert [generator.client.holds for generator in ends.generators] == [7, 7]
 
 
 def test_nobody_enters_a_collective_without_one_that_is_lost(loop: LoopThread) -> None:
@@ -139,10 +139,10 @@ def test_every_worker_answers_before_a_communicator_is_made(loop: LoopThread) ->
     generators = make_generators()
     calls = PoolCalls(loop, 5.0, 5.0, collective=True)
     calls.begin(generators)
-    generators[1].client.failing = {release: 1}  # type: ignore[attr-defined]
+    generators[1].client.failing = {release: 1}
     with pytest.raises(CollectiveBroken, match=release):
         Nccl(WholeWeights(lambda: iter(())), "run-0").connect(calls)
-    assert all(INIT not in generator.client.posted for generator in generators)  # type: ignore[attr-defined]
+    assert all(INIT not in generator.client.posted for generator in generators)
 
 
 def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
@@ -157,11 +157,11 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
     monkeypatch.setattr(communicator, "join_communicator", join)
     generators = make_generators()
     for generator in generators:
-        generator.server.settings.tensor_parallel_size = 2  # type: ignore[misc]
+        generator.server.settings.tensor_parallel_size = 2
     calls = PoolCalls(loop, 5.0, 5.0, collective=True)
     calls.begin(generators)
     Nccl(WholeWeights(lambda: iter(())), "run-0").connect(calls)
-    infos = [generator.client.init_info for generator in generators]  # type: ignore[attr-defined]
+    infos = [generator.client.init_info for generator in generators]
     assert [info["rank_offset"] for info in infos] == [1, 3] and sizes == [5]
     assert {info["world_size"] for info in infos} == {5}
 

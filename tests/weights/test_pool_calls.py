@@ -22,11 +22,6 @@ def calls_of(loop: LoopThread, **settings: Any) -> PoolCalls:
     return calls
 
 
-def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> None:
-    assert PoolCalls(loop, 10.0, 60.0).silence_s == 10.0
-    assert PoolCalls(loop, 300.0, 60.0).silence_s == 60.0
-
-
 def test_an_error_that_is_no_generators_failure_is_raised(loop: LoopThread) -> None:
     async def faulty(generator: object) -> None:
         await asyncio.sleep(0)

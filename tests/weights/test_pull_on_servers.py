@@ -20,9 +20,7 @@ from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.supervisor import SHM
 from lrl.weights import pull
-from lrl.weights.parts import FETCH, PARTS
 from lrl.weights.pull import Pull
-from tests.http_call import call
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 from tests.weights.scene import PolicyInMemory, ProvedScene
@@ -52,7 +50,7 @@ class TwoServers(ProvedScene):
         self.network = policy.network
         super().__init__(
             policy,
-            [Generator(server, 8) for server in servers],  # type: ignore[arg-type]
+            [Generator(server, 8) for server in servers],
             WholeWeights(self.network.named_parameters),
             Pull,
             name=f"{servers[0].run_id}-pull",
@@ -108,22 +106,10 @@ def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
         str(record.args[0]): record.args[1]
         for record in caplog.records
         if "has the weights" in record.msg
-    }  # type: ignore[index]
+    }
     assert ways == {"generator 0": "delta", "generator 1": "whole"}
     for generator in scene.generators:
         assert len([name for name in files_of(generator.server) if "." not in name]) == 1
-
-
-def test_the_routes_of_a_real_server_ask_for_the_token(scene: TwoServers) -> None:
-    scene.sync(*scene.generators)
-    for generator in scene.generators:
-        server: Any = generator.server
-        (name,) = (name for name in files_of(server) if "." not in name)
-        for header in ({}, {"Authorization": "Bearer wrong"}):
-            assert call(server.url, "GET", f"{PARTS}{name}/0/0", header)[0] == 401
-            assert call(server.url, "POST", FETCH, header, b"{}")[0] == 401
-        allowed = {"Authorization": f"Bearer {server.token}"}
-        assert call(server.url, "GET", f"{PARTS}{name}/0/0", allowed)[0] == 200
 
 
 class Pulling(Borrowing):

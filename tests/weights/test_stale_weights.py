@@ -26,7 +26,7 @@ class StaleScene(ProvedScene):
         policy = PolicyInMemory(folder)
         super().__init__(
             policy,
-            [Generator(server, 8)],  # type: ignore[arg-type]
+            [Generator(server, 8)],
             WholeWeights(policy.network.named_parameters),
             SharedMemory,
             name=f"{server.run_id}-stale",

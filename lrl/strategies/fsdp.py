@@ -1,10 +1,8 @@
 """Sharded training (FSDP2): every rank has a part of every weight, and of the optimizer's state for
 it.
 
-A layer's weights are gathered for its forward and its backward pass, and its gradient is averaged
-over the ranks. So all ranks do as many passes: one without a micro-batch in a round trains a blank
-(`lrl.training.collate.blank`). Reads of whole weights are collectives that rank 0 leads
-(`lrl.distributed.ranks`).
+All ranks do as many passes, for a layer's weights are gathered in each: one without a micro-batch in
+a round trains a blank (`lrl.training.collate.blank`).
 """
 
 from typing import Any, Literal, get_args

@@ -1,12 +1,8 @@
 """The division of a job's devices: the first ones train, the last ones generate.
 
-`trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to
-agree. On a CPU a device is a process: `devices: 2, generator_devices: 1` is one trainer and one
-generator.
-
+On a CPU a device is a process: `devices: 2, generator_devices: 1` is one trainer and one generator.
 `placement: shared` is the synchronous design that lrl is measured against: both sides take turns,
-each with the whole machine. A step waits for all of its groups, then trains, and nothing is written
-meanwhile.
+each with the whole machine.
 
 Generators start in `setup`, after model and data have loaded, so that an error in those comes
 before a server starts. The run (`lrl.run`) ends in `teardown`, which Lightning calls at every end
@@ -157,9 +153,9 @@ class GeneratorDevices(GracefulShutdown):
             )
         if split > 1 and self.trains_on_one_device:
             raise ConfigError(
-                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices)} "
-                f"minus strategy.generator_devices {kept} leaves {split}. Raise generator_devices, "
-                "lower devices, or train on all of them with lrl.AsyncDDP."
+                f"AsyncSingleDevice trains on one device, and trainer.devices {len(devices)} minus "
+                f"strategy.generator_devices {kept} leaves {split}. Raise generator_devices, or "
+                "train on all of them with lrl.AsyncDDP."
             )
         self._parallel_devices = devices[:split]
         self.generator_devices = devices[split:]
@@ -188,7 +184,8 @@ class GeneratorDevices(GracefulShutdown):
     @property
     def generators_of_other_nodes(self) -> int:
         """Generators that the nodes of other ranks start."""
-        return 0
+        others = getattr(self, "num_nodes", 1) - 1
+        return others * len(self.placements()) if self.generator_devices else 0
 
     def start_on_other_nodes(self, server: RegistryServer) -> None:
         """Starts the generators of other ranks' nodes, which join at `server`."""
@@ -218,8 +215,7 @@ class GeneratorDevices(GracefulShutdown):
     def choose_transport(self) -> type[Transport]:
         """Returns the transport on these devices; raises ConfigError if they, or the servers'
         settings, do not allow `weight_transfer`."""
-        on_cuda = self.root_device.type == "cuda"
-        nodes = getattr(self, "num_nodes", 1)
+        on_cuda, nodes = self.root_device.type == "cuda", getattr(self, "num_nodes", 1)
         machine = Machine(
             on_cuda,
             shares_device=on_cuda and self.shares_device,
@@ -254,8 +250,8 @@ class GeneratorDevices(GracefulShutdown):
         ]
 
     def placements(self) -> list[list[int]]:
-        """Returns the CUDA indices of each generator of this node; an empty list is a generator on
-        the CPU. Raises ConfigError if `server.tensor_parallel_size` does not divide them."""
+        """Returns the CUDA indices of each generator of this node, none of one on the CPU; raises
+        ConfigError if `server.tensor_parallel_size` does not divide them."""
         if self.generator_launcher is not None:
             return []
         if self.root_device.type != "cuda":
@@ -271,8 +267,7 @@ class GeneratorDevices(GracefulShutdown):
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def on_train_start(self) -> None:
-        """Excludes all objects made so far from garbage collection; most belong to libraries and
-        stay."""
+        """Excludes all objects made so far from garbage collection."""
         super().on_train_start()
         gc.collect()  # a full one took 0.3 s with all threads stopped, and came so rarely that garbage lay for minutes
         gc.freeze()
@@ -292,14 +287,14 @@ def check_launcher(launcher: Launcher, generator_devices: int, evaluation_genera
     if generator_devices:
         fault(
             f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
-            "generators on other devices than the trainer's: set generator_devices to 0."
+            "generators on other devices: set generator_devices to 0."
         )
     if not launcher.starts and not os.environ.get(RUN_TOKEN):
         fault_without_token(f"strategy.launcher is {type(launcher).__name__}", "generators")
     if evaluation_generators:
         fault(
-            f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators "
-            "all write rollouts. Set it to 0, or leave strategy.launcher out."
+            f"strategy.evaluation_generators is {evaluation_generators}, and the generators of "
+            "strategy.launcher all write rollouts: set it to 0."
         )
 
 

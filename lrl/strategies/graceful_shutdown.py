@@ -1,8 +1,5 @@
-"""Strategy hooks for a graceful shutdown at SIGINT and SIGTERM, with the right exit status.
-
-A strategy's hooks are the first and the last of a run, so a signal also stops generators that are
-still starting.
-"""
+"""Strategy hooks for a graceful shutdown at SIGINT and SIGTERM: they are the first and the last of a
+run, so a signal also stops generators that are still starting."""
 
 from typing import Any
 
@@ -29,8 +26,7 @@ class GracefulShutdown(Strategy):
 
     @property
     def attached_trainer(self) -> Any:
-        """The run's trainer; None until Lightning attaches it, which is after the other ranks have
-        started."""
+        """The run's trainer; None until the other ranks have started."""
         return None if self.lightning_module is None else self.lightning_module._trainer
 
     @property
@@ -70,8 +66,7 @@ class GracefulShutdown(Strategy):
         super().pre_backward(closure_loss)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Sets the exit status of a signal that Lightning's own SIGTERM handler saw first: it would
-        exit with 0."""
+        """Sets the exit status, for Lightning's own SIGTERM handler would exit with 0."""
         self.signals.raises = False
         if isinstance(exception, SIGTERMException) and self.signals.received is not None:
             exception.code = 128 + self.signals.received

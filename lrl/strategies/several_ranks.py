@@ -2,12 +2,10 @@
 end.
 
 Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the other ranks compute
-(`lrl.distributed.ranks`).
-
-After an error rank 0 calls no collective and kills the ranks that it has started. Before the ranks
-have met there is no connection whose end they could notice. Until then the kernel ends a rank
-together with the rank 0 that has started it, and the first signal ends any rank at once: there is
-nothing to save, and no Python handler runs while it waits.
+(`lrl.distributed.ranks`). After an error it calls no collective and kills the ranks that it has
+started. Before the ranks have met there is no connection whose end they could notice: until then the
+kernel ends a rank together with the rank 0 that has started it, and the first signal ends any rank
+at once.
 
 Ranks of several machines meet at their start, before anything costs time, where a missing one is
 named (`lrl.distributed.rendezvous`); all connect when rank 0 has made its checks.
@@ -115,8 +113,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         )
 
     def setup_environment(self) -> None:
-        """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others
-        with it."""
+        """Connects the ranks. Signals are for rank 0, which stops between two steps."""
         super().setup_environment()
         policy: Any = self.lightning_module
         # Lightning's handler would call a collective wherever the signal finds this rank.
@@ -147,11 +144,6 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
                 )
                 self._node_generators.start()
 
-    @property
-    def generators_of_other_nodes(self) -> int:
-        """Generators that the nodes of other ranks start."""
-        return (self.num_nodes - 1) * len(self.placements()) if self.generator_devices else 0
-
     def start_on_other_nodes(self, server: RegistryServer) -> None:
         """Tells all ranks where generators join; the first of each other node then starts some."""
         if self.generators_of_other_nodes:
@@ -164,9 +156,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         if self.generators_of_other_nodes and is_loopback(host):
             fault(
                 f"strategy.server.host is {host}, which the generators of the other nodes do not "
-                f"reach (trainer.num_nodes is {self.num_nodes}, strategy.generator_devices "
-                f"{self.num_generator_devices}): give rank 0's address in the network of the nodes, "
-                "with server.tls_cert and tls_key, or server.insecure if nobody else is on it."
+                "reach: give rank 0's address in the network of the nodes, with server.tls_cert and "
+                "tls_key, or server.insecure if nobody else is on it."
             )
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,8 +166,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             check_seen(
                 self.ranks,
                 [Path(checkpoint_path)],
-                "The run resumes from it, and each rank reads it: put it on a file system that all "
-                "nodes have, or copy it to the same path on each.",
+                "Each rank resumes from it: put it on a file system that all nodes have, or copy it "
+                "to the same path on each.",
             )
         return super().load_checkpoint(checkpoint_path, *args, **kwargs)
 
@@ -219,11 +210,8 @@ def checkpoint_folders(trainer: Any) -> list[Path]:
 
 
 class RankLauncher(_SubprocessScriptLauncher):
-    """Starts the other ranks without Lightning's observer, which would kill rank 0 as soon as one
-    of them fails.
-
-    Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
-    """
+    """Starts the other ranks without Lightning's observer, which would kill rank 0 when one fails
+    before it has saved a checkpoint."""
 
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
@@ -250,11 +238,8 @@ class RankLauncher(_SubprocessScriptLauncher):
 
 
 def forget_place(launcher: _SubprocessScriptLauncher) -> None:
-    """Removes Lightning's variable from this process when the ranks that it has started are killed.
-
-    With it the next run took itself for a rank that another process had started, started none, and
-    waited for them for `MEETING`.
-    """
+    """Removes Lightning's variable when the ranks that this process has started are killed: with it
+    the next run took itself for a rank of another process, started none, and waited for them."""
     if launcher.procs:
         os.environ.pop("LOCAL_RANK", None)
 

@@ -31,21 +31,10 @@ RELEASE = "/shutdown_weight_transfer_engine"
 BUCKET_BYTES = 2**28
 """Bytes of weights that travel at once; one tensor more may come on top."""
 OF_ONE_MACHINE = (
-    "NCCL_HOSTID",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_OOB_NET_IFNAME",
-    "NCCL_IB_HCA",
-    "NCCL_COMM_ID",
-    "NCCL_CONF_FILE",
-    "NCCL_DEBUG",
-    "NCCL_DEBUG_FILE",
-    "NCCL_DEBUG_SUBSYS",
-    "NCCL_TOPO_FILE",
-    "NCCL_TOPO_DUMP_FILE",
-    "NCCL_GRAPH_FILE",
-    "NCCL_GRAPH_DUMP_FILE",
-    "NCCL_RAS_ADDR",
-)
+    "NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_COMM_ID",
+    "NCCL_CONF_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_TOPO_FILE",
+    "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_RAS_ADDR",
+)  # fmt: skip
 """NCCL's variables that name things of one machine, and those of its log; all others must agree in
 a communicator."""
 NOT_TENSOR_PARALLEL = ("pipeline-parallel", "data-parallel", "prefill-context-parallel")

@@ -6,7 +6,6 @@ that nobody can guess and closed to other users, who could otherwise put a link 
 in its place. The name begins with the run's id, by which the supervisor finds those of a killed run.
 """
 
-import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,8 +14,6 @@ from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.staging import StageOrder
 from lrl.weights.transport import Machine, Policy, Transport
 from lrl.weights.version_file import SHARED_MEMORY, open_new
-
-log = logging.getLogger(__name__)
 
 
 class SharedMemory(Transport):
@@ -52,20 +49,8 @@ class SharedMemory(Transport):
         self._checksum = 0
 
     def stage(self) -> None:
-        """Has the ranks write the weights next to the older file, then removes that one. Without
-        room the temporary folder is taken."""
-        try:
-            file, checksum = self._staged_in(SHARED_MEMORY)
-        except OSError as error:
-            place = Path(tempfile.gettempdir())
-            log.warning("The weights are written into %s: %s", place, error)
-            file, checksum = self._staged_in(place)
-        self.close()
-        self._file = file
-        self._checksum = checksum
-
-    def _staged_in(self, place: Path) -> tuple[Path, int]:
-        folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self.name}-", dir=place))
+        """Has the ranks write the weights next to the older file, then removes that one."""
+        folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self.name}-", dir=SHARED_MEMORY))
         file = folder / "weights.safetensors"
         try:
             open_new(file).close()
@@ -75,7 +60,9 @@ class SharedMemory(Transport):
         except BaseException:
             shutil.rmtree(folder)
             raise
-        return file, staged.header.checksum
+        self.close()
+        self._file = file
+        self._checksum = staged.header.checksum
 
     def send(self, calls: PoolCalls) -> None:
         calls.update(lambda one: {"file": str(self._file), "checksum": self._checksum})

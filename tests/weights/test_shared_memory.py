@@ -1,15 +1,16 @@
 """The transport that writes files."""
 
-import tempfile
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from lrl.weights import shared_memory, staging
+from lrl.weights import shared_memory
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.version_file import check_file, open_new
 from tests.weights.whole_weights import WholeWeights
@@ -125,27 +126,12 @@ def test_closing_removes_the_file_and_may_be_repeated(
     SharedMemory(weights_of(0.0), "run-0").close()
 
 
-def test_without_room_in_shared_memory_the_temporary_folder_is_used(
-    connected: tuple[SharedMemory, Calls, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+def test_without_room_nothing_is_left_and_the_older_version_stays(
+    connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, calls, shared = connected
+    transport, _, shared = connected
     stage(transport, 1.0)
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-
-    def require_room(folder: Path, needed: int) -> None:
-        if shared in folder.parents:
-            raise OSError("/dev/shm has 0.00 GiB free")
-
-    with monkeypatch.context() as full:
-        full.setattr(tempfile, "tempdir", str(elsewhere))
-        full.setattr(staging, "require_room", require_room)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
+    with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):
         stage(transport, 2.0)
-    transport.send(calls)
-    assert not list(shared.glob("lrl-*"))  # what is not used takes no memory
-    assert load_file(staged_in(elsewhere))["head"].tolist() == [2.0] * 3
-    assert str(elsewhere) in calls.loaded[-1]["file"]
-    stage(transport, 3.0)
-    assert load_file(staged_in(shared))["head"].tolist() == [3.0] * 3
-    assert not list(elsewhere.iterdir())
+    assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3

@@ -159,7 +159,7 @@ class Generator(GeneratorLoad):
             ): part
             for part in ([fresh, *parts] if fresh else parts)
         }
-        self.stats.begin(len(work.prompt.token_ids), list(requests.values()))
+        in_flight = self.stats.begin(len(work.prompt.token_ids), list(requests.values()))
         self._requests |= requests
         self._note()
         try:
@@ -168,7 +168,7 @@ class Generator(GeneratorLoad):
             for request in requests:
                 del self._requests[request]
             self._leaving -= requests.keys()
-            self.stats.end(rollouts)
+            self.stats.end(in_flight)
             self._note()
         if self.eviction is not None:
             raise GeneratorError(self.eviction)
@@ -275,7 +275,7 @@ class Generator(GeneratorLoad):
 
     def _note(self) -> None:
         """Notes the generator's activity from now on in the stopwatch and the stats."""
-        writes = self.state is not State.PAUSED and not self.stats.is_empty
+        writes = self.state is not State.PAUSED and bool(self.stats.requests)
         if writes:
             state = "writing"
         elif not self.serving:

@@ -81,8 +81,9 @@ def test_a_run_ended_by_a_signal_leaves_nothing(
     assert torch.load(path, weights_only=True)["global_step"] >= 2
 
 
-# SIGKILL is in `tests/generators/test_server_start.py`.
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGTERM], [signal.SIGTERM, signal.SIGINT], [signal.SIGKILL]]
+)
 def test_a_run_ended_by_a_signal_while_its_server_starts_leaves_nothing(
     run: Callable[..., Fork], tmp_path: Path, mark: str, signals: list[signal.Signals]
 ) -> None:

@@ -53,10 +53,9 @@ class ServedMembers(Joinable):
 
     def start(
         self,
-        *words: str,
+        *,
         path: str = PATH,
         url: str = "",
-        token: str = TOKEN,
         prefix: Sequence[str] = (),
         without: str = "",
     ) -> subprocess.Popen[str]:
@@ -67,11 +66,11 @@ class ServedMembers(Joinable):
         """
         lrl = str(Path(sys.executable).with_name("lrl"))
         address = url or self.server.location().url
-        own = ["join", address, "--kind", "worker", "--workers", "1", *words]
+        own = ["join", address, "--kind", "worker", "--workers", "1"]
         environment = {name: value for name, value in os.environ.items() if name != without}
         process = subprocess.Popen(
             [*prefix, lrl, *own],
-            env=environment | {"LRL_TOKEN": token, "PYTHONPATH": path},
+            env=environment | {"LRL_TOKEN": TOKEN, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -18,8 +18,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lrl.errors import ConfigError
-from lrl.rewards import Function, RewardPool
 from tests.leftovers import lives, wait_for
 from tests.workers.jobs import KINDS, REWARDS, Jobs, done, workers_of
 
@@ -132,22 +130,6 @@ def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind: type
     words = rf"{jobs.setting} was ready after data\.worker_start_timeout_s=0\.001\. .*or raise it"
     with pytest.raises(TimeoutError, match=words):
         jobs.pool.start()
-
-
-def test_code_that_a_worker_cannot_import_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = tmp_path / "only_here.py"
-    module.write_text(
-        "import multiprocessing\n"
-        "if multiprocessing.parent_process() is not None:\n"
-        "    import no_such_library\n"
-        "def f(prompt, response, **columns):\n"
-        "    return 1.0\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'no_such_library' \(.*only_here.py, line 3\)"):
-        RewardPool([Function("only_here:f")], workers=1).start()
 
 
 @pytest.mark.parametrize(

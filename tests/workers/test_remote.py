@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -34,7 +33,6 @@ from lrl.workers.pool import Members, WorkerPool, least_busy
 from lrl.workers.process import WorkerSpec
 from lrl.workers.remote import CALLS, RemoteWorkers
 from tests import network_namespace
-from tests.certificates import self_signed
 from tests.environments.worlds import Odd
 from tests.http_call import call
 from tests.leftovers import lives, wait_for
@@ -225,38 +223,6 @@ def test_a_member_and_its_workers_end_with_a_trainer_that_is_killed(
     gone(own)
 
 
-def test_ctrl_c_ends_a_member_and_others_do_its_work(tmp_path: Path, members_first: None) -> None:
-    groups = Groups(timeout_s=60.0)
-    with served(tmp_path, groups) as made:
-        member = made.start()
-        made.joined(1)
-        own = processes_of(member)
-        assert done(groups, "fine") == [""]
-        member.send_signal(signal.SIGINT)
-        message, _ = member.communicate(timeout=START_S)
-        assert member.returncode == 0
-        assert "worker 0: has left; its unfinished responses continue elsewhere" in message
-        gone(own)
-        assert done(groups, "fine") == [""] and groups.pool.scored_by["rank 0"] == 1
-
-
-def test_a_member_knows_the_run_by_its_certificate_and_the_run_it_by_the_token(
-    tmp_path: Path, members_first: None
-) -> None:
-    cert, key = self_signed(tmp_path)
-    groups = Groups()
-    with served(tmp_path, groups, endpoint=Endpoint(tls_cert=cert, tls_key=key)) as made:
-        stranger = made.start()  # by the system's authorities
-        message, _ = stranger.communicate(timeout=START_S)
-        assert stranger.returncode == 2 and "certificate verify failed" in message
-        stranger = made.start("--run_cert", cert, token="another-token-of-a-run")
-        message, _ = stranger.communicate(timeout=START_S)
-        assert stranger.returncode == 2 and "only with the token of that run" in message
-        made.start("--run_cert", cert)
-        made.joined(1)
-        assert done(groups, "fine") == [""] and "rank 0" not in groups.pool.scored_by
-
-
 def test_without_the_token_no_route_of_a_member_answers(
     shared: tuple[ServedMembers, list[Jobs]],
 ) -> None:
@@ -327,6 +293,7 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(
     with served(tmp_path, episodes) as made:
         first = made.start()
         made.joined(1)
+        own = processes_of(first)
         made.registry.ask_to_leave(Kind.WORKER, 0)
         stays = lambda: made.registry.view(Kind.WORKER, 0).leave_refusal  # noqa: E731
         wait_for(stays, START_S, "the answer")
@@ -348,6 +315,7 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(
         left = lambda: made.registry.view(Kind.WORKER, 0).status is Status.LEFT  # noqa: E731
         wait_for(left, START_S, "its end")
         assert first.wait(START_S) == 0
+        gone(own)
 
 
 def test_episodes_wait_for_a_member_and_at_the_limit_the_error_says_for_what(

@@ -14,20 +14,15 @@ _END_S = 10.0
 
 
 class LocalWorkers:
-    """Workers on a thread of their own, from `start` to `close`, for any thread and event loop.
-
-    Args:
-        spec: What they run.
-        count: How many; 0 if those of other machines do all.
-    """
+    """Workers on a thread of their own, from `start` to `close`, for any thread and event loop: 0
+    if those of other machines do all."""
 
     name = "rank 0"
 
     def __init__(self, spec: WorkerSpec, count: int) -> None:
         self.spec = spec
         self.count = count
-        self.jobs: Counter[str] = Counter()
-        """Jobs that they have, by the name of their pool; counted by who gives and ends them."""
+        self.jobs: Counter[str] = Counter()  # by their pool; counted by who gives and ends them
         self._replaced = 0
         self._thread: LoopThread | None = None
         self._processes: list[WorkerProcess] = []

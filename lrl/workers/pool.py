@@ -27,8 +27,7 @@ class WorkerPool:
     def __init__(self, spec: WorkerSpec, count: int) -> None:
         self.spec = spec
         self.local = LocalWorkers(spec, count)
-        self.members = Members()
-        """The other machines."""
+        self.members = Members()  # the other machines
         self.trial: Callable[[Workers], Awaitable[None]] | None = None
         """What a machine does before it gets jobs; raises ConfigError if it fails."""
         self.started = False
@@ -54,8 +53,7 @@ class WorkerPool:
         return WorkerJob(self, machine, next(self._numbers))
 
     def start(self, spec: WorkerSpec | None = None) -> None:
-        """Starts the workers of this machine, with another spec if it is given; see
-        `LocalWorkers.start`."""
+        """Starts the workers of this machine, for another spec if it is given."""
         self.spec = self.local.spec = spec or self.spec
         self.local.start()
         self.started = True
@@ -86,8 +84,8 @@ class WorkerJob:
         return "" if self.machine is self.pool.local else f" ({self.machine.name})"
 
     async def begin(self, packed: bytes, read: Read[A]) -> A:
-        """Scores a group, or begins an episode; `packed` is for the worker alone to unpickle: a row
-        may hold objects of a user's own classes."""
+        """Scores a group, or begins an episode; only the worker unpickles `packed`, in which may be
+        objects of a user's own classes."""
         return await self._ask({"begin": b64encode(packed).decode()}, read)
 
     async def turn(self, turn: dict[str, Any], read: Read[A]) -> A:

@@ -23,24 +23,18 @@ from lrl.workers import worker
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 1.0
-"""Seconds between two looks at a worker."""
-_END_S = 5.0
-"""Seconds for the end of a process whose connection has ended."""
+_POLL_S = 1.0  # between two looks at a worker
+_END_S = 5.0  # for the end of a process whose connection has ended
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
     """The code that a worker runs, and its limits; travels as JSON."""
 
-    name: str
-    """`reward` or `environment`, as its settings begin."""
-    code: bytes
-    """Pickled `UserCode`."""
-    timeout_s: float
-    """Most seconds for a response, or for a turn."""
-    memory_gib: float | None
-    """Memory that it may allocate once the code is loaded; None for no limit."""
+    name: str  # `reward` or `environment`, as its settings begin
+    code: bytes  # pickled `UserCode`
+    timeout_s: float  # for a response, or for a turn
+    memory_gib: float | None  # that it may allocate once the code is loaded; None for no limit
     start_timeout_s: float
 
     @property
@@ -70,10 +64,8 @@ class WorkerProcess:
     with the thread that started it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.jobs = 0
-        """Jobs that it has; counted by who gives and ends them."""
-        self.lost = ""
-        """Why it takes no more calls; empty if it does."""
+        self.jobs = 0  # that it has; counted by who gives and ends them
+        self.lost = ""  # why it takes no more calls; empty if it does
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when it has loaded the code; has a ConfigError if it cannot, and a TimeoutError if
         it has not in time."""
@@ -197,13 +189,12 @@ class WorkerProcess:
         limit_s = self._spec.start_timeout_s
         await asyncio.wait({self.ready}, timeout=limit_s)
         if not self.ready.done():
-            self._not_ready(
-                TimeoutError(
-                    f"No worker of {self._spec.setting} was ready after "
-                    f"data.worker_start_timeout_s={limit_s:g}. It imports the script that is run "
-                    f"and the modules of {self._spec.setting}: see which is slow, or raise it."
-                )
+            why = (
+                f"No worker of {self._spec.setting} was ready after "
+                f"data.worker_start_timeout_s={limit_s:g}. It imports the script that is run "
+                f"and the modules of {self._spec.setting}: see which is slow, or raise it."
             )
+            self._not_ready(TimeoutError(why))
             self._end(f"it was not ready after {limit_s:g} s")
 
     def _not_ready(self, error: Exception) -> None:
@@ -230,12 +221,11 @@ class WorkerProcess:
         self._process.terminate()
         for job in self._asked:
             self._answer(job, WorkerLost(why, by_other=self._ended_by_a_job))
-        self._not_ready(
-            ConfigError(
-                f"A worker of {self._spec.setting} died while it started; its own message is "
-                f"above. It imports the script that was run. {worker.GUARD}"
-            )
+        died = (
+            f"A worker of {self._spec.setting} died while it started; its own message is above. It "
+            f"imports the script that was run. {worker.GUARD}"
         )
+        self._not_ready(ConfigError(died))
 
     def _cause(self) -> tuple[str, str]:
         """Returns kind and message of an end that nobody here has caused."""

@@ -41,28 +41,20 @@ class RemoteWorkers:
     """The workers of one member, for all pools of a run; raises ValueError if its certificate cannot
     be read."""
 
-    number: int
-    """Its number among those of its kind."""
-    node: str
-    """The name of its machine."""
-    count: int
-    """Processes that work there, for each of the run's pools."""
+    number: int  # among the members of its kind
+    node: str  # the name of its machine
+    count: int  # processes that work there, for each of the run's pools
     location: Location
-    token: str
-    """The run's."""
+    token: str  # the run's
 
     def __post_init__(self) -> None:
         self.name = f"worker {self.number} on {self.node}"
-        self.lost = ""
-        """Why it gets no more work; empty if it does."""
-        self.removed = False
-        """Whether it is no longer a member of the run."""
+        self.lost = ""  # why it gets no more work; empty if it does
+        self.removed = False  # whether it is no longer a member of the run
         self.leaving_since: float | None = None
         """Since when it gets no new work and leaves, in monotonic seconds; None if it stays."""
-        self.jobs: Counter[str] = Counter()
-        """Jobs that it has, by the name of their pool; counted by who gives and ends them."""
-        self.replaced: Counter[str] = Counter()
-        """Workers there that were killed or died, by the name of their pool."""
+        self.jobs: Counter[str] = Counter()  # by their pool; counted by who gives and ends them
+        self.replaced: Counter[str] = Counter()  # workers that were killed or died, by their pool
         self._trust = self.location.context()
         self._requests: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
         self._ends: set[asyncio.Task[None]] = set()

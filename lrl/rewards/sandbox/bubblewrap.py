@@ -15,7 +15,6 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 _WALLS = """
@@ -103,17 +102,8 @@ memfd_create 319 279, memfd_secret 447 447, shmget 29 194, semget 64 190, msgget
 """
 DENIED = [call.split() for call in _CALLS.strip().replace("\n", ", ").split(", ")]
 """Each call with its numbers on x86_64 and on aarch64, where -1 is none."""
-_CLONE = (56, 220)
-_CLONE3 = (435, 435)
-_PRCTL = (157, 167)
-_PRLIMIT = (302, 261)
-_SOCKETS = ((41, 198), (53, 199))
-"""`socket` and `socketpair`: both load a part of the kernel for a family that is not there yet."""
 _NEW_NAMESPACES = 0x7E020000
 """The flags of `clone` that make a namespace."""
-_PR_SET_PDEATHSIG = 1
-_FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6."""
 _OTHER_ABI = 0x40000000
 """From here on are the calls of x32, the second set of numbers of x86_64."""
 
@@ -140,17 +130,22 @@ def seccomp_filter(machine: str) -> bytes:
     for call in DENIED:
         if (number := int(call[1 + column])) >= 0:
             program += _if_equal(number, [refuse])
-    # Its flags are in memory, which a filter cannot read. Without it libraries take `clone`.
-    program += _if_equal(_CLONE3[column], [_fail(errno.ENOSYS)])
-    makes_namespace = (0x45, 0, 1, _NEW_NAMESPACES)  # over the next one if no bit is set
-    program += _if_equal(_CLONE[column], [_LOAD_FIRST_ARGUMENT, makes_namespace, refuse, _ALLOW])
-    # The sandbox ends with the process that has started it by this signal.
-    death_signal = _if_equal(_PR_SET_PDEATHSIG, [refuse])
-    program += _if_equal(_PRCTL[column], [_LOAD_FIRST_ARGUMENT, *death_signal, _ALLOW])
-    # The limits of the first process; 0 is the caller.
-    program += _if_equal(_PRLIMIT[column], _all_fail_but((0,), errno.EPERM))
-    for call_numbers in _SOCKETS:
-        program += _if_equal(call_numbers[column], _all_fail_but(_FAMILIES, errno.EAFNOSUPPORT))
+    # clone3: its flags are in memory, which a filter cannot read. Libraries take `clone` then.
+    program += _if_equal(435, [_fail(errno.ENOSYS)])
+    families = [step for family in (1, 2, 10) for step in _if_equal(family, [_ALLOW])]
+    families.append(_fail(errno.EAFNOSUPPORT))
+    by_first_argument = {
+        (56, 220): [(0x45, 0, 1, _NEW_NAMESPACES), refuse, _ALLOW],  # clone; over it if no bit is
+        # prctl(PR_SET_PDEATHSIG): by this signal the sandbox ends with the process that started it.
+        (157, 167): [*_if_equal(1, [refuse]), _ALLOW],
+        # prlimit: of the first process; 0 is the caller.
+        (302, 261): [*_if_equal(0, [_ALLOW]), refuse],
+        # socket and socketpair but for AF_UNIX, AF_INET and AF_INET6: others load parts of the kernel.
+        (41, 198): families,
+        (53, 199): families,
+    }
+    for numbers, block in by_first_argument.items():
+        program += _if_equal(numbers[column], [_LOAD_FIRST_ARGUMENT, *block])
     program.append(_ALLOW)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -162,8 +157,3 @@ def _fail(error: int) -> _Instruction:
 def _if_equal(value: int, block: list[_Instruction]) -> list[_Instruction]:
     """Returns a block, and before it a jump over it for all other values."""
     return [(0x15, 0, len(block), value), *block]
-
-
-def _all_fail_but(allowed: Iterable[int], error: int) -> list[_Instruction]:
-    passes = [step for value in allowed for step in _if_equal(value, [_ALLOW])]
-    return [_LOAD_FIRST_ARGUMENT, *passes, _fail(error)]

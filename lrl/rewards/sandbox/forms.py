@@ -24,6 +24,8 @@ _REFUSED = {
     *("fixture", "parametrize", "setup_method", "setup_class", "tmp_path", "tmpdir"),
 }
 """What works only in the program's own process, or under pytest."""
+_MAIN = re.compile(r"\b(unittest|pytest)\.main\(")
+"""In a statement that starts the tests by itself."""
 _MODULES = {"np": "numpy", "pd": "pandas", **{name: name for name in sys.stdlib_module_names}}
 _CALLS = """
 import json
@@ -191,13 +193,17 @@ def _call(case: Mapping[str, Any], name: str) -> Step:
 
 
 def _steps(source: str, columns: Mapping[str, Any]) -> list[Step]:
-    body = [each for each in ast.parse(source).body if not _is_main(each)]
+    body = [
+        each
+        for each in ast.parse(source).body
+        if not (isinstance(each, ast.Expr | ast.If) and _MAIN.search(ast.unparse(each)))
+    ]
     setup = "\n".join(map(ast.unparse, body))
+    defined = {each.name: each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
     others = [each for each in body if not isinstance(each, ast.FunctionDef | ast.ClassDef)]
     parts = [part for each in others for part in ast.walk(each)]
     called = {part.id for part in parts if isinstance(part, ast.Name)}
-    defined = {each.name: each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
-    collected = [each for name, each in defined.items() if name not in called]
+    collected = [defined[name] for name in defined if name not in called]
     if calls := [call for each in collected for call in _collected(each)]:
         return [Step(setup + _UNITTEST, is_test=False), *map(Step, calls)]
     if "check" in defined.keys() - called:  # HumanEval
@@ -210,12 +216,6 @@ def _steps(source: str, columns: Mapping[str, Any]) -> list[Step]:
     if not any(isinstance(part, ast.Call) for part in parts):
         raise ValueError("it tests nothing: it has neither an assert nor a call")
     return [Step(setup)]
-
-
-def _is_main(statement: ast.stmt) -> bool:
-    """Whether a statement starts the tests by itself."""
-    is_call = re.search(r"\b(unittest|pytest)\.main\(", ast.unparse(statement))
-    return is_call is not None and isinstance(statement, ast.Expr | ast.If)
 
 
 def _collected(found: ast.FunctionDef | ast.ClassDef) -> list[str]:
@@ -231,10 +231,7 @@ def _collected(found: ast.FunctionDef | ast.ClassDef) -> list[str]:
 
 def _with_names(steps: list[Step]) -> Tests:
     """Returns the tests with what they need of the program: the names that they do not bind.
-
-    A builtin function is Python's own, unless they name nothing else. So is a module whose import
-    they have left to the program.
-    """
+    Builtin functions are Python's own, unless they name nothing else; modules always are."""
     source = "\n".join(step.source for step in steps)
     parts: list[str] = []  # what an import of the program names
     bases: set[str] = set()  # names before a dot

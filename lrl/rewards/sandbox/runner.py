@@ -14,7 +14,6 @@ Tests run in a process beside the program's. It alone reads them, and calls the 
 """
 
 import ctypes
-import functools
 import json
 import os
 import resource
@@ -43,9 +42,8 @@ def main() -> None:
     job = _received(link)
     for name, limits in job["rlimits"].items():
         resource.setrlimit(getattr(resource, name), limits)
-    # Its memory and files are closed to the others of its user.
-    set_dumpable = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_DUMPABLE)
-    set_dumpable(0)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_DUMPABLE, 0)  # closes its memory and files to the others of its user
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # of the first process: the kernel ignores it
     watch = Watch(job)
     while (has_tests := _received(link)) is not None:
@@ -54,7 +52,7 @@ def main() -> None:
         if child == 0:
             link.close()
             here.close()
-            set_dumpable(1)
+            prctl(_PR_SET_DUMPABLE, 1)
             _run(job["program"], there if has_tests else None)
             return
         tests = os.fork() if has_tests else child

@@ -140,10 +140,10 @@ class Evaluation(OnRankZero):
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
         """Evaluates the generators' policy; waits for the metrics, logs and returns them."""
-        bar = progress_bar(f"evaluating {self.prompts.name}", "problem", len(self.prompts))
-        with bar:
+        with progress_bar(f"evaluating {self.prompts.name}", "problem", len(self.prompts)) as bar:
             self._begin(trainer, beside_rollouts=False, done=bar.update)
-            return self._report(trainer, waited=bar.close)
+            self._wait(trainer)
+        return self._report(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Prints the report and the path of the responses (`trainer.validate`)."""
@@ -171,22 +171,21 @@ class Evaluation(OnRankZero):
             done=done,
         )
 
-    def _report(
-        self, trainer: L.Trainer, waited: Callable[[], Any] = lambda: None
-    ) -> dict[str, float]:
-        """Waits for the evaluation, calls `waited`, writes responses and logs metrics."""
+    def _wait(self, trainer: L.Trainer) -> tuple[int, list[Group]]:
         assert self._running is not None
         step, future = self._running
+        run, what = run_of(trainer), f"evaluating {self.prompts.name}"
+        return step, run.fleet.loop.wait(future, self.timeout_s, what, run.poll)
+
+    def _report(self, trainer: L.Trainer) -> dict[str, float]:
+        """Waits for the evaluation, writes responses and logs metrics."""
+        step, groups = self._wait(trainer)
         self._running = None
-        run = run_of(trainer)
-        what = f"evaluating {self.prompts.name}"
-        groups = run.fleet.loop.wait(future, self.timeout_s, what, run.poll)
-        waited()
         report = evaluate(
             self.prompts.name,
             groups,
             greedy=self.sampling.temperature == 0,
-            binary=self.is_binary(run.data),
+            binary=self.is_binary(run_of(trainer).data),
             by=self.by,
         )
         metrics = report.metrics()

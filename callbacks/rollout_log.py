@@ -213,14 +213,6 @@ def log_samples(logger: Logger, samples: Sequence[Mapping[str, Any]], step: int)
 
 
 def as_markdown(shown: Mapping[str, Any]) -> str:
-    """Returns a sample as text."""
-    facts = [f"reward {shown['reward']}", f"{shown['tokens']} tokens", shown["finish reason"]]
-    facts += [f"versions {shown['versions']}", f"step {shown['step']}"]
-    head = f"**Row {shown['prompt id']}** · {', '.join(facts)}"
-    names = [name for name in ("prompt", "answer", "response") if shown[name] or name != "answer"]
-    parts = [f"**{name.capitalize()}**\n\n{_quoted(shown[name])}" for name in names]
-    return "\n\n".join([head, *parts])
-
-
-def _quoted(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines() or [""])
+    """Returns a sample as text, which Markdown leaves as it is."""
+    lines = (line for name, value in shown.items() for line in f"{name}: {value}".splitlines())
+    return "\n".join(f"    {line}" for line in lines)

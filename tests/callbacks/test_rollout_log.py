@@ -195,8 +195,8 @@ def test_tensorboards_text_has_the_reference_answer_and_half_a_surrogate_pair_as
     tmp_path: Path,
 ) -> None:
     text = text_of(tmp_path / "usual", SAMPLES)
-    for name, value in {"Prompt": "1+1=", "Answer": "2", "Response": "it is 3"}.items():
-        assert f"**{name}**\n\n    {value}" in text
+    for line in ("prompt: 1+1=", "answer: 2", "response: it is 3", "reward: 0.5"):
+        assert f"    {line}\n" in text
     half = "half \ud83d"
     failed = sampled({"answer": half}, None, half)
     failed.rollouts[0].reward_failure = f"exception: {half}"

@@ -1,25 +1,41 @@
-"""Which syncs are proved, and who waits for a proof."""
+"""Which syncs are proved, who waits for a proof, and a sync whose weights are copied: the trainer
+continues, and nothing else may.
+
+Covers lrl/weights/sync.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
+import time
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from lrl.generators.generator import Generator
+from lrl.weights.sync import RunEnded
 from tests.callbacks.model_run import ModelRun, serving
 from tests.leftovers import wait_for
-from tests.weights.model_sync import PAUSE, make_generators
+from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, make_generators
 
 
 @pytest.fixture
 def model_run() -> Iterator[ModelRun]:
     run = ModelRun(prove_every_n_syncs=3)
+    run.step(0)
+    yield run
+    run.end()
+
+
+@pytest.fixture
+def copying() -> Iterator[ModelRun]:
+    run = ModelRun(transport=Copying)
     run.step(0)
     yield run
     run.end()
@@ -100,7 +116,7 @@ def test_a_generator_that_fails_a_proof_beside_the_step_is_evicted_at_once_and_t
     model_run.step(3)
     wait_for(lambda: lost)
     assert lost == [liar] and "does not compute what the policy computes" in (liar.eviction or "")
-    assert "proof of weight version 3 failed after" in (liar.eviction or "")
+    assert "proof of weight version 3 failed" in (liar.eviction or "")
     assert "What it wrote since its last proof may be of wrong weights" in (liar.eviction or "")
     model_run.step(4)
     assert model_run.pool.generators == [healthy] and serving([healthy]) == [4]
@@ -170,3 +186,136 @@ def test_a_generator_that_waits_for_its_first_proof_is_not_called_lost(
     assert not newcomer.serving
     newcomer.client.holding = False  # type: ignore[attr-defined]
     wait_for(lambda: newcomer.serving)
+
+
+def test_the_trainer_continues_and_prompts_are_admitted_only_when_the_generators_hold_the_version(
+    copying: ModelRun,
+) -> None:
+    assert copying.versions == [0]
+    copying.stick(UPDATE)
+    copying.step(1)
+    wait_for(lambda: all(UPDATE in client.posted[-1] for client in copying.clients))
+    assert copying.versions == [0] and copying.pool.serving == [] and len(copying.pool.alive) == 2
+    copying.stick("")
+    wait_for(lambda: copying.versions == [0, 1] and serving(copying.pool.generators) == [1, 1])
+    assert copying.version == 1 and copying.pause_seconds > 0
+
+
+def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
+    copying: ModelRun,
+) -> None:
+    sync, begins = copying.syncs[copying.pool], threading.Event()
+    run: Any = sync._finish_in_background
+    sync._finish_in_background = lambda *parts: begins.wait(60) and run(*parts)  # type: ignore[assignment]
+    copying.step(1)
+    assert copying.pool.serving == [] and len(copying.pool.alive) == 2
+    begins.set()
+    wait_for(lambda: serving(copying.pool.generators) == [1, 1])
+
+
+def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhile(
+    copying: ModelRun,
+) -> None:
+    weight = torch.ones(3)
+    copying.trainer.lightning_module.whole_weights = lambda: iter([("head", weight)])
+    staged = zlib.crc32(weight.numpy())
+    copying.stick(PAUSE)
+    copying.step(1)
+    weight += 1
+    copying.stick("")
+    wait_for(lambda: serving(copying.pool.generators) == [1, 1])
+    assert [client.holds for client in copying.clients] == [staged, staged]
+
+
+@pytest.mark.parametrize("what", ["another sync", "a checkpoint", "the end of training"])
+def test_others_wait_until_the_sync_is_over(copying: ModelRun, what: str) -> None:
+    copying.stick(UPDATE)
+    copying.step(1)
+    done: list[Any] = []
+    act = {
+        "another sync": lambda: copying.step(2),
+        "a checkpoint": copying.data.state_dict,
+        "the end of training": lambda: copying.settings.on_train_end(copying.trainer, None),  # type: ignore[arg-type]
+    }[what]
+    thread = threading.Thread(target=lambda: done.append(act()))
+    thread.start()
+    time.sleep(0.1)
+    assert not done and all(client.posted.count(PAUSE) == 2 for client in copying.clients)
+    copying.stick("")
+    thread.join(60)
+    last = 2 if what == "another sync" else 1
+    wait_for(lambda: serving(copying.pool.generators) == [last, last])
+    assert done
+
+
+@pytest.mark.parametrize(
+    "how", [{"max_lag": 0, "transport": Copying}, {}], ids=["lag 0", "no copy"]
+)
+def test_a_trainer_that_may_do_nothing_beside_a_sync_waits_for_it(how: dict[str, Any]) -> None:
+    run = ModelRun(**how)
+    run.step(0)
+    run.step(1)
+    assert run.versions == [0, 1] and len(run.pool.alive) == 2
+    run.end()
+
+
+def test_a_generator_that_fails_both_attempts_is_evicted_by_name_and_never_writes_on(
+    copying: ModelRun,
+) -> None:
+    behind, healthy = copying.pool.generators
+    copying.clients[0].failing = {UPDATE: 2}
+    copying.step(1)
+    wait_for(lambda: copying.versions == [0, 1] and serving([healthy]) == [1])
+    assert UPDATE in (behind.eviction or "") and copying.pool.generators == [healthy]
+    client: Any = behind.client
+    assert client.posted.count("/resume") == 1, "that of the first sync"
+
+
+def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_trainer_waits(
+    copying: ModelRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    newcomer = make_generators()[0]
+    newcomer.client.failing = {INIT: 1}  # type: ignore[attr-defined]
+    copying.pool.pending.append(newcomer)
+    copying.step(1)
+    assert f"attempt 1: {INIT} for weight version 1 failed" in caplog.text
+    assert newcomer in copying.pool.generators and copying.versions == [0, 1]
+    wait_for(lambda: serving(copying.pool.generators) == [1, 1, 1])
+
+
+@pytest.mark.parametrize("trainer", ["trains", "waits for it"])
+def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on(
+    copying: ModelRun, trainer: str
+) -> None:
+    copying.stick(UPDATE)
+    copying.step(1)
+    wait_for(lambda: all(UPDATE in client.posted[-1] for client in copying.clients))
+    sync: Any = copying.syncs[copying.pool]
+    background = sync._background
+    if trainer == "waits for it":
+        sync.interrupted = signal
+        with pytest.raises(KeyboardInterrupt):
+            copying.step(2)
+    copying.trainer.interrupted = True
+    copying.settle()
+    assert isinstance(background.exception(timeout=0), RunEnded)
+    copying.stick("")
+    time.sleep(0.05)
+    assert all(client.posted.count("/resume") == 1 for client in copying.clients)
+    assert copying.versions == [0] and copying.pool.serving == []
+    copying.data.state_dict()  # does not wait
+
+
+def signal() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_error_beside_the_step_reaches_the_trainer(copying: ModelRun) -> None:
+    def refuse(version: int) -> None:
+        raise TimeoutError("admitting prompts")
+
+    copying.calls.new_version = refuse  # type: ignore[method-assign]
+    copying.step(1)
+    wait_for(lambda: copying.syncs[copying.pool].is_broken)
+    with pytest.raises(TimeoutError, match="admitting prompts"):
+        copying.poll()

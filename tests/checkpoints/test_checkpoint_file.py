@@ -4,7 +4,6 @@ hold, against `torch.load` itself; and runs whose own parts have other state."""
 from __future__ import annotations
 
 import datetime
-import logging
 import multiprocessing
 import resource
 import time
@@ -18,7 +17,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile, readable_part, unreadable
@@ -183,22 +182,15 @@ def test_a_class_that_the_user_has_allowed_is_readable() -> None:
 
 
 class Keeps(L.Callback):
-    """A user's callback with this state from a step on."""
+    """A user's callback."""
 
-    def __init__(self, value: Any, step: int) -> None:
-        self.value = value
-        self.step = step
-        self.now = 0
-        self.restored: Any = None
+    now = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self.now = trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value if self.now >= self.step else 0, "now": self.now}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.restored = state
+        return {"value": np.float64(1)}
 
 
 def every_step(folder: Path) -> ModelCheckpoint:
@@ -216,7 +208,7 @@ def test_state_that_no_checkpoint_can_hold_ends_a_run_before_its_first_step(
         def get_extra_state(self) -> Own:
             return Own()
 
-    keeps = Keeps(np.float64(1), step=0)
+    keeps = Keeps()
     running = trainer(tmp_path, keeps, every_step(tmp_path))
     with pytest.raises(ConfigError) as error:
         running.fit(SavesItsArguments(policy, Own()), datamodule=StepsByVersion())
@@ -238,29 +230,6 @@ def test_state_that_is_there_only_after_a_step_does_not_end_a_run(
         def state_dict(self) -> dict[str, Any]:
             return {"steps": 1 / self.now}
 
-    fit(policy, trainer(tmp_path, Late(0, 0), every_step(tmp_path), max_steps=1))
+    fit(policy, trainer(tmp_path, Late(), every_step(tmp_path), max_steps=1))
     state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)
     assert [value for key, value in state["callbacks"].items() if "Late" in key] == [{"steps": 1.0}]
-
-
-def test_state_that_turns_unreadable_in_a_run_costs_its_callback_alone(
-    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stopping = EarlyStopping("policy/loss", patience=100)
-    keeps = Keeps(datetime.date(2026, 1, 2), 2)
-    with caplog.at_level(logging.ERROR):
-        fit(policy, trainer(tmp_path, keeps, stopping, every_step(tmp_path), max_steps=3))
-    said = [record.getMessage() for record in caplog.records]
-    lines = [line for line in said if "is saved without" in line]
-    named = "is saved without callbacks.Keeps.value (datetime.date)"
-    for step, line in zip((2, 3), lines, strict=True):
-        assert line.startswith(f"The checkpoint of step {step} {named}. Only numbers, texts, ten")
-    for step, there in ((1, True), (3, False)):
-        state = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
-        assert ("Keeps" in state["callbacks"]) == there and any(
-            "EarlyStopping" in key for key in state["callbacks"]
-        )
-    resumed = Keeps(0, 100)
-    running = trainer(tmp_path, resumed, every_step(tmp_path), max_steps=4)
-    fit(policy, running, ckpt_path=tmp_path / "step=3.ckpt")
-    assert resumed.now == 4 and resumed.restored is None

@@ -1,11 +1,9 @@
-"""Helpers of the pool's tests: responses to score, and a look at which processes live."""
+"""Helpers of the pool's tests: responses to score."""
 
 import asyncio
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 
 from lrl.rewards import RewardPool
 from lrl.rewards.failure_stats import KINDS, FailureStats
@@ -50,35 +48,3 @@ def counted(pool):
     certain."""
     names = ("scored", "zero", "retried", *KINDS)
     return {name: pool.counts[name] for name in names if pool.counts[name]}
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def all_gone(pids, within_s=60.0):
-    deadline = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(alive, pids))
-
-
-def children(pid):
-    """Returns the processes that the threads of `pid` have started; a thread may end meanwhile."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def is_tracker(pid):
-    """Returns whether this is Python's resource tracker, which outlives the workers."""
-    try:
-        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False

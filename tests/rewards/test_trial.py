@@ -9,13 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lrl.rewards import GSM8K, ExactMatch, Math, RewardPool
 from lrl.system import config_errors
 from lrl.types import Prompt
+from tests.leftovers import lives, wait_for_none, words
 from tests.rewards import odd_rewards
-from tests.rewards.scenes import all_gone, children, is_tracker, scored, started
+from tests.rewards.scenes import scored, started
 
 
 def prompt(**columns):
@@ -37,14 +39,20 @@ BROKEN = [
 def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_left(
     reward, columns, named
 ):
-    before = set(children(os.getpid()))
+    before = set(psutil.Process().children(recursive=True))
     pool = RewardPool([reward], workers=1, timeout_s=1.0 if "timeout" in named else 60.0)
     with pytest.raises(config_errors.EXPECTED) as caught:
         pool.start(prompt(**columns))
     message = str(caught.value)
     assert named in message and "to prompt 7" in message and "\n" not in message
     assert repr(columns.get("answer", columns.get("solution", "0"))) in message
-    assert all_gone({pid for pid in set(children(os.getpid())) - before if not is_tracker(pid)})
+
+    def left():
+        new = set(psutil.Process().children(recursive=True)) - before
+        living = [" ".join(words(one)) for one in new if lives(one)]
+        return [text for text in living if "resource_tracker" not in text]
+
+    wait_for_none(left, 60.0, "its workers")
 
 
 def test_the_error_of_a_trial_names_the_line_that_raised():

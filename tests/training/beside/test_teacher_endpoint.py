@@ -7,6 +7,7 @@ Covers lrl/training/beside/teacher.py.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -27,13 +28,52 @@ from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
 from tests.lent_server import LentServer
 from tests.policies import SIZES, make_group, opened, save_model
-from tests.rewards.judge_server import CLOSE, HANG, Reply, fails, served
+from tests.rewards.judge_server import CLOSE, JudgeServer, Reply, fails, served
 from tests.runs.test_async_run import GROUPS, fit
 from tests.tiny_policies import byte_tokenizer
-from tests.training.beside.teacher_server import LOGPROB, TeacherServer, gives, positions
 
 URL = "http://127.0.0.1:9"
 KEY = "key-0123456789abcdef"
+LOGPROB = -1.5
+Positions = list[dict[str, Any] | None]
+
+
+def positions(text: list[int], logprob: float = LOGPROB) -> Positions:
+    """vLLM's `prompt_logprobs` of a text: none of its first token."""
+    entries = [{str(token): {"logprob": logprob, "rank": 1}} for token in text[1:]]
+    return [None, *entries]
+
+
+def gives(*texts: Positions) -> Reply:
+    """What vLLM's route for completions answers."""
+    choices = [
+        {"index": index, "text": "a", "prompt_logprobs": text} for index, text in enumerate(texts)
+    ]
+    return Reply(200, json.dumps({"choices": choices[::-1]}), {})
+
+
+class TeacherServer(JudgeServer):
+    """Use: `with served(TeacherServer()) as server`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.script: list[Reply | None] = []
+        """Replies to the requests for log-probs, in their order; None for the usual one, and the
+        last one stays."""
+
+    def reply_to(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Reply:
+        if path == "/tokenize":
+            tokens = byte_tokenizer().encode(body["prompt"], add_special_tokens=False)
+            return Reply(200, json.dumps({"tokens": tokens, "max_model_len": 1024}), {})
+        if path != "/v1/completions":
+            return fails(404, f"no route {path}")
+        with self._lock:
+            self.bodies.append(body)
+            self.headers.append(headers)
+            reply = self.script[0] if self.script else None
+            if len(self.script) > 1:
+                self.script.pop(0)
+        return reply or gives(*(positions(text) for text in body["prompt"]))
 
 
 @pytest.fixture
@@ -254,24 +294,7 @@ def check(
     return ""
 
 
-def test_a_server_that_cannot_teach_the_policy_is_refused(server: TeacherServer) -> None:
-    teacher = teacher_at(server.url)
-    assert check(teacher) == ""
-    assert "data.temperature is 0.7" in check(teacher, temperature=0.7)
-    assert "has a context of 1024 tokens" in check(teacher, longest=1024)
-    assert check(teacher, longest=1023) == ""
-    other = byte_tokenizer()
-    other.add_tokens(["<tool>"])
-    assert "serve a teacher of the same family" in check(teacher, other)
-    server.script = [fails(400, "Token id 259 is out of vocabulary")]
-    assert "out of vocabulary" in check(teacher)
-    server.script = [HANG]
-    assert "no answer in time" in check(teacher_at(server.url, timeout_s=0.2))
-    found = check(teacher_at(URL, timeout_s=1.0, deadline_s=1.0))
-    assert "model.reference.url cannot be the run's teacher" in found and URL in found
-
-
-def test_a_real_server_is_asked_for_its_tokens_its_context_and_log_probs(
+def test_a_server_that_cannot_teach_the_policy_is_refused(
     lent_server: LentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEACHER_KEY", lent_server.token)
@@ -279,7 +302,13 @@ def test_a_real_server_is_asked_for_its_tokens_its_context_and_log_probs(
     assert check(teacher, longest=1023) == ""
     assert "has a context of 1024 tokens" in check(teacher, longest=1024)
     assert "401" in check(teacher_at(lent_server.url))
+    assert "data.temperature is 0.7" in check(teacher, temperature=0.7)
+    found = check(teacher_at(URL, timeout_s=1.0, deadline_s=1.0))
+    assert "model.reference.url cannot be the run's teacher" in found and URL in found
     other = byte_tokenizer()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(other), "encode", lambda *_, **__: [9, 9])
+        assert "serve a teacher of the same family" in check(teacher)
     monkeypatch.setattr(type(other), "get_vocab", lambda _: {"beyond": 100_000})
     assert "Token id 100000 is out of vocabulary" in check(teacher)
 

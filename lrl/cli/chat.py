@@ -70,7 +70,6 @@ def open_policy(
     with quick_imports():
         import torch
         from transformers import (
-            AutoConfig,
             AutoModelForCausalLM,
             AutoTokenizer,
             GenerationConfig,
@@ -78,12 +77,12 @@ def open_policy(
         )
 
         from lrl.rollouts.response_text import stop_tokens
-        from lrl.training.weight_files import check_whole
+        from lrl.training.model import open_config
 
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    check_whole(str(folder), AutoConfig.from_pretrained(folder))
+    open_config(str(folder))
     ends = stop_tokens(tokenizer, str(folder))
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
     sampling: dict[str, Any] = {"max_new_tokens": max_tokens, "eos_token_id": sorted(ends) or None}

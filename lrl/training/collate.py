@@ -40,8 +40,7 @@ def each_rollout(
         group: The group.
         temperature: Sampling temperature of the run.
         micro_batch_tokens: Most tokens of a pass, padding included; a longer rollout gets its own.
-        compute: Returns [R, L] for each of the micro-batches, as `MicroBatch.labels` are laid out;
-            or [R, L, N] for N numbers of each token.
+        compute: Returns [R, L], or [R, L, N] for N numbers of a token, for each micro-batch.
         attention_tokens: See `prefix_trees`; 0 for a row of its own for each rollout.
     """
     samples = whole_samples(group)

@@ -63,13 +63,12 @@ def save_policy(
 
     Args:
         network: The model, which may be without weights; it says their names in a checkpoint.
-        weights: The weights on the CPU, by their names in memory.
+        weights: The weights on the CPU, by their names in memory, adapters merged.
         tokenizer: The policy's; if it is still the one of `base`, its files are copied.
         base: Folder or hub name of the first version.
         folder: Where to.
-        lora: The kind of the adapters that `weights` has merged; they are also written alone, in
-            `adapter`.
-        adapters: They themselves (`lrl.training.lora.whole_adapters`), on the CPU.
+        lora: The kind of `adapters`, which are also written alone, in `adapter`.
+        adapters: `lrl.training.lora.whole_adapters`, on the CPU.
     """
     first_folder = hub.on_this_machine(base)
     if first_folder is not None and folder.resolve() == first_folder.resolve():

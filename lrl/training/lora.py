@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from peft import LoraConfig
 from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import save_file
@@ -23,7 +22,6 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from lrl.errors import ConfigError
 from lrl.system.config_errors import above, at_least, fault
-from lrl.training.merging import merge
 from lrl.training.sharding import whole_on
 
 NAME = "default"
@@ -128,15 +126,6 @@ def is_adapter(name: str) -> bool:
 def plain(name: str) -> str:
     """Returns the name that a weight has in a network without adapters."""
     return name.replace(BASE, ".")
-
-
-def merged(layer: LoraLayer, name: str, weight: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Returns the whole W of a layer with its adapters, merged as in a generator of `dtype`, or
-    else of W's format; a collective if they are sharded. `name` is that of W without adapters."""
-    down, up = map(whole_on, factors_of(layer))
-    if weight.is_meta:
-        return weight
-    return merge(name, weight, down=down, up=up, dtype=dtype or weight.dtype)
 
 
 def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -6,7 +6,7 @@ model that changes its logits in a way `LogitTransform` does not know is refused
 `lrl.training.trials` tests that responses do not see each other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -31,12 +31,17 @@ from lrl.system import hub, import_by_name
 from lrl.training import lora, varlen
 from lrl.training.collate import fill_rows
 from lrl.training.logprobs import LogitTransform, token_logprobs
+from lrl.training.merging import merge
 from lrl.training.prefix_tree import PrefixTree, text_sequence
 from lrl.training.sharding import parameters_without_memory, whole_on
-from lrl.training.weight_files import check_whole
 from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
+REMEDY = "Take the bfloat16 copy from which it was made."
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Numbers that are weights as they are, by their names in a file of safetensors."""
+PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
+"""The ends of names of weights; a buffer of integers, such as a mask, has another."""
 FUSED_HEAD = "lrl_fused_head"
 """The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
 
@@ -104,7 +109,7 @@ class ModelSource:
             ignore_mismatched_sizes=True,
         )
         if not Path(self.folder).exists():  # its files are on this machine only now
-            check_whole(self.folder, network.config)
+            _check_whole(self.folder, network.config)
         mismatched = sorted(name for name, *_ in report["mismatched_keys"])
         if unset := sorted(report["missing_keys"]) + mismatched:
             raise ConfigError(
@@ -143,12 +148,47 @@ def open_config(folder: str) -> Any:
     """Opens a model's config, without the noise of training, which a generator has not; raises
     ValueError if it cannot, or the weights are quantised."""
     config = read_config(folder)
-    check_whole(folder, config)
+    _check_whole(folder, config)
     text_config = config.get_text_config()
     for name, value in vars(text_config).items():
         if isinstance(value, float) and ("drop" in name or "jitter" in name):
             setattr(text_config, name, 0.0)
     return config
+
+
+def _check_whole(folder: str, config: Any) -> None:
+    """Refuses quantised weights, by their config and, on this machine, by the headers of their files.
+
+    Generators get whole weights at each sync. transformers opens some quantised folders, but
+    quantises again on its way back to the names of a checkpoint: syncs and exports would have
+    rounded weights, or leave weights out.
+    """
+    for part in (config, config.get_text_config()):
+        if (entry := getattr(part, "quantization_config", None)) is not None:
+            settings = entry if isinstance(entry, Mapping) else vars(entry)
+            method = f"quant_method {settings.get('quant_method', 'unknown')}"
+            raise ConfigError(f"model={folder!r} is quantised ({method}). {REMEDY}")
+    here = hub.on_this_machine(folder)
+    if here is not None and (found := _quantised(here)):
+        name, numbers = found
+        raise ConfigError(
+            f"model={folder!r} is quantised: {name} is stored as {numbers}, without a "
+            f"quantization_config in config.json. {REMEDY}"
+        )
+
+
+def _quantised(folder: Path) -> tuple[str, str] | None:
+    """Returns the first weight in another number format than `FLOATS`, and that format."""
+    try:
+        for file in sorted(folder.glob("model*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    numbers = tensors.get_slice(name).get_dtype()
+                    if numbers not in FLOATS and (numbers[0] == "F" or name.endswith(PACKED)):
+                        return name, numbers
+    except (OSError, SafetensorError):
+        return None  # transformers says what is wrong with the files
+    return None
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
@@ -248,7 +288,9 @@ def whole_tensors(
     for name, tensor in base_tensors(network):
         whole = whole_on(tensor)
         if name in adapted:
-            whole = lora.merged(adapted[name], name, whole, merged_in)
+            down, up = map(whole_on, lora.factors_of(adapted[name]))
+            if not whole.is_meta:
+                whole = merge(name, whole, down=down, up=up, dtype=merged_in or whole.dtype)
         yield name, whole
 
 

@@ -62,11 +62,7 @@ class Sharding:
 
     def divide(self, root: nn.Module, *networks: PreTrainedModel) -> None:
         """Divides the parameters of `networks`: each layer by itself, then `root`, which calls
-        them, with the rest.
-
-        `root` gathers what belongs to no layer. It is not a network, because lrl calls the decoder
-        and the head apart.
-        """
+        them, with the rest. lrl calls decoder and head apart, so `root` is not a network."""
         for network in networks if self.tensor_parallel_size > 1 else ():
             plan = tensor_parallel_plan(network, self.tensor_parallel_size)
             apply_tensor_parallelism(network, self.mesh["tensor"], plan)
@@ -91,11 +87,7 @@ class Sharding:
         self, network: PreTrainedModel, whole: PreTrainedModel | None, device: torch.device
     ) -> None:
         """Gives every rank its part of the weights of `whole`, which rank 0 has; a collective of
-        all ranks.
-
-        `device` trains; buffers, such as rotary tables, are there even if the weights wait on the
-        CPU.
-        """
+        all ranks. Buffers go to `device`, even if the weights wait on the CPU."""
         give_memory(network, home="cpu" if self.cpu_offload else device, device=device)
         weights = {} if whole is None else whole.state_dict()
         # The head then has no weight of its own.
@@ -123,32 +115,27 @@ PARALLEL_STYLES = (
 
 def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
     """Returns how transformers divides the layers of a network over `size` ranks, by the names of
-    modules.
+    modules. Raises ConfigError if it has no plan that works here.
 
-    The ends stay whole: lrl computes log-probs with the head's weight itself. Raises ConfigError if
-    transformers has no plan for it, or one that does not work here.
+    The ends stay whole: lrl computes log-probs with the head's weight itself.
     """
     ends = (network.get_input_embeddings(), network.get_output_embeddings())
     whole = {name for name, module in network.named_modules() if module in ends}
     plan = {name: style for name, style in (network.tp_plan or {}).items() if name not in whole}
+    unknown = sorted(set(plan.values()) - set(PARALLEL_STYLES))
     config = network.config.get_text_config()
     heads = ("num_attention_heads", "num_key_value_heads")
     counts = {name: getattr(config, name, None) or 0 for name in heads}
-    setting = f"strategy.tensor_parallel_size is {size}"
+    odd = [f"{name} {count}" for name, count in counts.items() if count % size]
+    why = ""
     if not plan:
-        raise ConfigError(
-            f"{setting}, and transformers has no plan to divide the layers of "
-            f"{type(network).__name__}. Set it to 1."
-        )
-    if unknown := sorted({style for style in plan.values() if style not in PARALLEL_STYLES}):
-        raise ConfigError(
-            f"{setting}, and transformers divides {type(network).__name__} in a way that lrl does "
-            f"not load yet ({', '.join(unknown)}). Set it to 1."
-        )
-    if odd := [f"{name} {count}" for name, count in counts.items() if count % size]:
-        raise ConfigError(
-            f"{setting}, which does not divide the model's {' and '.join(odd)}. Lower it."
-        )
+        why = f"transformers has no plan to divide the layers of {type(network).__name__}"
+    elif unknown:
+        why = f"lrl does not load layers that are divided as {', '.join(unknown)} yet"
+    elif odd:
+        why = f"it does not divide the model's {' and '.join(odd)}"
+    if why:
+        raise ConfigError(f"strategy.tensor_parallel_size is {size}, and {why}. Set it to 1.")
     return plan
 
 

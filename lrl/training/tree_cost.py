@@ -11,27 +11,21 @@ what lies above the diagonal, too: with prompts of 4 tokens and responses of 64,
 
 
 def attention_tokens_of(hidden: int) -> int:
-    """Returns the length of a row at which attention takes as long as all other layers, for a
-    hidden state of that size.
+    """Returns the length of a row at which attention takes as long as all other layers.
 
-    Counted in products, a token takes 4 x length x hidden with its row, and about 24 x hidden^2 in
-    the matrices of a layer.
+    In products: a token takes 4 x length x hidden with its row, and about 24 x hidden^2 in the
+    matrices of a layer.
     """
     return 6 * hidden
 
 
 def cheapest_trees(samples: int, shared: int, branches: float, attention_tokens: int) -> int:
-    """Returns the number of trees with the least cost.
+    """Returns the number of trees with the least cost, of `samples` responses with `shared` first
+    tokens in common and `branches` others in all. `attention_tokens` is `attention_tokens_of`.
 
     More trees read the shared tokens more often; longer trees cost more attention, which grows with
     the square. A row is as long as the longest tree, so all count as long as the one with the most
     responses: 15 trees of 16 responses would be a pair, and 14 responses padded to its length.
-
-    Args:
-        samples: Responses.
-        shared: First tokens that all of them have in common.
-        branches: All their other tokens.
-        attention_tokens: Length of a row at which attention takes as long as all other layers.
     """
 
     def cost(trees: int) -> float:
@@ -47,15 +41,10 @@ def divided(
     lengths: Sequence[int], shared: int, longest: int, attention_tokens: int
 ) -> list[list[int]]:
     """Returns the responses of each tree, as many trees as cost least; one for each response if
-    there is nothing to share.
+    there is nothing to share, or `attention_tokens` is 0.
 
-    The longest response comes first, and each goes to the shortest tree.
-
-    Args:
-        lengths: Tokens of each response, the shared ones included.
-        shared: See `cheapest_trees`.
-        longest: Most tokens of a tree with several responses.
-        attention_tokens: See `cheapest_trees`; 0 for one tree a response.
+    The longest response comes first, and each goes to the shortest tree. `lengths` has the tokens
+    of each response, the shared ones included; a tree of several has at most `longest`.
     """
     count = len(lengths)
     if not shared or not attention_tokens or count < 2:

@@ -127,7 +127,7 @@ def test_adapters_of_another_model_are_no_update(folder: str) -> None:
     files = load_file(Path(folder) / "model.safetensors")
     gone = "model.layers.1.mlp.up_proj.weight"
     del files[gone]
-    with pytest.raises(ValueError, match=rf"no weight for the adapter {gone}.lora_A"):
+    with pytest.raises(ValueError, match=rf"adapter {gone}.lora_A"):
         dict(merged(files.items(), sent, torch.float32))
 
 

@@ -107,12 +107,8 @@ class Critic(nn.Module):
         ranks: Ranks,
         in_parts: bool = False,
     ) -> PreTrainedModel | None:
-        """Loads the model, if there is one, as `source` but from its own folder, and makes the
-        head; all ranks call it.
-
-        Returns the decoder with its weights (`open_on_ranks`); None without a model, and on other
-        ranks than 0 with `in_parts`.
-        """
+        """Opens the model, if there is one, as `source` but from its own folder (`open_on_ranks`),
+        and makes the head. Returns the decoder with its weights, if this rank has them."""
         if self.model is None:
             self._add_head(policy)
             return None
@@ -162,9 +158,8 @@ class Critic(nn.Module):
     def fill(self, group: Group, found: Numbers) -> None:
         """Sets `values` and `returns` of every scored rollout of a group that has a token.
 
-        A replayed group keeps its values, which are those of an earlier step; `found` gives others,
-        and computes them only if it is asked.
-        The rewards must be there, less their KL penalty if there is one.
+        A replayed group keeps its values, which are those of an earlier step: `found` computes
+        others only if it is asked.
         """
         written = [rollout for rollout in group.rollouts if rollout.token_ids]
         if any(rollout.values is None for rollout in written):

@@ -151,12 +151,8 @@ class Reference:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns weights and version; empty for the weights of `model`. A collective of all ranks
-        if sharded.
-
-        Not only with `refresh_every_n_steps`: this run may have restored weights that an earlier
-        one has copied in.
-        """
-        if not self.version:
+        if sharded."""
+        if not self.version:  # also of an earlier run, which refreshed it
             return {}
         weights = on_cpu(whole_tensors(self.network))
         return {"weights": weights, "version": self.version, "model": self.model}

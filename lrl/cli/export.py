@@ -57,9 +57,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     """Writes the policy of a checkpoint, with its tokenizer; returns the steps it has done.
 
     Adapters are merged into it, and also stand alone in its folder `adapter`, in peft's format.
-    `model` is the folder or hub name that the run began with, if it is not the one that the
-    checkpoint names. Raises ValueError if there is no checkpoint of a policy, it is of another
-    model, or the target holds something.
+    `model` is what the run began with, if that was moved.
     """
     with quick_imports():
         from lrl.training.export import save_policy
@@ -83,12 +81,8 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
 
 
 def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> int:
-    """Writes the critic of a checkpoint, with the tokenizer; returns the steps it has done.
-
-    `model` is the folder or hub name of `model.critic.model`, or of `model.model` for a head on the
-    policy. Raises ValueError as `export`; or there is no critic, or transformers has no token
-    classification for it.
-    """
+    """Writes the critic of a checkpoint, with the tokenizer; returns the steps it has done. `model`
+    is its own, or the policy's for a head on it, if that was moved."""
     with quick_imports():
         from lrl.training.export import save_critic
         from lrl.training.model import decoder_of, open_meta_model, open_tokenizer, unique_tensors

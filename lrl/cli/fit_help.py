@@ -3,16 +3,14 @@
 Names, types, defaults and sentences are those of the constructors and their docstrings.
 """
 
-import inspect
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple
 
 import lightning as L
 from jsonargparse import ArgumentParser
-from jsonargparse._typehints import ActionTypeHint
+from jsonargparse._typehints import ActionTypeHint, type_to_str
 
 import lrl
 from lrl import callbacks
@@ -47,7 +45,6 @@ FURTHER = """Further
 """
 WIDTH = 160
 WIDEST_TYPE = 60
-CONTAINERS = {"Sequence": "list", "Iterable": "list", "dict": "mapping", "Callable": "function"}
 
 
 class Setting(NamedTuple):
@@ -91,32 +88,13 @@ def settings_of(kind: Any, prefix: str = "") -> list[Setting]:
     for action in parser._actions:
         if not isinstance(action, ActionTypeHint) or "." in action.dest:
             continue  # its help, or a setting of a setting
-        shown = _type(action._typehint)
+        shown = type_to_str(action._typehint)
         if not getattr(action, "_required", action.required):
-            shown += f" = {_value(action.default)}"
+            shown += f" = {action.default}"
         if len(shown) > WIDEST_TYPE:
             shown = f"{shown[: WIDEST_TYPE - 4]} ..."
         found.append(Setting(prefix + action.dest, shown, action.help or ""))
     return found
-
-
-def _type(hint: Any) -> str:
-    """Returns a type in YAML's words."""
-    arguments = get_args(hint)
-    if hint in (None, NoneType):
-        return "null"
-    if get_origin(hint) is Literal:
-        return "|".join(map(str, arguments))
-    if get_origin(hint) in (Union, UnionType):
-        return "|".join(dict.fromkeys("|".join(map(_type, arguments)).split("|")))
-    name = getattr(get_origin(hint) or hint, "__name__", str(hint))
-    return CONTAINERS.get(name, name)
-
-
-def _value(default: Any) -> str:
-    if inspect.isclass(default) or repr(default).startswith("<"):
-        return "{}"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(default), str(default))
 
 
 def _callbacks() -> Iterator[Setting]:

@@ -54,15 +54,11 @@ class LocalOverrides:
 
 
 def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
-    """Has a member join the run in the folder or at the URL `run`, and serve until its end.
+    """Has a member join the run in the folder or at the URL `run`, and serve until its end; returns
+    the exit status: 1 if the run did not admit the member, or evicted it.
 
-    Returns:
-        Exit status: 1 if the run did not admit the member, or evicted it.
-
-    Raises:
-        NotRunning: There is no live run, its token is not available, or it takes no such member.
-        ValueError: A member on this machine cannot meet the run's requirements.
-        RuntimeError: The server did not start, or has ended.
+    Raises NotRunning without a live run or its token, ValueError if a member on this machine cannot
+    meet the run's requirements, RuntimeError if the server does not start, or has ended.
     """
     client = find_run(run, overrides.run_cert)
     session = JoiningGenerator if kind is Kind.GENERATOR else JoiningWorkers
@@ -71,11 +67,7 @@ def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
     """Asks a run to remove a member, by default the last of its kind that joined, and returns exit
-    status 0 once it has.
-
-    Raises:
-        NotRunning: There is no live run, it has no such member, or the member must stay.
-    """
+    status 0 once it has; raises NotRunning if there is none, or it must stay."""
     client = find_run(run, run_cert)
     if number is None:
         if not (joined := client.joined(kind=kind)):
@@ -162,12 +154,8 @@ class JoinSession(ABC):
         sys.stdout.flush()
 
     def speak(self) -> None:
-        """Renews the lease, and reads the run's record of the member.
-
-        Raises:
-            JoinEnded: The run has ended, or a signal has come before it has reached the member.
-            RuntimeError: The server has ended by itself.
-        """
+        """Renews the lease, and reads the run's record of the member; raises JoinEnded if the run
+        has ended, or a signal has come before it has reached the member."""
         try:
             self._member = self._register()
             self._heard = time.monotonic()
@@ -340,14 +328,9 @@ def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) ->
 
 
 def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerSettings:
-    """Returns the run's settings, with this machine's address and TLS.
-
-    On another machine a member listens on its own address towards the run, unless `endpoint` (the
-    fields of `Endpoint` that were given here) has a host.
-
-    Raises:
-        ValueError: The run cannot reach that address.
-    """
+    """Returns the run's settings, with this machine's address and TLS: the fields of `Endpoint` that
+    were given here, and on another machine its own address towards the run by default. Raises
+    ValueError if the run cannot reach that address."""
     if spec.owner.here:
         return ServerSettings(**spec.settings | endpoint)
     host = endpoint.get("host") or own_address_towards(url)

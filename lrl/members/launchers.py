@@ -41,15 +41,8 @@ stays."""
 
 
 class Job:
-    """A process that a launcher has started here: `lrl join`, or what starts it elsewhere.
-
-    SIGTERM ends it with the thread that has started it.
-
-    Args:
-        words: Its command.
-        environment: Its variables.
-        log_path: Where its output goes.
-    """
+    """A process that a launcher has started here: `lrl join`, or what starts it elsewhere. SIGTERM
+    ends it with the thread that has started it."""
 
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], log_path: Path
@@ -140,15 +133,11 @@ class Launcher:
         environment: Mapping[str, str],
         folder: Path,
     ) -> Job:
-        """Starts a job; raises OSError if it cannot be started now.
+        """Starts job `index`; raises OSError if it cannot be started now.
 
-        Args:
-            name: Its name among those of the run, such as `generator-3`.
-            index: Which of the `jobs`, from 0.
-            words: The words after `lrl`.
-            environment: Its variables; the run's token is among them, so they may not become words
-                of a command.
-            folder: The run's folder, for what the job prints.
+        `name` is its own in the run, such as `generator-3`; `words` stand after `lrl`. The run's
+        token is in its environment, so that may not become words of a command. What it prints goes
+        into a file of `folder`.
         """
         line = self.line()
         places = {"{join}": shlex.join(["lrl", *words]), "{name}": name, "{index}": str(index)}
@@ -206,10 +195,8 @@ class Command(Launcher):
 
 
 class Local(Launcher):
-    """Starts one on each group of this machine's generator devices.
-
-    The strategy gives it to the trainer nodes that rank 0 is not on: rank 0's own generators are
-    the fleet's.
+    """Starts one on each group of this machine's generator devices, for a trainer node that rank 0
+    is not on.
 
     Args:
         placements: CUDA indices of each job; empty for one on a CPU.
@@ -287,16 +274,8 @@ class Ray(Launcher):
 
 
 class LaunchedMembers(JobSupervisor):
-    """Starts, watches, replaces and ends the jobs of a launcher, which join the run.
-
-    Args:
-        launcher: What starts them.
-        kind: What they are.
-        roster: Where they join: the registry on rank 0, or its client elsewhere.
-        location: Where they reach it.
-        token: The run's.
-        folder: The run's.
-    """
+    """Starts, watches, replaces and ends the jobs of a launcher, which join the run at `location`;
+    `roster` is the registry there on rank 0, its client elsewhere."""
 
     slots: Sequence["_LaunchedSlot"]
 

@@ -319,10 +319,7 @@ class RegistryServer(TokenServer):
 
 class RunClient(TokenClient):
     """The registry of a live run, from another process: has the methods of `CALLS`, whose arguments
-    are given by name.
-
-    They raise NoAnswer if the run does not answer, and NotRunning if it rejects the request.
-    """
+    are given by name. They raise what `TokenClient.request` does."""
 
     def __init__(self, location: Location, token: str) -> None:
         super().__init__(

@@ -79,15 +79,11 @@ def remove_run_file(run: Path) -> None:
 
 
 def find_run(run: str, certificate: str | None = None) -> RunClient:
-    """Returns the live run in the folder `run` or at the URL `run`.
+    """Returns the live run in the folder `run` or at the URL `run`; raises NotRunning if there is
+    none, its file is not trusted, or nobody gave the token.
 
-    Args:
-        run: Folder or URL.
-        certificate: The PEM file by which to know a URL's server; without it the text in
-            `RUN_CERTIFICATE`, or else the system's CAs.
-
-    Raises:
-        NotRunning: There is no live run, its file is not trusted, or nobody gave the token.
+    `certificate` is the PEM file by which to know a URL's server; without it the text in
+    `RUN_CERTIFICATE`, or else the system's CAs.
     """
     if "://" in run:
         return RunClient(_location_of(run, certificate), _typed_token(run))

@@ -79,15 +79,8 @@ class RunMembers:
         return server
 
     def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
-        """Admits generators from now on, and waits for the requested members.
-
-        Args:
-            of_nodes: Generators that the nodes of other ranks start.
-            interrupted: Called at every look; raises to end the wait.
-
-        Raises:
-            ServerError: None of a launcher's has joined within `server.start_timeout_s`.
-        """
+        """Admits generators from now on, and waits for the requested members, also for `of_nodes`
+        generators of other ranks' nodes; see `wait_joined`."""
         assert self.server is not None, "opened before"
         admission = GeneratorAdmission(self.fleet, self.registry, self.server.token, self.settings)
         self.fleet.run_in_background(poll_forever(admission.poll))
@@ -103,12 +96,8 @@ class RunMembers:
 
     def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
         """Waits until so many members have joined, for `server.start_timeout_s` at most; calls
-        `interrupted`, which may raise, at every look.
-
-        Raises:
-            ServerError: A launcher was to start them, and none has joined by then, or each job has
-                failed several times.
-        """
+        `interrupted`, which may raise, at every look. Raises ServerError if a launcher was to start
+        them, and none has joined by then, or each job has failed several times."""
         deadline_s = self.settings.start_timeout_s
         end = time.monotonic() + deadline_s
         while (joined := len(self.registry.joined(kind))) < wanted:

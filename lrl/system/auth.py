@@ -81,18 +81,11 @@ class TokenMiddleware:
 
 
 class TokenServer:
-    """An HTTP server on a thread of its own, from its making to `close`.
+    """An HTTP server on a thread of its own, from its making to `close`; a request without `token`
+    is answered 401, but for `open_paths`.
 
-    Args:
-        endpoint: The address that it listens on, and its TLS, as the generators have it.
-        token: The run's token; a request without it is answered 401.
-        routes: What it answers.
-        port: Its port; 0 for a free one.
-        longest_request: Bytes of the body of a request; 0 for any number.
-        open_paths: Paths that it answers without the token.
-
-    Raises:
-        ConfigError: `endpoint.host` is no address of this machine, or the port is taken.
+    `port` 0 is a free one; ConfigError if it is taken, or `endpoint.host` is no address of this
+    machine. `longest_request` is in bytes, 0 for any number.
     """
 
     def __init__(

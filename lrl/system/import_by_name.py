@@ -40,12 +40,7 @@ def is_name(text: str) -> bool:
 
 def function(name: str) -> Callable[..., Any]:
     """Returns the function, or the class, of a name: `module:function`, `package.module.function`,
-    or `path/to/file.py:function`.
-
-    Raises:
-        ValueError: A part of the name does not exist, its import failed, or it cannot be called.
-            The caller adds the name of the setting.
-    """
+    or `path/to/file.py:function`; raises ValueError if there is none, or its import failed."""
     with_current_folder()
     if match := _NAME.fullmatch(name):
         module, attribute = match["module"], match["attribute"]

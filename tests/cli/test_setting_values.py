@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-import lrl
 from lrl.cli.main import main
 
 OWN = {
@@ -102,15 +101,6 @@ def test_a_file_is_named_by_its_setting_and_not_read_in_its_place(
     assert config("trainer.accelerator", "--trainer.accelerator", "cpu") == "cpu"
 
 
-def test_a_group_of_settings_may_be_a_file_of_its_own(config: Config, tmp_path: Path) -> None:
-    (tmp_path / "trainer.yaml").write_text("max_steps: 7\n")
-    (tmp_path / "data.yaml").write_text(
-        yaml.safe_dump({"class_path": "lrl.RolloutDataModule", "init_args": OWN["data"]})
-    )
-    assert config("trainer.max_steps", "--trainer", "trainer.yaml") == 7
-    assert config(PROMPTS, "--data", "data.yaml") == "problems.csv"
-
-
 def settings_of(found: dict[str, Any], *names: str) -> list[Any]:
     return [found["class_path"], *(found["init_args"][name] for name in names)]
 
@@ -175,19 +165,6 @@ def test_another_strategy_keeps_the_settings_of_the_one_before(
     assert caplog.messages == [], "nobody has set what only AsyncSingleDevice takes"
 
 
-class Pulling(lrl.AsyncDDP):
-    """Has a default of its own."""
-
-    def __init__(self, *, weight_transfer: str = "pull", **settings: Any) -> None:
-        super().__init__(weight_transfer=weight_transfer, **settings)
-
-
-def test_a_strategy_of_ones_own_keeps_its_defaults(config: Config) -> None:
-    name = f"{__name__}.Pulling"
-    found = config(STRATEGY, f"--{STRATEGY}", name)
-    assert settings_of(found, "weight_transfer") == [name, "pull"]
-
-
 @pytest.mark.parametrize("form", ["typed", "written", "written_whole"])
 def test_a_setting_that_another_class_does_not_take_is_named_once(
     config: Config, caplog: pytest.LogCaptureFixture, tmp_path: Path, form: str
@@ -205,15 +182,6 @@ def test_a_setting_that_another_class_does_not_take_is_named_once(
         "lrl.objectives.GSPO does not take what was set for lrl.objectives.AIPO, so this is left "
         "out: rho."
     ]
-
-
-def test_another_class_keeps_a_setting_that_both_take(
-    config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    typed = ("--model.objective", "PPO", "--model.objective.epsilon_low", "0.1")
-    found = config("model.init_args.objective", *typed, "--model.objective", "CISPO")
-    assert settings_of(found, "epsilon_low") == ["lrl.objectives.CISPO", 0.1]
-    assert caplog.messages == []
 
 
 def test_a_bare_name_imports_the_class_that_it_names_and_no_other() -> None:

@@ -47,7 +47,7 @@ from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.strategies.generator_servers import join_spec, make_fleet, make_members
+from lrl.strategies.generator_servers import make_fleet, make_members
 from lrl.system.stopwatch import Stopwatch
 from lrl.system.terminal import progress_bar
 from lrl.types import Group, Sampling, Step
@@ -135,10 +135,8 @@ class Run:
         self._fleet = fleet = make_fleet(self, servers)
         fleet.loop.interrupted = self.raise_if_stopped
         self.members = members = make_members(self, fleet)
-        registry = members.open(
-            join_spec(self, generators=len(servers)), strategy.token, strategy.join_port
-        )
-        strategy.start_on_other_nodes(registry)
+        members.open()
+        strategy.start_on_other_nodes(members.server)
         usual = (
             "1 to 2 minutes on a GPU" if strategy.gpus_of_each else "10 to 30 s for a small model"
         )

@@ -23,7 +23,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import ATTEMPTS, LaunchedMembers, Launcher
-from lrl.members.registry import JoinSpec, Kind, Member, Registry, RegistryServer, Status
+from lrl.members.registry import Kind, Member, Registry, RegistryServer, Status
 from lrl.members.run_file import remove_run_file, write_run_file
 from lrl.system.best_effort import best_effort
 from lrl.system.endpoint import Location, is_loopback
@@ -47,22 +47,17 @@ class RunMembers:
     """What starts members of a kind; without one they come by themselves."""
     settings: ServerSettings
     folder: Path
-    server: RegistryServer | None = field(default=None, init=False)
-    """Where they join; None before `open`."""
+    server: RegistryServer
+    """Where they join; closed at the end."""
     launched: dict[Kind, LaunchedMembers] = field(default_factory=dict, init=False)
 
     @property
     def registry(self) -> Registry:
-        """The members; from `open` on."""
-        assert self.server is not None, "opened before"
         return self.server.registry
 
-    def open(self, spec: JoinSpec, token: str, port: int) -> RegistryServer:
-        """Opens the registry at `port` (0 for a free one), and admits workers; raises ConfigError
-        if the port is taken."""
-        workers = self.workers
-        registry = Registry(spec, terms=None if workers is None else workers.terms)
-        self.server = server = RegistryServer(registry, self.settings.endpoint, token, port)
+    def open(self) -> None:
+        """Says where members join, and admits workers."""
+        workers, server = self.workers, self.server
         with best_effort("The address for joining members", self.folder):
             write_run_file(self.folder, server)
         for kind in [Kind.GENERATOR] if workers is None else Kind:
@@ -73,15 +68,13 @@ class RunMembers:
                     f"Other {kind}s join by: lrl join {server.elsewhere.url} --kind {kind}"
                 )
         if workers is not None:
-            admission = WorkerAdmission(workers, registry, token)
+            admission = WorkerAdmission(workers, self.registry, server.token)
             self.fleet.run_in_background(poll_forever(admission.poll))
             self._launch(Kind.WORKER)
-        return server
 
     def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
         """Admits generators from now on, and waits for the requested members, also for `of_nodes`
         generators of other ranks' nodes; see `wait_joined`."""
-        assert self.server is not None, "opened before"
         admission = GeneratorAdmission(self.fleet, self.registry, self.server.token, self.settings)
         self.fleet.run_in_background(poll_forever(admission.poll))
         self._launch(Kind.GENERATOR)
@@ -125,18 +118,16 @@ class RunMembers:
 
     def close(self) -> None:
         """Announces the end of the run, ends the launchers' jobs, and closes the registry."""
-        if self.server is not None:
-            if self.workers is not None:
-                self.workers.close()
-            self.registry.end()
-            for launched in self.launched.values():
-                launched.stop()
-            self.server.close()
-            with best_effort("The end of the run", self.folder):
-                remove_run_file(self.folder)
+        if self.workers is not None:
+            self.workers.close()
+        self.registry.end()
+        for launched in self.launched.values():
+            launched.stop()
+        self.server.close()
+        with best_effort("The end of the run", self.folder):
+            remove_run_file(self.folder)
 
     def _launch(self, kind: Kind) -> None:
-        assert self.server is not None, "opened before"
         if (launcher := self.launchers.get(kind)) is not None:
             self.launched[kind] = LaunchedMembers(
                 launcher,

@@ -13,7 +13,7 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.fleet import Fleet
 from lrl.generators.server import Server, run_seed
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import JoinSpec, Kind
+from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer
 from lrl.members.run_members import RunMembers
 from lrl.workers.pool import Members
 
@@ -49,22 +49,28 @@ def make_fleet(run: Run, servers: list[Server]) -> Fleet:
 
 
 def make_members(run: Run, fleet: Fleet) -> RunMembers:
-    """Makes the members of a run that other processes start."""
-    data = run.data
+    """Makes the members of a run that other processes start, and the server where they join; raises
+    ConfigError if its port is taken."""
+    data, strategy = run.data, run.strategy
     # The responses of an evaluation are scored on rank 0 alone.
     pools = [data.reward_pool.workers] if run.trains else []
     if data.environment is not None and data.environment.workers is not None:
         pools.append(data.environment.workers)
     launchers = {
-        Kind.GENERATOR: run.strategy.generator_launcher,
+        Kind.GENERATOR: strategy.generator_launcher,
         Kind.WORKER: data.worker_launcher if pools else None,
     }
+    workers = Members(*pools) if pools else None
+    settings = server_settings(run)
+    spec = join_spec(run, generators=len(fleet.generators))
+    registry = Registry(spec, None if workers is None else workers.terms)
     return RunMembers(
         fleet,
-        workers=Members(*pools) if pools else None,
+        workers=workers,
         launchers={kind: one for kind, one in launchers.items() if one is not None},
-        settings=server_settings(run),
+        settings=settings,
         folder=run_folder(run.trainer),
+        server=RegistryServer(registry, settings.endpoint, strategy.token, strategy.join_port),
     )
 
 

@@ -89,8 +89,9 @@ class Scene:
         self.launched = LaunchedMembers(
             launcher, kind, server.registry, server.elsewhere, server.token, folder
         )
-        self.members = RunMembers(None, None, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
-        self.members.server, self.members.launched[kind] = server, self.launched
+        settings = ServerSettings()
+        self.members = RunMembers(None, None, {kind: launcher}, settings, folder, server=server)  # type: ignore[arg-type]
+        self.members.launched[kind] = self.launched
 
     def poll(self, times: int = 1) -> None:
         """Looks at every place so many times."""
@@ -287,8 +288,8 @@ def test_a_wait_for_members_can_be_interrupted(scene: Scene) -> None:
 def test_given_members_are_waited_for_and_nothing_is_started(
     kind: Kind, server: RegistryServer, tmp_path: Path
 ) -> None:
-    members = RunMembers(None, {}, {kind: Given(2)}, ServerSettings(start_timeout_s=0.1), tmp_path)  # type: ignore[arg-type]
-    members.server = server
+    settings = ServerSettings(start_timeout_s=0.1)
+    members = RunMembers(None, None, {kind: Given(2)}, settings, tmp_path, server=server)  # type: ignore[arg-type]
     members._launch(kind)
     assert members.launched[kind].slots == []
     server.registry.claim(kind)

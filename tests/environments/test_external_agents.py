@@ -23,7 +23,7 @@ from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
-from lrl.rollouts.episodes.episode import ATTEMPTS, NO_PARSER, Episodes
+from lrl.rollouts.episodes.episode import NO_PARSER, Episodes
 from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
 from lrl.system.endpoint import Endpoint
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
@@ -219,18 +219,6 @@ def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count
 
     agents = play(work, [rollout], turn_timeout_s=0.1, later_timeout_s=DEADLINE_S)
     assert agents.counts == {"restarted": 1} and rollout.reward == 1
-
-
-def test_an_episode_that_nobody_plays_is_given_up_after_some_agents(play: Play) -> None:
-    rollout = Rollout()
-
-    async def work(outside: Outside) -> None:
-        for _ in range(ATTEMPTS):
-            await outside.take()
-
-    agents = play(work, [rollout], turn_timeout_s=0.05)
-    assert agents.counts["restarted"] == ATTEMPTS
-    assert rollout.failure.startswith("environment_lost: 5 times, at last: an agent took the")
 
 
 def test_an_agent_that_is_silent_after_a_turn_is_a_counted_time_out(play: Play) -> None:

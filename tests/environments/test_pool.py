@@ -228,18 +228,6 @@ def test_an_agent_in_a_process_learns_why_its_episode_has_ended(tmp_path: Path) 
     assert "the episode has ended (environment_error: no parser)" in told.read_text()
 
 
-def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
-    async def play(made: EnvironmentPool) -> str:
-        one, other = made.open(PROMPT), made.open(PROMPT)
-        await asyncio.gather(one.begin(), other.begin())
-        os.kill(workers_of(made.workers)[0].pid, signal.SIGKILL)
-        both = await asyncio.gather(ending(one.reply(say("a"))), ending(other.reply(say("b"))))
-        assert both[0] == both[1]
-        return both[0]
-
-    assert run(play).startswith("lost: the worker was ended by SIGKILL")
-
-
 @pytest.mark.parametrize("way", LEAVING)
 def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves(way)})

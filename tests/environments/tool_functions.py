@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from typing import Any, Literal
 
 STARTED: list[str] = []
@@ -72,29 +70,11 @@ def odd(what: str) -> Any:
             raise SystemExit(3)
         case "memory":
             raise MemoryError
-        case "die":
-            os._exit(9)
-        case "hang":
-            time.sleep(60)
     return {"what": [what, 1.5]}
-
-
-def untyped(a, b: int) -> int:  # type: ignore[no-untyped-def]
-    """Adds.
-
-    Args:
-        a: One.
-        b: Two.
-    """
-    return int(a) + b
 
 
 def undocumented(a: int) -> int:
     """Doubles a number."""
-    return 2 * a
-
-
-def silent(a: int) -> int:
     return 2 * a
 
 

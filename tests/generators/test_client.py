@@ -244,17 +244,6 @@ def test_a_flush_whose_tokens_do_not_come_ends_at_its_deadline() -> None:
         at_server(handler, scene)
 
 
-def test_a_heartbeat_requests_one_token_with_the_first_priority() -> None:
-    seen: list[Any] = []
-    at_server(json_handler({"choices": []}, seen), lambda client: client.heartbeat(60.0))
-    ((route, body),) = seen
-    assert (
-        route == GENERATE
-        and body["sampling_params"]["max_tokens"] == 1
-        and body["priority"] < -1000
-    )
-
-
 def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
     entries = [None, {"5": {"logprob": -1.5}}, {"6": {"logprob": -2.5}, "9": {"logprob": -0.1}}]
     seen: list[Any] = []

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lrl.environments.agent_conversation import AgentConversation
-from lrl.environments.agent_server import AgentAddress, server_of_this_process
+from lrl.environments.agent_server import server_of_this_process
 from lrl.environments.base import Environment, Policy
 from lrl.errors import ConfigError
 from lrl.system import processes
@@ -106,11 +106,11 @@ class Agent(Environment):
             # A process that began while another episode played may be that one's.
             processes.end_children(since=began, before=min(_playing, default=math.inf))
 
-    async def _run(self, address: AgentAddress, row: dict[str, Any]) -> Any:
+    async def _run(self, address: dict[str, str], row: dict[str, Any]) -> Any:
         if self.command is not None:
             return await run_command(self.command, address, row)
         assert self.agent is not None, "agents elsewhere are played by `ExternalAgents`"
-        told = row | address._asdict()
+        told = row | address
         if inspect.iscoroutinefunction(self.agent):
             return await self.agent(**told)
         return await _in_thread(self.agent, told)
@@ -135,13 +135,13 @@ async def _in_thread(agent: Callable[..., Any], told: dict[str, Any]) -> Any:
 
 
 async def run_command(
-    command: Sequence[str], address: AgentAddress, row: dict[str, Any]
+    command: Sequence[str], address: dict[str, str], row: dict[str, Any]
 ) -> float | None:
     """Runs a program to its end; returns the reward in the last line of its output, if there is one.
 
     Args:
         command: The program and its arguments.
-        address: Where it finds the policy.
+        address: Where it finds the policy (`address_of`).
         row: Its standard input, as JSON; what JSON does not have is text.
 
     Raises:
@@ -153,7 +153,7 @@ async def run_command(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"OPENAI_BASE_URL": address.base_url, "OPENAI_API_KEY": address.api_key},
+        env=os.environ | {f"OPENAI_{name.upper()}": value for name, value in address.items()},
         start_new_session=True,
         preexec_fn=lambda: die_with(owner, signal.SIGTERM),
     )

@@ -18,7 +18,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 
@@ -33,14 +33,6 @@ LONGEST_REQUEST = 2**26
 """Bytes."""
 KEPT_KEYS = 10_000
 """Keys of ended episodes that are still known as such."""
-
-
-class AgentAddress(NamedTuple):
-    """The address of the policy, and the key for it."""
-
-    base_url: str
-    """As the clients of OpenAI's interface take it, with `/v1`."""
-    api_key: str
 
 
 class AgentServer:
@@ -73,14 +65,14 @@ class AgentServer:
             await runner.cleanup()
 
     @asynccontextmanager
-    async def serving(self, conversation: AgentConversation) -> AsyncIterator[AgentAddress]:
-        """Serves a conversation at `url` until the block ends; what is still asked then gets an
-        error."""
+    async def serving(self, conversation: AgentConversation) -> AsyncIterator[dict[str, str]]:
+        """Serves a conversation, at an `address_of` it, until the block ends; what is still asked
+        then gets an error."""
         key = conversation.key
         self.playing[key] = conversation
         why = ""
         try:
-            yield AgentAddress(f"{self.url}/{key}/v1", key)
+            yield address_of(self.url, key)
         except asyncio.CancelledError as error:
             why = str(error)
             raise
@@ -164,6 +156,11 @@ def server_of_this_process() -> AgentServer:
         server.url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
         _here[loop] = server, asyncio.ensure_future(server.serve(listener))
     return _here[loop][0]
+
+
+def address_of(url: str, key: str) -> dict[str, str]:
+    """Returns what the clients of OpenAI's interface must know."""
+    return {"base_url": f"{url}/{key}/v1", "api_key": key}
 
 
 def completion(turn: Written) -> dict[str, Any]:

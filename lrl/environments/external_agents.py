@@ -27,7 +27,7 @@ from aiohttp import web
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.environments.agent import Agent
 from lrl.environments.agent_conversation import AgentConversation, refusal
-from lrl.environments.agent_server import AgentAddress, AgentServer
+from lrl.environments.agent_server import AgentServer, address_of
 from lrl.environments.base import Written
 from lrl.environments.play import Play, Reply, finite
 from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S
@@ -167,8 +167,7 @@ class ExternalAgents(AgentServer):
         episode.taken.set()
         self.playing[episode.key] = episode
         # By the address at which the agent has reached this server, be it a tunnel's.
-        url = f"{request.scheme}://{request.host}/{episode.key}/v1"
-        told = episode.row | AgentAddress(url, episode.key)._asdict()
+        told = episode.row | address_of(f"{request.scheme}://{request.host}", episode.key)
         return web.json_response(told, dumps=partial(json.dumps, default=str))
 
     async def _end(self, request: web.Request) -> web.Response:

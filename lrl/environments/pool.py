@@ -37,14 +37,11 @@ class EnvironmentPool:
     """Plays the episodes of a run. Use: `start()`, episodes, `close()`.
 
     Args:
-        environment: Plays them.
+        environment: Plays them. ConfigError if it cannot be sent to a process.
         workers: Processes on this machine; 0 if members alone play.
         turn_timeout_s: Most seconds for a reply.
         memory_gib: Memory that a process may allocate, in GiB; None for no limit.
         start_timeout_s: Most seconds for the start of a process.
-
-    Raises:
-        ConfigError: The environment cannot be sent to a process.
     """
 
     def __init__(
@@ -56,10 +53,8 @@ class EnvironmentPool:
         memory_gib: float | None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        sent = pickled(
-            Playing(environment, turn_timeout_s),
-            f"data.environment is {type(environment).__name__}",
-        )
+        what = f"data.environment is {type(environment).__name__}"
+        sent = pickled(Playing(environment, turn_timeout_s), what)
         self.deterministic = environment.deterministic
         self.counts: Counter[str] = Counter()
         """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
@@ -80,11 +75,8 @@ class EnvironmentPool:
         return EpisodeElsewhere(self, prompt)
 
     async def job(self) -> WorkerJob:
-        """Returns an episode of the least busy machine; waits until there is one.
-
-        Raises:
-            NoEnvironments: There was none for `OUTAGE_S`.
-        """
+        """Returns an episode of the least busy machine; waits until there is one. Raises
+        NoEnvironments if there was none for `OUTAGE_S`."""
         began = time.monotonic()
         while (job := self.workers.job()) is None:
             now = time.monotonic()
@@ -108,14 +100,13 @@ class EnvironmentPool:
         turn: Written = Written("", []),  # noqa: B008 (it cannot change)
         check: Callable[[Reply, Reply], Any] = lambda opening, reply: None,
     ) -> None:
-        """Starts the processes, and plays the beginning of an episode on this machine, if it has any,
-        and on each member before it gets episodes.
+        """Starts the processes. With a `prompt` plays the beginning of an episode, up to the reply
+        to `turn`, on this machine, if it has any, and on each member before it gets episodes.
 
         Args:
-            prompt: Its prompt; None to start the processes alone.
-            turn: Its first turn.
-            check: Raises EpisodeError for an opening, or a reply to the turn, that the policy cannot
-                read.
+            prompt: None to start the processes alone.
+            turn: The first turn.
+            check: Raises EpisodeError for an opening or a reply that the policy cannot read.
 
         Raises:
             ConfigError: The environment cannot be loaded, the episode has failed, or a process has

@@ -94,8 +94,7 @@ def test_what_a_program_has_started_ends_with_a_killed_worker() -> None:
     command = [sys.executable, "-c", leaves("a daemon", "time.sleep(600)")]
     script = (
         "import asyncio\nfrom lrl.environments.agent import run_command\n"
-        "from lrl.environments.agent_server import AgentAddress\n"
-        f"asyncio.run(run_command({command!r}, AgentAddress('x', 'y'), {{}}))"
+        f"asyncio.run(run_command({command!r}, {{}}, {{}}))"
     )
     worker = subprocess.Popen([sys.executable, "-c", script])
     try:

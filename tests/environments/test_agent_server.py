@@ -14,16 +14,17 @@ import aiohttp
 
 from lrl.environments import ToolCall, Written
 from lrl.environments.agent_conversation import AgentConversation
-from lrl.environments.agent_server import AgentAddress, server_of_this_process
+from lrl.environments.agent_server import server_of_this_process
 from tests.environments import agents
 from tests.environments.test_agent import ANSWER, DEADLINE_S
 
 USER = {"role": "user", "content": "go"}
+Address = dict[str, str]
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
 
 def serve(
-    test: Callable[[AgentAddress, Ask, list[Any]], Awaitable[None]],
+    test: Callable[[Address, Ask, list[Any]], Awaitable[None]],
     branches: bool = False,
     turn: Written = ANSWER,
 ) -> None:
@@ -60,15 +61,15 @@ def serve(
             conversation = AgentConversation(Policy(), (), branches)
             async with server.serving(conversation) as address:
                 await test(address, ask, told)
-            url = f"{address.base_url}/models"
-            assert (await ask(url, key=address.api_key))[0] == 410, "it ends with the episode"
+            url = f"{address['base_url']}/models"
+            assert (await ask(url, key=address["api_key"]))[0] == 410, "it ends with the episode"
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
 def test_a_request_that_is_sent_again_is_one_turn() -> None:
-    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address.base_url}/chat/completions", address.api_key
+    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
         body = {"messages": [USER]}
         first = await ask(url, body, key)
         status, again = await ask(url, body, key, x_stainless_retry_count="1")
@@ -86,8 +87,8 @@ def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> 
     """The agent got status 500, and its next request was read behind a turn that it did not know."""
     call = ToolCall("add", '{"a":' * 3000, "t0000c000")
 
-    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address.base_url}/chat/completions", address.api_key
+    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
         status, answer = await ask(url, {"messages": [USER]}, key)
         assert status == 200
         message = answer["choices"][0]["message"]
@@ -99,8 +100,8 @@ def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> 
 
 
 def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
-    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address.base_url}/chat/completions", address.api_key
+    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
         await ask(url, {"messages": [USER]}, key)
         said = {"role": "assistant", "content": ANSWER.content}
         own = {"role": "assistant", "content": "I say so"}
@@ -127,8 +128,8 @@ def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
 
 
 def test_a_request_continues_the_longest_history_that_says_the_same_and_else_begins_anew() -> None:
-    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address.base_url}/chat/completions", address.api_key
+    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
         other = {"role": "user", "content": "stay"}
         spaced = {"role": "assistant", "content": f" {ANSWER.content}\n"}
         forged = {"role": "assistant", "content": "It is 6"}
@@ -162,19 +163,19 @@ def test_a_request_continues_the_longest_history_that_says_the_same_and_else_beg
 def test_an_agent_of_this_process_finds_a_model_of_any_name_and_takes_no_episode() -> None:
     """That nobody speaks without a key is tried in `test_external_agents`."""
 
-    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
-        key, root = address.api_key, address.base_url.partition(f"/{address.api_key}")[0]
+    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
+        key, root = address["api_key"], address["base_url"].partition(f"/{address['api_key']}")[0]
         assert (await ask(f"{root}/episodes", {}, key))[0] == 404
         assert (await ask(f"{root}/episodes", {}))[0] == 404
-        assert (await ask(f"{address.base_url}/end", {"reward": 1}, key))[0] == 404
-        assert (await ask(f"{address.base_url}/models"))[0] == 401
-        status, answer = await ask(f"{address.base_url}/responses", {}, key)
+        assert (await ask(f"{address['base_url']}/end", {"reward": 1}, key))[0] == 404
+        assert (await ask(f"{address['base_url']}/models"))[0] == 401
+        status, answer = await ask(f"{address['base_url']}/responses", {}, key)
         assert status == 404
         assert "served are POST /{key}/v1/chat/completions" in answer["error"]["message"]
-        status, models = await ask(f"{address.base_url}/models", None, key)
+        status, models = await ask(f"{address['base_url']}/models", None, key)
         assert status == 200 and [one["id"] for one in models["data"]] == ["policy"]
         for name in ("policy", "gpt-4o", "Qwen/Qwen3-8B", "a%2Fb"):
-            status, model = await ask(f"{address.base_url}/models/{name}", None, key)
+            status, model = await ask(f"{address['base_url']}/models/{name}", None, key)
             assert status == 200 and model == models["data"][0] | {"id": unquote(name)}
         assert not told
 

@@ -22,10 +22,11 @@ from typing import Any
 import psutil
 from numpy.random import SeedSequence
 
-from lrl.errors import ConfigError, ServerError
+from lrl.errors import ServerError
 from lrl.generators import cpu_backend, supervisor
 from lrl.generators.settings import SPARE_SLOTS, ServerSettings, as_flags, dashed
 from lrl.system.auth import TOKEN_VARIABLE
+from lrl.system.config_errors import fault
 from lrl.system.endpoint import Location, connect
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,8 @@ LAST_LINES = 20
 
 @dataclass(eq=False, repr=False)
 class Server:
-    """One vLLM server with its supervisor.
-
-    Raises:
-        ConfigError: The number of devices is not the tensor-parallel size, the trainer does not see
-            one of them, or `settings.host` is not an address of this machine.
-    """
+    """One vLLM server with its supervisor; raises ConfigError if the number of devices is not the
+    tensor-parallel size, or `settings.host` is not an address of this machine."""
 
     model: str
     """Folder or hub name."""
@@ -90,11 +87,9 @@ class Server:
     _starts: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if self.devices and len(self.devices) != (size := self.settings.tensor_parallel_size):
-            raise ConfigError(
-                f"Generator {self.number} has the devices {self.devices}, but "
-                f"tensor_parallel_size={size}."
-            )
+        size = self.settings.tensor_parallel_size
+        if self.devices and len(self.devices) != size:
+            fault(f"Generator {self.number} has devices {self.devices} for {size} processes.")
         self.token = self.token or secrets.token_urlsafe(32)
         self.log_path = Path(self.folder) / f"generator-{self.number}.log"
         self._visible = _visible_devices(self.devices)
@@ -320,11 +315,6 @@ def _visible_devices(devices: Sequence[int]) -> str:
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return ",".join(map(str, devices))
     names = visible.split(",")
-    if beyond := [index for index in devices if index >= len(names)]:
-        raise ConfigError(
-            f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={visible!r}: give "
-            "fewer devices."
-        )
     return ",".join(names[index] for index in devices)
 
 

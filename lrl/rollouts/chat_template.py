@@ -12,6 +12,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +97,9 @@ def _are_messages(value: Any) -> bool:
 
 def tools_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the tools in the column `tools`: JSON schemas, or their JSON text."""
-    value = row.get(TOOLS)
-    try:
-        tools = json.loads(value) if isinstance(value, str) and value.strip() else value
-    except json.JSONDecodeError:
-        tools = value
+    value = tools = row.get(TOOLS)
+    with suppress(json.JSONDecodeError):
+        tools = json.loads(value) if isinstance(value, str) else value
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ConfigError(
             f"column {TOOLS!r}: {value!r:.100} is no list of JSON schemas, which a chat template "

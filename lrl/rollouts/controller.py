@@ -9,9 +9,6 @@ torch.
     _run         one task per group  waits for a generator, then for rewards; fills the ledger
     next_group   the trainer's end   waits for a group that the ledger may hand to the step
 
-A checkpoint has the open groups, with the responses written so far (`Ledger`). A resumed run hands
-out the finished groups and continues the others, the oldest first.
-
 A group whose advantages are all 0, such as one of equal rewards under a group baseline, may be
 skipped as soon as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO,
 2503.14476, section 3.2).

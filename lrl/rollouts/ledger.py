@@ -5,10 +5,9 @@ this module changes a state.
        ▲          ├─────▶ skipped
        └──────────┴───────────┘  restarted
 
-A group that was handed out is not trained yet: its step may never end. Therefore the number of
-steps done decides, when the state is saved, which groups count as trained. The others are open, and
-their responses are saved as far as they are written: a resumed run hands out finished groups again
-and continues the running ones.
+A group that was handed out is not trained yet: its step may never end. The number of steps done
+decides, when the state is saved, which groups count as trained. The others are saved as far as they
+are written: a resumed run hands out finished groups again and continues the running ones.
 
 Pacing bounds the lag by construction. The run is an endless row of groups, and step s trains
 `groups_in(s)` of them. A group may be admitted only when the generators already hold a version that
@@ -20,17 +19,13 @@ max_lag + 1)`, and steps take groups in the order of the version that admitted t
 So all of them are trained before step `v + max_lag + 1` begins. A token is never older than its
 group's admission, so no trained token lags by more than `max_lag`. It has to be this order:
 admission fills every step up to the bound, so each newer group that went first would push an older
-one over it. Each open group keeps the version that admitted it, so a resumed run holds the same
-groups in the same order, and the bound holds across the resume.
+one over it. Each open group keeps the version that admitted it, so the bound holds across a resume.
 
-A skipped group is done without a step: it is never trained and never admitted again, and another
-group starts at once in its place, under the version the generators hold at that moment. So the
-groups admitted by version v or an older one number at most `groups_before(v + max_lag + 1)` plus
-the skipped ones: the bound holds, and a step waits for as many groups as without skipping. Every
-prompt of the row is trained once, or is listed as given up or as skipped. The steps of an epoch
-train as many groups as the data set has prompts; with skipping they consume more of the row than
-that, and continue into the next epoch's shuffle. An epoch of Lightning is then more than one pass
-over the data set.
+A skipped group is done without a step: it is never admitted again, and another group starts at once
+in its place, under the version the generators hold at that moment. So the groups admitted by version
+v or an older one number at most `groups_before(v + max_lag + 1)` plus the skipped ones, and the bound
+holds. The steps of an epoch train as many groups as the data set has prompts; with skipping they
+consume more of the row, and continue into the next epoch's shuffle.
 """
 
 import logging

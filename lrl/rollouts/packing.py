@@ -140,19 +140,16 @@ class Packer:
         micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single
             longer rollout gets a micro-batch of its own.
         advantages: The group baseline.
-        temperature: Sampling temperature of the responses.
-        oldest_version: Tokens written by an older version are masked out of the loss (trainer
-            version - max_lag); None trains every token.
+        temperature: Of the sampling.
+        oldest_version: Older tokens are masked out of the loss; None trains every token.
         whole_groups: Whether a group goes into one micro-batch, whatever its size.
-        mask_truncated: Whether responses that were cut at the token limit have no token in the
-            loss; the baseline still counts them (overlong filtering: DAPO, 2503.14476, section
-            3.4).
+        mask_truncated: Whether cut responses have no token in the loss; the baseline still counts
+            them (overlong filtering: DAPO, 2503.14476, section 3.4).
         data_parallel_size: Micro-batches of a round, of equal work.
-        share_rows: Whether several responses may lie in one row; not with a model in which they
-            would see each other.
+        share_rows: Whether several responses may lie in one row.
         blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
-        attention_tokens: For samples of a group that share their first tokens
-            (`lrl.training.prefix_tree.prefix_trees`); 0 gives each its own copy.
+        attention_tokens: See `lrl.training.prefix_tree.prefix_trees`; 0 gives each sample its own
+            copy of the tokens it shares.
         masks: Whether every micro-batch says who reads what (`lrl.training.trials.Shared`).
     """
 
@@ -172,10 +169,9 @@ class Packer:
         self.tokens = 0
         """Response tokens in the loss so far: the step's denominator once every group is in."""
         self.sequences = 0
-        """Responses with at least one token in the loss so far."""
+        """Responses with a token in the loss so far."""
         self.masked_tokens = 0
-        """Response tokens left out of the loss because they were too old or their response was
-        cut."""
+        """Response tokens out of the loss: too old, or of a response that was cut."""
         self.discarded_rollouts = 0
         """Responses without a reward, and responses of discarded groups."""
         self.discarded_groups: list[int] = []

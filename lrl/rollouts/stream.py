@@ -80,14 +80,13 @@ class StepStream:
     """The micro-batches of one optimizer step, on the rank that has the groups.
 
     Args:
-        step: Number of the step, from 0: also the trainer's version while it trains.
+        step: From 0: also the trainer's version while it trains.
         groups: Number of groups that the step trains, from `source`.
         policy: `prepare` adds to a group what the loss needs of its responses (`PolicyModule`).
         learners: They learn from the groups once the step is done.
         packer: Its counts are the step's.
         gather: Whether the step waits for all of its groups before it packs the first.
-        replayed: Groups that the step trains again; they come first, while fresh ones are still
-            being written.
+        replayed: Groups that the step trains again, before the fresh ones.
     """
 
     def __init__(

@@ -92,10 +92,11 @@ class LanguageModelRanker(Ranker):
         """Has the process guess `prompts`, unless it still guesses the ones before."""
         if len(self._learnt) >= min(MIN_LEARNT, self._learnt.maxlen or 0):
             ids = [prompt.id for prompt in prompts]
-            self._submit("guess", [prompt.text for prompt in prompts], partial(self._keep, ids))
 
-    def _keep(self, ids: list[int], guesses: list[float]) -> None:
-        self._guesses = dict(zip(ids, guesses, strict=True))
+            def keep(guesses: list[float]) -> None:
+                self._guesses = dict(zip(ids, guesses, strict=True))
+
+            self._submit("guess", [prompt.text for prompt in prompts], keep)
 
     def _submit(self, job: str, rows: Sequence[Any], then: Callable[[Any], object] = bool) -> bool:
         """Gives the process a job unless it still has one of this kind; returns whether it did.

@@ -26,37 +26,29 @@ class Row:
 
 
 class ModelFleet:
-    """Writes responses a token at a time, each with the version held at that moment.
-
-    Args:
-        seconds: How long a token of the group with this index takes.
-        fails: Index of the group at which the fleet fails.
-    """
+    """Writes responses a token at a time, each with the version held at that moment: `seconds` says
+    how long one of the group with this index takes, and group `fails` fails."""
 
     def __init__(self, seconds: Callable[[int], float], fails: int | None = None) -> None:
         self.seconds = seconds
         self.fails = fails
         self.version = 0
-        self.asked: list[tuple[int, int]] = []
-        """(index of the group, priority) in the order of the requests."""
+        self.asked: list[int] = []
+        """Indices of the groups in the order of the requests."""
         self.error = ConnectionError("generator 1 is gone")
 
     async def generate(
-        self,
-        prompt: Prompt,
-        rollouts: list[Rollout],
-        sampling: Sampling,
-        *,
-        priority: int,
-        **how: Any,
+        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        self.asked.append((prompt.id, priority))
-        for token in range(
-            min(len(rollout.token_ids) for rollout in rollouts if not rollout.finished), TOKENS
-        ):
+        self.asked.append(prompt.id)
+        least = min(len(rollout.token_ids) for rollout in rollouts if not rollout.finished)
+        for token in range(least, TOKENS):
             await asyncio.sleep(self.seconds(prompt.id))
             for rollout in rollouts:
-                write(rollout, token, self.version)
+                if len(rollout.token_ids) <= token:
+                    rollout.token_ids.append(token)
+                    rollout.logprobs.append(-1.0 - token)
+                    rollout.versions.append(self.version)
         if prompt.id == self.fails:
             raise self.error
         for rollout in rollouts:
@@ -64,12 +56,8 @@ class ModelFleet:
 
 
 class ModelRewards:
-    """Scores after a delay, and fails for every third response.
-
-    Args:
-        equal: Chance that all responses to a prompt are worth the same.
-        every: The responses that cannot be judged; 3 for each third.
-    """
+    """Scores after a delay, and fails for each third response, or so: `every`. `equal` is the chance
+    that all responses to a prompt are worth the same."""
 
     def __init__(self, draw: random.Random, equal: float = 1.0, every: int = 3) -> None:
         self.draw = draw
@@ -84,14 +72,6 @@ class ModelRewards:
             self.seen += 1
             rollout.reward = None if self.seen % self.every == 0 else spread * place
             rollout.reward_failure = "timeout: 1 s" if rollout.reward is None else None
-
-
-def write(rollout: Rollout, token: int, version: int) -> None:
-    """Writes one more token, if the response lacks it."""
-    if len(rollout.token_ids) <= token:
-        rollout.token_ids.append(token)
-        rollout.logprobs.append(-1.0 - token)
-        rollout.versions.append(version)
 
 
 def make_controller(
@@ -232,21 +212,13 @@ SHORT = Pacing(prompts_per_epoch=100, groups_per_step=2, max_lag=1, last_step=3)
 def test_a_resumed_run_continues_its_half_written_responses_and_requests_no_others() -> None:
     state = interrupted_run(SHORT, 7.5)  # 0 is finished; 1, 2 and 3 have 3, 2 and 1 of 4 tokens
     controller, fleet, trained = resumed_run(SHORT, state)
-    assert [index for index, _ in fleet.asked] == [1, 2, 3, 4, 5]
+    assert fleet.asked == [1, 2, 3, 4, 5]
     assert controller.resumed == Resumed(step=0, responses=6, tokens=12, finished_groups=1)
     assert [group.index for group in trained] == list(range(6))
     for group in trained:
         for rollout in group.rollouts:
             assert (rollout.token_ids, rollout.logprobs) == ([0, 1, 2, 3], [-1.0, -2.0, -3.0, -4.0])
     assert controller.generated_tokens == 6 * 2 * TOKENS - 2 * TOKENS - 12
-
-
-def test_finished_responses_without_a_reward_are_scored_and_not_written_again() -> None:
-    state = interrupted_run(SHORT, 4.001)  # the responses of group 0 have just ended
-    assert state["running"][0]["finish_reasons"] == ["stop", "stop"] and not state["finished"]
-    controller, fleet, trained = resumed_run(SHORT, state)
-    assert 0 not in [index for index, _ in fleet.asked] and trained[0].index == 0
-    assert all(rollout.reward is not None and rollout.text for rollout in trained[0].rollouts)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +233,7 @@ def test_with_other_sampling_settings_open_groups_are_generated_anew_and_none_is
 ) -> None:
     sampling = replace(SAMPLING, **changed)
     controller, fleet, trained = resumed_run(SHORT, interrupted_run(SHORT, 7.5), sampling)
-    assert [index for index, _ in fleet.asked] == [0, 1, 2, 3, 4, 5]
+    assert fleet.asked == [0, 1, 2, 3, 4, 5]
     assert all(len(group.rollouts) == sampling.n for group in trained) and not controller.resumed
     (record,) = caplog.records
     assert record.getMessage() == f"4 open groups of the checkpoint are generated anew: {message}."
@@ -304,7 +276,7 @@ def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none
     assert told in caplog.text
     trained = {group.index: group for _, _, group in run(train(controller, fleet, 1, lambda: 1.0))}
     assert sorted(trained) == list(range(6)) and set(again) <= set(asked)
-    assert [index for index, _ in fleet.asked] == [3, 4, 5], "a finished response is written again"
+    assert fleet.asked == [3, 4, 5], "a finished response is written again"
     for index in finished:
         rewards = {rollout.reward for rollout in trained[index].rollouts}
         assert (rewards == {7.0}) == (index in again)

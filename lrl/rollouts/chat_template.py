@@ -134,12 +134,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         ) from error
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Returns the tokens of a prompt of plain text; raises ConfigError as `encode` does."""
-    alone = encode(tokenizer, text)
-    return with_beginning(tokenizer.encode(text), alone)
-
-
 def with_beginning(added: list[int], alone: list[int]) -> list[int]:
     """Returns the tokens of a plain prompt: the text's, after what the tokenizer puts before every
     text (BOS).

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from lrl.advantages import Advantages
 from lrl.training.collate import blank, fill_rows
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
-from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
+from lrl.types import ENVIRONMENT, Group, MicroBatch
 
 
 class Packable(Protocol):
@@ -208,8 +208,11 @@ class Packer:
             self.discarded_groups.append(group.index)
             return iter(())
         samples = []
+        of_policy = ENVIRONMENT + 1
+        oldest = of_policy if replayed or self.oldest_version is None else self.oldest_version
         for rollout, advantages in zip(scored, self.advantages.of(scored), strict=True):
-            trained = self._trained(rollout, None if replayed else self.oldest_version)
+            masked = self.mask_truncated and rollout.cut
+            trained = [not masked and version >= oldest for version in rollout.versions]
             self.tokens += sum(trained)
             self.masked_tokens += sum(rollout.mask) - sum(trained)
             if any(trained):
@@ -226,13 +229,6 @@ class Packer:
     def flush(self) -> Iterator[Round]:
         """Returns the rounds of all that still wait."""
         return map(self._filled, self._bins.flush())
-
-    def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
-        """Returns for each token of a rollout whether it is in the loss."""
-        if self.mask_truncated and rollout.cut:
-            return [False] * len(rollout.versions)
-        oldest = ENVIRONMENT + 1 if oldest_version is None else oldest_version
-        return [version >= oldest for version in rollout.versions]
 
     def _filled(self, each: list[Rows[PrefixTree]]) -> Round:
         if trees := [tree for row in each[0] for tree in row]:

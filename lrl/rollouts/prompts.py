@@ -87,7 +87,6 @@ class Prompts:
         name: str | None = None,
     ) -> None:
         at_least(0, "Prompts", seed=seed)
-        at_least(1, "Prompts", limit=limit)
         words = {"chat": ((True, False, "auto"), chat), "too_long": (get_args(TooLong), too_long)}
         one_of(type(self).__name__, **words)
         known = known_source(source)
@@ -256,7 +255,9 @@ class Prompts:
                 token_ids = token_ids[:1]
                 chat = Chat([], variables=chat.variables)
         else:
-            token_ids = chat_template.encode_text(tokenizer, question["content"])
+            alone = chat_template.encode(tokenizer, question["content"])
+            added = tokenizer.encode(question["content"])
+            token_ids = chat_template.with_beginning(added, alone)
         return Prompt(
             id=row_id,
             token_ids=token_ids,

@@ -314,7 +314,7 @@ HAS_CHAT = {"has_chat": True}
         ({"template": "{prompt} {answer.hint}"}, {}, "Row 0 of prompts: .*cannot be filled"),
         ({}, {"prompt": "half a \ud83d"}, r"Row 0 .*cannot encode 'half a \\ud83d'"),
         (HAS_CHAT, {"prompt": "half a \ud83d"}, r"Row 0 .*cannot encode '<user>half a \\ud83d"),
-        ({"limit": 0}, {}, "limit"),
+        ({"limit": 0}, {}, "prompts is empty"),
         ({"seed": -1}, {}, "seed"),
         ({"chat": True}, {}, "`chat=true` needs a chat template"),
         ({"system_prompt": "Add."}, {}, "`system_prompt` needs a chat template"),

@@ -73,18 +73,8 @@ def test_the_tag_that_the_prompt_opens_belongs_to_the_text(
 
 @pytest.mark.parametrize(
     "before",
-    [
-        *(
-            "",
-            START,
-            f"a{END}",
-            "<think>\n\n</think>\n\n",
-            "1 < 2 > 1",
-            "<think>\nIt",
-            "<assistant>\n",
-        ),
-        *("<|assistant|>\n", "</b>", "x <y and z>"),
-    ],
+    ["", START, f"a{END}", "<think>\n\n</think>\n\n", "1 < 2 > 1", "<think>\nIt"]
+    + ["<assistant>\n", "<|assistant|>\n", "</b>", "x <y and z>"],
 )
 def test_what_stands_before_a_response_and_is_no_open_tag_does_not_belong_to_the_text(
     policy: lrl.PolicyModule, before: str

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -24,10 +25,12 @@ from lrl.environments import Environment
 from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import NoEnvironments, WorkerLost
-from lrl.members.registry import Kind, Status
+from lrl.generators.settings import ServerSettings
+from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer, Status
+from lrl.members.run_members import WorkerAdmission, poll_forever
 from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint, Location
-from lrl.system.event_loop import start_daemon_call
+from lrl.system.event_loop import LoopThread, start_daemon_call
 from lrl.types import Prompt
 from lrl.workers.pool import Members, WorkerPool, least_busy
 from lrl.workers.process import WorkerSpec
@@ -39,6 +42,7 @@ from tests.leftovers import lives, wait_for
 from tests.workers.jobs import (
     ORDERS,
     PROMPT,
+    REWARDS,
     Episodes,
     Groups,
     Jobs,
@@ -47,9 +51,60 @@ from tests.workers.jobs import (
     rollout_of,
     say,
 )
-from tests.workers.served import START_S, TOKEN, ServedMembers, served
 
 ROOT = Path(__file__).parents[2]
+TOKEN = "the-token-of-this-run"
+START_S = 120.0
+PATH = os.pathsep.join([str(ROOT), str(REWARDS)])
+
+
+class ServedMembers(ExitStack):
+    """Workers of jobs on this machine, a server at which members join them, as at rank 0, and the
+    members that were started: real processes of the command."""
+
+    def __init__(self, folder: Path, *jobs: Jobs, endpoint: Endpoint = Endpoint()) -> None:  # noqa: B008
+        super().__init__()
+        self.folder = folder
+        for each in jobs:
+            self.callback(each.pool.close)
+            each.pool.start()
+        self.members = Members(*(each.pool.workers for each in jobs))
+        settings = asdict(ServerSettings(**vars(endpoint)))
+        spec = JoinSpec("base", settings, "pull", run_id="ab12", on_cpu=True, generators=0)
+        self.registry = Registry(spec, self.members.terms)
+        self.server = RegistryServer(self.registry, endpoint, TOKEN)
+        loop = LoopThread()
+        loop.submit(poll_forever(WorkerAdmission(self.members, self.registry, TOKEN).poll))
+        for end in (self.server.close, loop.close, self.registry.end):
+            self.callback(end)
+
+    def start(
+        self, *, path: str = PATH, prefix: Sequence[str] = (), without: str = ""
+    ) -> subprocess.Popen[str]:
+        """Starts `lrl join` with one worker. `path` has what the workers import, and `without` is a
+        variable that its machine does not have."""
+        lrl = str(Path(sys.executable).with_name("lrl"))
+        own = ["join", self.server.location().url, "--kind", "worker", "--workers", "1"]
+        environment = {name: value for name, value in os.environ.items() if name != without}
+        process = subprocess.Popen(
+            [*prefix, lrl, *own],
+            env=environment | {"LRL_TOKEN": TOKEN, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
+        )
+        self.callback(process.wait, 60)
+        self.callback(process.kill)
+        return process
+
+    def joined(self, count: int) -> None:
+        """Waits until so many members get work."""
+        wait_for(lambda: len(self.members.ready) == count, START_S, f"{count} workers")
+
+    @property
+    def refusal(self) -> str:
+        return "".join(each.why for each in self.registry.members(Kind.WORKER))
 
 
 @pytest.fixture
@@ -62,7 +117,7 @@ def members_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedMembers, list[Jobs]]]:
     """A run with rewards and an environment, and one member."""
     jobs: list[Jobs] = [Groups(), Episodes()]
-    with served(tmp_path_factory.mktemp("member"), *jobs) as made:
+    with ServedMembers(tmp_path_factory.mktemp("member"), *jobs) as made:
         made.start()
         made.joined(1)
         yield made, jobs
@@ -126,7 +181,7 @@ def test_a_member_that_is_killed_in_mid_job_costs_none_and_its_processes_end_wit
     tmp_path: Path, members_first: None
 ) -> None:
     groups, episodes, begun = Groups(timeout_s=60.0), Episodes(timeout_s=60.0), tmp_path / "begun"
-    with served(tmp_path, groups, episodes) as made:
+    with ServedMembers(tmp_path, groups, episodes) as made:
         member = made.start()
         made.joined(1)
         own = processes_of(member)
@@ -172,7 +227,7 @@ def test_both_ends_notice_a_cut_network_and_the_member_comes_again(
     endpoint = Endpoint(network_namespace.HERE, insecure=True)
     with network_namespace.network_namespace() as namespace:
         prefix, cable = ["ip", "netns", "exec", namespace], f"{namespace[4:]}h"
-        with served(tmp_path, groups, endpoint=endpoint) as made:
+        with ServedMembers(tmp_path, groups, endpoint=endpoint) as made:
             made.start(prefix=prefix)
             made.joined(1)
             rewards = doing(groups, f"once {begun} sleep 50", "give 2")
@@ -184,43 +239,6 @@ def test_both_ends_notice_a_cut_network_and_the_member_comes_again(
             assert done(groups, "fine") == [""]
             (name,) = groups.pool.scored_by.keys() - {"rank 0"}
             assert name.startswith("worker 0 on "), "it has kept its number"
-
-
-RANK_0 = """
-import time
-from tests.workers.jobs import Groups
-from tests.workers.served import Joinable
-
-if __name__ == "__main__":
-    groups = Groups()
-    groups.pool.start()
-    made = Joinable(groups)
-    print(made.server.location().url, flush=True)
-    while not made.members.ready:
-        time.sleep(0.05)
-    print("ready", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_member_and_its_workers_end_with_a_trainer_that_is_killed(
-    shared: tuple[ServedMembers, list[Jobs]], tmp_path: Path
-) -> None:
-    (tmp_path / "rank_0.py").write_text(RANK_0)
-    words = [sys.executable, str(tmp_path / "rank_0.py")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as rank_0:
-        try:
-            assert rank_0.stdout is not None
-            member = shared[0].start(url=rank_0.stdout.readline().strip())
-            assert rank_0.stdout.readline() == "ready\n"
-            own = processes_of(member)
-        finally:
-            rank_0.kill()
-    message, _ = member.communicate(timeout=START_S)
-    assert member.returncode == 0
-    assert message.endswith("worker 0: the run has ended, and so does it.\n")
-    gone(own)
 
 
 def test_without_the_token_no_route_of_a_member_answers(
@@ -248,7 +266,7 @@ def test_a_member_on_which_the_trial_fails_gets_no_job(
 ) -> None:
     monkeypatch.setenv("LRL_TEST_THIS_MACHINE", "1")
     groups = OfThisMachine()
-    with served(tmp_path, groups) as made:
+    with ServedMembers(tmp_path, groups) as made:
         groups.pool.close()
         groups.pool.start(Prompt(id=7, token_ids=[1], text=""))
         refused = made.start(without="LRL_TEST_THIS_MACHINE")
@@ -259,7 +277,7 @@ def test_a_member_on_which_the_trial_fails_gets_no_job(
 
 
 def test_a_member_that_cannot_load_the_code_says_so_on_both_ends(tmp_path: Path) -> None:
-    with served(tmp_path, Groups()) as made:
+    with ServedMembers(tmp_path, Groups()) as made:
         message, _ = made.start(path=str(ROOT)).communicate(timeout=START_S)
         for said in (message, made.refusal):
             assert "No module named 'odd_rewards'" in said
@@ -290,7 +308,7 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     episodes = pool_without_workers_here(Odd())
-    with served(tmp_path, episodes) as made:
+    with ServedMembers(tmp_path, episodes) as made:
         first = made.start()
         made.joined(1)
         own = processes_of(first)

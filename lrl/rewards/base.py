@@ -148,11 +148,6 @@ class Function(Reward):
 
 def as_reward(reward: OneReward) -> Reward:
     """Returns a `Reward` as it is, and a callable or an import path as a `Function`."""
-    if isinstance(reward, type) and issubclass(reward, Reward):
-        raise ConfigError(
-            f"data.rewards has the class {reward.__name__}: write {reward.__name__}(), an object "
-            "of it."
-        )
     return reward if isinstance(reward, Reward) else Function(reward)
 
 

@@ -21,7 +21,7 @@ KINDS = {
     "wrong_shape": "Fix the reward: one number, or a dict with the same parts for every response.",
     "judge_refused": "Correct the settings of the judge.",
     "judge_failed": "See that the judge answers; raise Judge.timeout_s and deadline_s if slow.",
-    "judge_no_score": "Take another judge, or another Judge.form.",
+    "judge_no_score": "Take another judge: each answer must be the JSON that is asked for.",
     "reward_model_refused": "Correct the settings of the reward model.",
     "reward_model_failed": "See that the server of the reward model answers.",
 }

@@ -6,13 +6,12 @@ response is bad.
 
 import hashlib
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from lrl.errors import ConfigError, CountedError
 from lrl.rewards.base import Reward, reference_of
@@ -21,7 +20,6 @@ from lrl.system.best_effort import best_effort
 
 OF_THE_RESPONSE = {"prompt", "response", "finish_reason", "num_tokens", "turn_rewards"}
 """Names that a template may have besides the columns of the row."""
-Form = Literal["json", "line"]
 _SCHEMA = {
     "type": "object",
     "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
@@ -32,11 +30,7 @@ _RESPONSE_FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "verdict", "strict": True, "schema": _SCHEMA},
 }
-_ASKED = {
-    "json": 'Answer with JSON and nothing else: {"reason": "one sentence", "score": X}, ',
-    "line": "End your answer with a line that has nothing but Score: X, ",
-}
-_LINE = re.compile(r"Score: (-?[0-9]+(?:\.[0-9]+)?)")
+_ASKED = 'Answer with JSON and nothing else: {"reason": "one sentence", "score": X}, where X is a '
 _SHOWN = 120
 
 
@@ -53,16 +47,14 @@ class Judge(Reward):
         template: Text of the user's message. `{prompt}`, `{response}` and any column of the row,
             such as `{answer}`, stand for their values; `{{` and `}}` are braces.
         system: Text of the system message, with such names too; null for none.
-        form: The form of the answer, for which the end of the message asks and the only one that is
-            read. `json`: by a schema that the server keeps (`response_format`); `line`: a last line
-            `Score: X`, for servers that know no schema.
         lowest: Score that is worth 0.
         highest: Score that is worth 1.
         api_key_env: Name of the environment variable with the API key, never the key; null for
             none.
         temperature: Sampling temperature of the judge; null leaves it to the endpoint.
         max_tokens: Most tokens of an answer; null leaves it to the endpoint.
-        parameters: Further fields of the request, such as `{seed: 0}`.
+        parameters: Further fields of the request, such as `{seed: 0}`. For a server that knows no
+            schema of the answer, which lrl asks for: `{response_format: {type: json_object}}`.
         timeout_s: Seconds for one request.
         retries: Further requests after a 429, a 5xx, a timeout or a lost connection.
         deadline_s: Seconds for a response, all requests and the waits between them.
@@ -78,7 +70,6 @@ class Judge(Reward):
         model: str,
         template: str,
         system: str | None = None,
-        form: Form = "json",
         lowest: float = 0.0,
         highest: float = 1.0,
         api_key_env: str | None = None,
@@ -94,7 +85,6 @@ class Judge(Reward):
     ) -> None:
         super().__init__(weight, name)
         self.deadline_s = deadline_s
-        self._form = form
         self._lowest = lowest
         self._highest = highest
         self._templates = {"system": system} if system is not None else {}
@@ -107,10 +97,8 @@ class Judge(Reward):
                 "see what it scores. Write {response} where the response belongs."
             )
         own = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-        given = {name: value for name, value in own.items() if value is not None}
-        self._fields: dict[str, Any] = given | (parameters or {})
-        if form == "json":
-            self._fields["response_format"] = _RESPONSE_FORMAT
+        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        self._fields = given | {"response_format": _RESPONSE_FORMAT} | (parameters or {})
         self._cache = None if cache is None else Path(cache).expanduser().absolute()
         self._endpoint = ModelEndpoint(
             kind="judge",
@@ -140,8 +128,8 @@ class Judge(Reward):
             {"role": role, "content": template.format_map(texts)}
             for role, template in self._templates.items()
         ]
-        scale = f"where X is a number from {self._lowest:g} to {self._highest:g}."
-        messages[-1]["content"] += f"\n\n{_ASKED[self._form]}{scale}"
+        scale = f"number from {self._lowest:g} to {self._highest:g}."
+        messages[-1]["content"] += f"\n\n{_ASKED}{scale}"
         body = {**self._fields, "messages": messages}
         if self._cache is None:
             return self._score(await self._endpoint.ask(body, _answer_in))
@@ -162,11 +150,11 @@ class Judge(Reward):
 
     def _score(self, answer: "Answer") -> float:
         """Returns the score in an answer, from 0 to 1."""
-        score = _score_in(answer.text, self._form)
+        score = _score_in(answer.text)
         if answer.finish_reason == "length":
             why = "is cut: raise Judge.max_tokens"
         elif score is None:
-            why = f"has no score in the form that Judge.form asks ({self._form})"
+            why = "is not a JSON object of a reason and a score"
         elif not self._lowest <= score <= self._highest:
             bounds = f"{self._lowest:g} to {self._highest:g} (Judge.lowest, Judge.highest)"
             why = f"has the score {score:.4g}, which is not in {bounds}"
@@ -194,10 +182,7 @@ def _answer_in(found: Any) -> Answer:
     return Answer(content, str(choice.get("finish_reason")))
 
 
-def _score_in(text: str, form: Form) -> float | None:
-    if form == "line":
-        last = _LINE.fullmatch(text.strip().rpartition("\n")[2].strip())
-        return float(last[1]) if last else None
+def _score_in(text: str) -> float | None:
     try:
         found = json.loads(text, parse_int=float)
     except (ValueError, RecursionError):

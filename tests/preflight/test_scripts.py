@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import lrl
-from lrl.rewards import as_reward
 
 
 @pytest.mark.parametrize(
@@ -37,10 +36,3 @@ def test_a_setting_of_another_kind_is_named(
         else:
             lrl.PolicyModule(str(quickstart_policy), **settings)
     assert text in str(caught.value)
-
-
-def test_the_class_of_a_reward_is_no_reward() -> None:
-    with pytest.raises(
-        lrl.ConfigError, match=r"data.rewards has the class ExactMatch: write ExactMatch\(\)"
-    ):
-        as_reward(lrl.rewards.ExactMatch)

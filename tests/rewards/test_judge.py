@@ -60,35 +60,30 @@ def verdict(score):
 
 
 SCORES = [
-    ("json", '{"reason": "It has 3 faults, 8/10.", "score": 7}', 0.7),
-    ("json", '{"score": 2.5, "reason": ""}\n', 0.25),
-    ("json", '{"reason": "", "score": 2.5e0}', 0.25), ("json", '{"reason": "", "score": 10}', 1.0),
-    ("line", "Score: 9, at first.\nScore: 8", 0.8), ("line", "Score: 0", 0.0),
-    ("line", "5/10?\n\nScore: 4.5\n", 0.45),
+    ('{"reason": "It has 3 faults, 8/10.", "score": 7}', 0.7), ('{"score": 2.5, "reason": ""}\n', 0.25),
+    ('{"reason": "", "score": 2.5e0}', 0.25), ('{"reason": "", "score": 10}', 1.0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "text", "expected"), SCORES)
-def test_a_response_is_worth_the_score_that_has_the_form(server, form, text, expected):
+@pytest.mark.parametrize(("text", "expected"), SCORES)
+def test_a_response_is_worth_the_score_that_has_the_form(server, text, expected):
     server.replies["r"] = [says(text)]
-    assert score(judge_at(server.url, form=form)) == expected
-    assert ("response_format" in server.bodies[0]) == (form == "json")
+    assert score(judge_at(server.url)) == expected
+    schema = server.bodies[0]["response_format"]["json_schema"]["schema"]
+    assert set(schema["required"]) == {"reason", "score"}
 
 
 NO_SCORE = [
-    None, "It is good.", "7", "Score: **8**.", "8/10", "7 of 10", '{"score": 3}', "Score: 1e-1", "Score: \u22121",
-    "Score: 7 of 10", "Score: 5/10", "Score: \u0667", "Score: 7\nIt is good.", '{"reason": "", "score": "7"}',
-    '{"reason": "", "score": true}', '{"reason": 7, "score": 7}', '{"reason": "", "score": NaN}',
-    '{"reason": "", "score": 7, "max": 9}', '{"reason": "", "score": 7} 8', '[["reason", ""], ["score", 7]]',
-    "[" * 100_000,
+    None, "It is good.", "7", '{"score": 3}', '{"reason": "", "score": "7"}', '{"reason": "", "score": true}',
+    '{"reason": 7, "score": 7}', '{"reason": "", "score": NaN}', '{"reason": "", "score": 7, "max": 9}',
+    '{"reason": "", "score": 7} 8', '[["reason", ""], ["score", 7]]', "[" * 100_000,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["json", "line"])
 @pytest.mark.parametrize("text", NO_SCORE)
-def test_an_answer_in_another_form_is_a_failure_and_never_a_score(server, tmp_path, text, form):
+def test_an_answer_in_another_form_is_a_failure_and_never_a_score(server, tmp_path, text):
     server.replies["r"] = [says(text)]
-    found = failure(judge_at(server.url, cache=str(tmp_path), form=form))
+    found = failure(judge_at(server.url, cache=str(tmp_path)))
     assert found.kind == "judge_no_score" and len(found.message) < 300
     assert server.asked["r"] == 1 and answer_files(tmp_path) == []
 
@@ -100,19 +95,17 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
         template='{{"of": {level}, "notes": {notes}}}\n{prompt} {answer}\n{response}',
         system="You know {answer}.",
         max_tokens=None,
-        parameters={"seed": 3},
+        parameters={"seed": 3, "response_format": {"type": "json_object"}},
         api_key_env="JUDGE_KEY",
-        form="line",
     )
-    server.replies["{x} é"] = [says("Score: 7")]
     score(judge, response="{x} é", prompt="{level}?", answer="72", level=0.00005, notes=["é", 1])
     asked = (
-        '{"of": 0.00005, "notes": ["é", 1]}\n{level}? 72\n{x} é\n\nEnd your answer with a line that '
-        "has nothing but Score: X, where X is a number from 0 to 10."
+        '{"of": 0.00005, "notes": ["é", 1]}\n{level}? 72\n{x} é\n\nAnswer with JSON and nothing else: '
+        '{"reason": "one sentence", "score": X}, where X is a number from 0 to 10.'
     )
     messages = [{"role": "system", "content": "You know 72."}, {"role": "user", "content": asked}]
     expected = {"model": "judge", "temperature": 0.0, "seed": 3, "messages": messages}
-    assert server.bodies == [expected]
+    assert server.bodies == [expected | {"response_format": {"type": "json_object"}}]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 

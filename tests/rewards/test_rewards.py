@@ -99,6 +99,7 @@ WRONG = [
     odd_rewards.swapped,
     odd_rewards.only_response,
     odd_rewards.trl_reward,
+    ExactMatch,
 ]
 
 

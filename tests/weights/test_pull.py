@@ -193,23 +193,6 @@ def fails_once(fetch: Any) -> Any:
     return broken
 
 
-def test_a_generator_that_does_not_answer_costs_only_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.weights.sync.ATTEMPTS", 1)  # each lasts to the deadline
-    with fetching_generators(4, tmp_path, SETTINGS) as generators:
-        scene = PullScene(generators, deadline_s=8.0)
-        frozen, *others = generators
-        frozen.vllm.frozen.set()
-        failed = scene.move()
-        assert (
-            list(failed) == [frozen]
-            and "did not answer within" in failed[frozen]
-            and scene.hold(*others)
-        )
-        scene.close()
-
-
 @pytest.mark.parametrize("scene", [8], indirect=True)
 def test_each_block_leaves_the_trainer_once_however_many_machines_fetch(
     scene: PullScene, elsewhere: None
@@ -269,12 +252,6 @@ def test_another_attempt_at_a_version_keeps_its_delta(scene: PullScene) -> None:
     before = staged()
     scene.transport.stage()
     assert staged() == before
-
-
-def test_the_room_counts_the_files_of_the_generators_that_are_here() -> None:
-    assert Pull.stored_bytes(1000, 1, 0) == 0
-    assert Pull.stored_bytes(1000, 1, 2) == 2000, "two versions, for all here"
-    assert Pull.stored_bytes(1000, 2, 2) == 4000, "an evaluation has a version of its own"
 
 
 def test_while_they_fetch_generators_take_requests(scene: PullScene) -> None:

@@ -1,30 +1,20 @@
-"""Pull between a trainer and two real vLLM servers, and in a real run.
+"""A real run by pull on two real vLLM servers.
 
 Covers lrl/vllm_plugin/fetched_files.py.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
-import torch
 
 import lrl
 from lrl.callbacks import Throughput, WeightSync
-from lrl.generators.generator import Generator
-from lrl.generators.supervisor import SHM
-from lrl.weights import pull
-from lrl.weights.pull import Pull
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
-from tests.weights.scene import PolicyInMemory, ProvedScene
-from tests.weights.whole_weights import WholeWeights
 
 
 @pytest.fixture(scope="module")
@@ -42,76 +32,6 @@ def second_server(
         server.stop()
 
 
-class TwoServers(ProvedScene):
-    """Two generators, their syncs and the proof of each."""
-
-    def __init__(self, folder: Path, *servers: LentServer) -> None:
-        policy = PolicyInMemory(folder)
-        self.network = policy.network
-        super().__init__(
-            policy,
-            [Generator(server, 8) for server in servers],
-            WholeWeights(self.network.named_parameters),
-            Pull,
-            name=f"{servers[0].run_id}-pull",
-            prove_every_n_syncs=1,
-        )
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Changes one weight in a hundred, far more than rounding does."""
-        for weight in self.network.parameters():
-            weight += 0.05 * torch.randn_like(weight) * (torch.rand_like(weight) < 0.01)
-
-    def sync(self, *generators: Generator) -> dict[Generator, str]:
-        """Makes a step, gives it to the generators and proves it; returns those that failed."""
-        self.step()
-        self.pool.generators = list(generators)
-        failed = self.syncs.sync_now(self.version)
-        self.version += 1
-        unproved = self.syncs.wait()
-        assert unproved == {}, unproved
-        return failed
-
-
-@pytest.fixture
-def scene(
-    policy_folder: Path,
-    lent_server: LentServer,
-    second_server: LentServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[TwoServers]:
-    """Each generator fetches for itself, as those of several machines do."""
-    monkeypatch.setattr(pull, "machine_of", lambda generator: generator.name)
-    made = TwoServers(policy_folder, lent_server, second_server)
-    yield made
-    made.close()
-
-
-def files_of(server: Any) -> list[str]:
-    (folder,) = SHM.glob(f"{server.own_files}*")
-    return os.listdir(folder)
-
-
-def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
-    scene: TwoServers, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="lrl.weights.pull")
-    first, second = scene.generators
-    assert scene.sync(first, second) == {}
-    assert scene.sync(first) == {}
-    caplog.clear()
-    assert scene.sync(first, second) == {}
-    ways = {
-        str(record.args[0]): record.args[1]
-        for record in caplog.records
-        if "has the weights" in record.msg
-    }
-    assert ways == {"generator 0": "delta", "generator 1": "whole"}
-    for generator in scene.generators:
-        assert len([name for name in files_of(generator.server) if "." not in name]) == 1
-
-
 class Pulling(Borrowing):
     """Borrowing generators that all write rollouts and fetch their weights."""
 
@@ -120,15 +40,19 @@ class Pulling(Borrowing):
         self.num_evaluation_generators = 0
 
 
-def test_a_run_by_pull_trains_every_prompt_once_and_logs_the_bytes(
-    policy_folder: Path, lent_server: LentServer, second_server: LentServer, tmp_path: Path
+def test_a_run_by_pull_proves_every_version_trains_every_prompt_once_and_logs_the_bytes(
+    policy_folder: Path,
+    lent_server: LentServer,
+    second_server: LentServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     witness, steps, groups = Witness(), 4, 4
     trainer = L.Trainer(
         accelerator="cpu",
         devices=3,
         strategy=Pulling(lent_server, second_server),
-        callbacks=[WeightSync(), Throughput(), witness],
+        callbacks=[WeightSync(prove_every_n_syncs=1), Throughput(), witness],
         max_steps=steps,
         logger=False,
         default_root_dir=tmp_path,
@@ -146,6 +70,7 @@ def test_a_run_by_pull_trains_every_prompt_once_and_logs_the_bytes(
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(steps * groups))
     lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
     assert min(lags) >= 0 and max(lags) <= 1
+    assert "is evicted" not in caplog.text
     assert (
         0
         < trainer.callback_metrics["weights/sent_bytes"]

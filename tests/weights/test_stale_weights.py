@@ -1,4 +1,4 @@
-"""Weights that did not arrive under a new version's name, on real vLLM servers.
+"""Weights that did not arrive under a new version's name, on a real vLLM server.
 
 Covers lrl/weights/proof.py.
 """
@@ -14,7 +14,7 @@ import pytest
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.weights.shared_memory import SharedMemory
-from tests.lent_server import LentServer, start_server
+from tests.lent_server import LentServer
 from tests.weights.scene import PolicyInMemory, ProvedScene
 from tests.weights.whole_weights import WholeWeights
 
@@ -41,21 +41,9 @@ class StaleScene(ProvedScene):
             raise GeneratorError(why)
 
 
-@pytest.fixture(scope="module")
-def half_server(
-    policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LentServer]:
-    """A server in bfloat16."""
-    server = start_server(policy_folder, tmp_path_factory.mktemp("half"), dtype="bfloat16")
-    try:
-        yield LentServer(server)
-    finally:
-        server.stop()
-
-
-@pytest.fixture(params=["lent_server", "half_server"])
-def scene(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[StaleScene]:
-    found = StaleScene(request.getfixturevalue(request.param), policy_folder)
+@pytest.fixture
+def scene(lent_server: LentServer, policy_folder: Path) -> Iterator[StaleScene]:
+    found = StaleScene(lent_server, policy_folder)
     yield found
     found.close()
 

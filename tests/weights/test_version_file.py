@@ -1,4 +1,4 @@
-"""The weights on the wire: their number formats, and an order in which each is at its place."""
+"""The number formats of the weights on the wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from lrl.distributed.ranks import Ranks
 from lrl.training.pieces import piece_of
-from lrl.weights.version_file import TensorSpec, in_file_order, spec_of
+from lrl.weights.version_file import TensorSpec, spec_of
 
 HALF, FULL = torch.bfloat16, torch.float32
 
@@ -28,19 +28,3 @@ def test_the_narrower_format_travels(
 def test_vectors_and_integers_travel_as_they_are() -> None:
     assert sent(torch.ones(9), HALF).dtype is FULL
     assert sent(torch.tensor([[2**40 + 1]]), HALF).dtype is torch.int64
-
-
-def test_a_tensor_fits_its_place_wherever_those_before_begin() -> None:
-    tensors = [
-        TensorSpec("half", HALF, (3,)),
-        TensorSpec("full", FULL, (5,)),
-        TensorSpec("whole", torch.int64, (1,)),
-        TensorSpec("seven", HALF, (7,)),
-    ]
-    ordered = in_file_order(tensors)
-    assert set(ordered) == set(tensors)
-    for begin in range(len(ordered)):
-        offset = 0
-        for one in ordered[begin:]:
-            assert offset % one.dtype.itemsize == 0
-            offset += one.nbytes

@@ -24,8 +24,6 @@ START = "/start_weight_update"
 UPDATE = "/update_weights"
 FINISH = "/finish_weight_update"
 
-RESUME_ATTEMPTS = 3
-"""Attempts at a resume; vLLM accepts it any number of times."""
 MARGIN_S = 5.0
 """Seconds beyond the deadline of its calls, after which a phase is given up."""
 
@@ -127,7 +125,7 @@ class PoolCalls:
                     self.hopeless.add(generator)
 
         work = gather([one_call(generator) for generator in self.participants])
-        longest_s = 2 * RESUME_ATTEMPTS * self.silence_s if short else self.deadline_s
+        longest_s = 2 * self.silence_s if short else self.deadline_s
         self.loop.wait(work, longest_s + MARGIN_S, name, interrupted or self.interrupted)
         return failed
 
@@ -161,8 +159,7 @@ class PoolCalls:
         return sum(tokens)
 
     def resume(self) -> float:
-        """Resumes all participants; one that fails or answers without effect is called again, and
-        is hopeless in the end.
+        """Resumes all participants, and reads back that they write.
 
         Returns:
             The time of the last resume, on `time.monotonic`.
@@ -170,20 +167,11 @@ class PoolCalls:
         times = [time.monotonic()]
 
         async def resume(generator: Generator) -> None:
-            for attempt in range(1, RESUME_ATTEMPTS + 1):
-                try:
-                    await generator.resume(self.version, self.silence_s)
-                    times.append(time.monotonic())
-                    return await generator.confirm(
-                        "/is_paused", {"is_paused": False}, self.silence_s
-                    )
-                except GeneratorError as error:
-                    silent = isinstance(error, GeneratorTimeout)
-                    if silent or generator.eviction is not None or attempt == RESUME_ATTEMPTS:
-                        raise
-                    self.log_failures(attempt, {generator: str(error)})
+            await generator.resume(self.version, self.silence_s)
+            times.append(time.monotonic())
+            await generator.confirm("/is_paused", {"is_paused": False}, self.silence_s)
 
-        self.exclude(self.try_each("/resume", resume, short=True), hopeless=True)
+        self.each("/resume", resume, short=True)
         return times[-1]
 
     # ---- an update, by vLLM's routes

@@ -1,23 +1,17 @@
 """Simulated runs keep the invariants of real runs."""
 
-import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.generators.generator import Generator, State
-from lrl.generators.pool import GeneratorPool
-from lrl.planning.clock import run
 from lrl.planning.costs import LinearGenerator, LinearTrainer
-from lrl.planning.responses import LengthSampler, Lognormal
-from lrl.planning.simulation import Forecast, ModelFleet, Simulation, fill
+from lrl.planning.responses import Lognormal
+from lrl.planning.simulation import Forecast, Simulation
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record
 from lrl.routing.dispatch import LeastLoaded, Request
-from lrl.types import Prompt, Rollout, Sampling
 
 GENERATOR = LinearGenerator(
     kv_tokens=4000,
@@ -185,87 +179,3 @@ def test_waits_are_split_by_the_tokens_still_to_come() -> None:
     # three would.
     (step,) = scene.run().steps
     assert (step.wait_first_s, step.wait_more_s, step.wait_last_s) == (1.0, 5.0, 2.0)
-
-
-# ---- the model of the fleet against the real pool
-
-
-class Journal(LeastLoaded):
-    """Records every dispatch with its generator and time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[tuple[int, int]] = []
-        self.times: list[float] = []
-
-    def send(self, generators: Any) -> tuple[Request, int] | None:
-        chosen = super().send(generators)
-        if chosen is not None:
-            self.sent.append((chosen[0].priority, chosen[1]))
-            self.times.append(asyncio.get_running_loop().time())
-        return chosen
-
-
-TOKEN_S = 1e-6
-
-
-class Client:
-    """A client with the same time for every token."""
-
-    def __init__(self, lengths: LengthSampler) -> None:
-        self.lengths = lengths
-
-    async def write(
-        self, prompt_ids: list[int], rollouts: list[Rollout], sampling: Sampling, **how: Any
-    ) -> None:
-        lengths = self.lengths.of(how["priority"], how["priority"], len(rollouts))
-        written = 0
-        pairs = zip(lengths, rollouts, strict=True)
-        for length, rollout in sorted(pairs, key=lambda pair: pair[0]):
-            await asyncio.sleep(TOKEN_S * (length - written))
-            fill(rollout, [(0, length)])
-            how["ended"]()
-            written = length
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 20), st.integers(0, 99))
-def test_the_model_dispatches_like_the_real_pool(
-    generators: int, responses: int, groups: int, seed: int
-) -> None:
-    # So fine that no two end together.
-    lengths = Lognormal(9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed)
-    costs = LinearGenerator(kv_tokens=10**12, step_s=TOKEN_S)
-
-    def real(dispatch: Journal) -> GeneratorPool:
-        server: Any = SimpleNamespace(url="", name="", token="", trust=None)
-        pool = GeneratorPool([Generator(server, 6) for _ in range(generators)], dispatch)
-        for generator in pool.generators:
-            # type: ignore[assignment]
-            generator.state = State.SERVING
-            generator.client = Client(lengths)
-        return pool
-
-    async def scene(make: Any) -> Journal:
-        dispatch = Journal()
-        fleet = make(dispatch)
-
-        async def ask(index: int) -> None:
-            await asyncio.sleep(index * 0.37)
-            rollouts = [Rollout() for _ in range(responses)]
-            prompt = Prompt(id=index, token_ids=[1], text="")
-            how = {"priority": index, "due": 0, "deadline_s": 1.0}
-            await fleet.generate(prompt, rollouts, Sampling(n=responses), **how)
-
-        await asyncio.gather(*map(ask, range(groups)))
-        return dispatch
-
-    def modelled(dispatch: Journal) -> ModelFleet:
-        how = {"steps": 1, "max_num_seqs": 6, "dispatch": lambda: dispatch}
-        model = equal_responses(generators=[costs] * generators, lengths=lengths, **how)
-        return ModelFleet(model, lambda record: None)
-
-    model = run(scene(modelled))
-    pool = run(scene(real))
-    assert model.sent == pool.sent and len(model.sent) == groups
-    assert model.times == pytest.approx(pool.times, abs=1e-3)

@@ -64,15 +64,8 @@ class Device:
 
 
 SHEETS = tuple(
-    Device(
-        name,
-        bf16_flops=bf16 * TFLOPS,
-        memory=memory * GB,
-        bandwidth=width * TB,
-        node_link=link * GB,
-        network=network * GB,
-    )
-    for name, bf16, memory, width, link, network in (
+    Device(name, flops * TFLOPS, memory * GB, bandwidth * TB, link * GB, network * GB)
+    for name, flops, memory, bandwidth, link, network in (
         # name, TFLOP/s, memory in GB and TB/s, link and network in GB/s
         # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
         ("H100", 989.4, 80, 3.35, 450, 50),

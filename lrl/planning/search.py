@@ -217,8 +217,11 @@ class Search:
 
     @cache  # noqa: B019 - it lives as long as the search
     def generation(self, devices: int, lag: int) -> Generation | None:
+        def step_s(one: Generation) -> float:  # P_gen of Algorithm 1: the shortest it allows
+            return max(one.writing.busy_s, one.writing.span_s / (lag + 1))
+
         found = self.generations(devices, lag, usable(self.cluster.device))
-        return min(found, key=lambda one: one.writing.shortest_step_s(lag), default=None)
+        return min(found, key=step_s, default=None)
 
     def generations(self, devices: int, lag: int, room: float) -> Iterator[Generation]:
         """Yields the generations with this bound on lag, and `room` bytes on each device for

@@ -172,10 +172,6 @@ class GenerationPhase:
     group_ends_s: tuple[float, ...] = ()
     """Seconds from admission until even shares of the groups are complete; empty if steady."""
 
-    def shortest_step_s(self, lag: int) -> float:
-        """Returns P_gen of StreamRL's Algorithm 1: the shortest step that it allows."""
-        return max(self.busy_s, self.span_s / (lag + 1))
-
     def trained_s(self, training_s: float, last_s: float) -> float:
         """Returns the seconds from admission to the end of a training that takes groups as they
         become complete: `training_s`, of which `last_s` for the last micro-batch come after the

@@ -73,7 +73,7 @@ SETTINGS: dict[str, Any] = {
 }
 GROUPED = {
     "waits: fact / forecast": ("wait_first_s", "wait_more_s", "wait_last_s", "wait_reward_s"),
-    "training": ("train_s", "update_s", "other_s"),
+    "training": ("train_s", "update_s"),
     "sync": ("sync_s",),
 }
 """Columns of the table, and the parts of a step in each."""

@@ -1,7 +1,6 @@
 """Timeline of a run (`lrl.rollouts.timeline`), to which the simulator's costs are fitted."""
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,8 +48,6 @@ class Timeline(OnRankZero):
     def __init__(self, planned_step_s: float | None = None) -> None:
         self.planned_step_s = planned_step_s
         self._now_s = 0.0
-        self._update_began = self._update_s = 0.0
-        self._hooks: list[Any] = []
         self._work = deque[GeneratorRecord]()
         self._sampling: Future[None] | None = None
 
@@ -65,17 +62,13 @@ class Timeline(OnRankZero):
         with best_effort("The timeline", path):
             known = timeline.truncate(path, trainer.global_step)
             self._now_s = known[-1].started_s + known[-1].seconds if known else 0.0
-        optimizer = trainer.optimizers[0]
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._update_begins),
-            optimizer.register_step_post_hook(self._update_ends),
-        ]
         fleet = run_of(trainer).fleet
         self._work.clear()
         self._sampling = fleet.loop.submit(sample(fleet.rollouts, self._work.append))
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: Any) -> None:
-        synchronize(pl_module.device)
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         if self._sampling is not None and self._sampling.done():
@@ -90,8 +83,7 @@ class Timeline(OnRankZero):
             )
             for seconds, lengths in stream.passes
         ]
-        step = step_record(times, stream, self._update_s, self._now_s)
-        self._update_s = 0.0
+        step = step_record(times, stream, self._now_s)
         self._now_s += step.seconds
         work = [self._work.popleft() for _ in range(len(self._work))]
         groups = [timeline.group_record(group) for group in stream.groups]
@@ -100,8 +92,6 @@ class Timeline(OnRankZero):
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Stops the measurements."""
-        while self._hooks:
-            self._hooks.pop().remove()
         if self._sampling is not None:
             self._sampling.cancel()
             self._sampling = None
@@ -111,18 +101,9 @@ class Timeline(OnRankZero):
         """Returns the path of a run's timeline."""
         return run_folder(trainer) / "timeline.jsonl"
 
-    def _update_begins(self, *args: Any) -> None:
-        self._update_began = time.monotonic()
 
-    def _update_ends(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        synchronize(optimizer.param_groups[0]["params"][0].device)
-        self._update_s += time.monotonic() - self._update_began
-
-
-def step_record(
-    times: StepTimes, stream: StepStream, update_s: float, started_s: float
-) -> StepRecord:
-    """Returns the record of a step that has ended; `other_s` is the rest of its seconds."""
+def step_record(times: StepTimes, stream: StepStream, started_s: float) -> StepRecord:
+    """Returns the record of a step that has ended; the update gets what no other part has."""
     packer = stream.packer
     tokens = [trainable_tokens(group, packer) for group in stream.groups]
     waits = list(zip(stream.waits, tokens, strict=True))
@@ -133,7 +114,6 @@ def step_record(
         "wait_last_s": last_s,
         "wait_reward_s": times.trainer.get("wait_reward", 0.0),
         "train_s": sum(seconds for seconds, _ in stream.passes),
-        "update_s": update_s,
         "sync_s": times.sync,
     }
     rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
@@ -142,7 +122,7 @@ def step_record(
         step=stream.step,
         started_s=started_s,
         seconds=times.step,
-        other_s=times.step - sum(parts.values()),
+        update_s=times.step - sum(parts.values()),
         pause_s=times.sync_pause,
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
@@ -159,12 +139,6 @@ def trainable_tokens(group: Group, packer: Packer) -> int:
     lengths = [prompt + len(branch.places) for branch in branches]
     how = {"longest": packer.micro_batch_tokens, "attention_tokens": packer.attention_tokens}
     return sum(tree_lengths(lengths, prompt - 1, **how))
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until a GPU has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 async def sample(pool: GeneratorPool, record: Callable[[GeneratorRecord], None]) -> None:

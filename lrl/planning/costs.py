@@ -90,7 +90,7 @@ def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
 
 
 def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
-    """Fits the costs of a run's trainer. The update includes the unnamed rest of a step."""
+    """Fits the costs of a run's trainer."""
     passes = [record for record in records if isinstance(record, MicroBatchRecord)]
     rows = [(1, record.tokens, record.tokens_squared) for record in passes]
     names = ("micro_batch_fixed_s", "token_s", "token_squared_s")
@@ -98,18 +98,18 @@ def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
     sync_s = _median(records, "sync_s")
     return LinearTrainer(
         **dict(zip(names, found, strict=True)),
-        update_s=_median(records, "update_s", "other_s"),
+        update_s=_median(records, "update_s"),
         sync_s=sync_s,
         pause_overlaps=sync_s < _median(records, "pause_s"),
     )
 
 
-def _median(records: Sequence[Record], *parts: str) -> float:
-    """Returns the median of the sum of these parts of a step."""
+def _median(records: Sequence[Record], part: str) -> float:
+    """Returns the median of this part of a step."""
     steps = [record for record in records if isinstance(record, StepRecord)]
     if not steps:
         raise ValueError('The timeline has no record of kind "step".')
-    return median(sum(getattr(step, part) for part in parts) for step in steps)
+    return median(getattr(step, part) for step in steps)
 
 
 def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -> list[float]:

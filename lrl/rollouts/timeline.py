@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step; its four waits, train_s, update_s, sync_s and other_s add up to its seconds."""
+    """One step; its four waits, train_s, update_s and sync_s add up to its seconds."""
 
     step: int
     started_s: float
@@ -42,7 +42,8 @@ class StepRecord:
     train_s: float
     """Forward and backward passes."""
     update_s: float
-    """The optimizer's update."""
+    """The optimizer's update and, in a real run, the rest: packing, a reference's log-probs, clipping,
+    loggers and other callbacks."""
     sync_s: float
     """The trainer prepared weights and moved them; the generators' pause is part of it."""
     pause_s: float
@@ -58,9 +59,6 @@ class StepRecord:
     """lag -> response tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0
     """Wait for the rewards of a written group; in no other wait. 0 in a simulation."""
-    other_s: float = 0.0
-    """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. 0 in a
-    simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +149,10 @@ def read(path: Path) -> list[Record]:
 def _record(text: str) -> Record:
     found = json.loads(text)
     kind = KINDS[found.pop("kind")]
-    found.pop("turns", None)  # of groups in files of lrl 0.2
+    # Files of lrl 0.2 have the turns of groups, and the update and the rest of a step apart.
+    found.pop("turns", None)
+    if "other_s" in found:
+        found["update_s"] += found.pop("other_s")
     if "lags" in found:
         found["lags"] = {int(lag): tokens for lag, tokens in found["lags"].items()}
     return kind(**found)

@@ -64,7 +64,14 @@ class Device:
 
 
 SHEETS = tuple(
-    Device(name, flops * TFLOPS, memory * GB, bandwidth * TB, link * GB, network * GB)
+    Device(
+        name,
+        bf16_flops=flops * TFLOPS,
+        memory=memory * GB,
+        bandwidth=bandwidth * TB,
+        node_link=link * GB,
+        network=network * GB,
+    )
     for name, flops, memory, bandwidth, link, network in (
         # name, TFLOP/s, memory in GB and TB/s, link and network in GB/s
         # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device

@@ -56,8 +56,6 @@ from lrl.weights.sync import Sync
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
 
-NO_GENERATORS = "There are no generators: only rank 0 has them, while a run lasts."
-
 
 class Run:
     """One `trainer.fit` or `trainer.validate`, from its checks to its end.
@@ -65,6 +63,10 @@ class Run:
     Raises:
         ConfigError: The strategy is not one of lrl's.
     """
+
+    fleet: Fleet
+    """The generators; rank 0 has them from `start` on."""
+    members: RunMembers
 
     def __init__(self, trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
         preflight.check_strategy(trainer)
@@ -85,11 +87,13 @@ class Run:
         """Seconds without writing in the last finished sync."""
         self.first_version = 0
         """The version with which this run began; above 0 if it resumes."""
+        self.syncs: dict[GeneratorPool, Sync] = {}
+        """The sync of each pool of generators; rank 0 has them from `start` to `end`."""
         self._step: StepStream | None = None
-        self.members: RunMembers | None = None
-        self._fleet: Fleet | None = None
-        self._syncs: dict[GeneratorPool, Sync] | None = None
         self._calls: ControllerCalls | None = None
+        self._ends = ExitStack()
+        """Ends what was started: the last one first, and each one also after another's error."""
+        self._ends.callback(policy.free_sent)
         self.strategy.run = data.run = self
 
     # ---- the loop
@@ -103,6 +107,7 @@ class Run:
         if not self.leads:
             return
         preflight.check_run(self)
+        self._ends.callback(self.claim.release)
         self.claim.acquire_for(self.trainer)
         resumed = self.data.resumes_from if self.trains else None
         continue_logs(self.trainer, -1 if resumed is None else steps_done(Path(resumed)))
@@ -112,6 +117,7 @@ class Run:
         if not self.leads:
             return
         data, first = self.data, None
+        self._ends.callback(data.end_workers)
         if self.trains:
             data.load(data.prompts)
             first = next(iter(data.prompts))
@@ -132,9 +138,11 @@ class Run:
         """
         strategy = self.strategy
         servers = strategy.make_servers(self)
-        self._fleet = fleet = make_fleet(self, servers)
+        self.fleet = fleet = make_fleet(self, servers)
         fleet.loop.interrupted = self.raise_if_stopped
         self.members = members = make_members(self, fleet)
+        self._ends.callback(members.close)
+        self._ends.callback(fleet.stop)
         members.open()
         strategy.start_on_other_nodes(members.server)
         usual = (
@@ -150,7 +158,10 @@ class Run:
             fleet.start(raise_if_hopeless)
             members.admit(strategy.generators_of_other_nodes, raise_if_hopeless)
         assert self.weight_sync is not None, "every run has one (`default_callbacks`)"
-        self._syncs = self.weight_sync.make_syncs(self)
+        self.syncs = self.weight_sync.make_syncs(self)
+        for sync in self.syncs.values():
+            self._ends.callback(sync.close)
+            self._ends.callback(sync.interrupt)
 
     def begin(self) -> None:
         """Gives the generators the first version, proves them and admits the first prompts."""
@@ -257,19 +268,9 @@ class Run:
 
     def end(self) -> None:
         """Ends all that the run has started, whatever has happened; idempotent."""
-        fleet, members, syncs = self._fleet, self.members, self._syncs
-        self._fleet = self.members = self._syncs = self.strategy.run = None
-        with ExitStack() as ends:  # the last one first, and each one also after another's error
-            ends.callback(self.claim.release)
-            ends.callback(self.data.end_workers)
-            ends.callback(self.policy.free_sent)
-            if members is not None:
-                ends.callback(members.close)
-            if fleet is not None:
-                ends.callback(fleet.stop)
-            for sync in (syncs or {}).values():
-                ends.callback(sync.close)
-                ends.callback(sync.interrupt)
+        self.strategy.run = None
+        self.syncs = {}
+        self._ends.close()
 
     # ---- its parts, on rank 0
 
@@ -287,13 +288,6 @@ class Run:
     def weight_sync(self) -> WeightSync | None:
         """The settings of the syncs; None on the other ranks."""
         return find(self.trainer, WeightSync)
-
-    @property
-    def fleet(self) -> Fleet:
-        """The generators; rank 0 has them from `start` to `end`."""
-        if self._fleet is None:
-            raise RuntimeError(NO_GENERATORS)
-        return self._fleet
 
     @property
     def evaluations(self) -> list[Evaluation]:
@@ -315,13 +309,6 @@ class Run:
             raise RuntimeError("There is no controller: training has not begun.")
         return self._calls
 
-    @property
-    def syncs(self) -> dict[GeneratorPool, Sync]:
-        """The sync of each pool of generators; rank 0 has them from `start` to `end`."""
-        if self._syncs is None:
-            raise RuntimeError(NO_GENERATORS)
-        return self._syncs
-
     # ---- signals and checkpoints
 
     def raise_if_stopped(self) -> None:
@@ -335,14 +322,14 @@ class Run:
     def settle(self) -> None:
         """Waits until every token written so far is here: a checkpoint has no other. A sync that is
         under way ends first, since a generator that loads weights does not answer."""
-        if self._fleet is None or self._syncs is None:
+        if not self.syncs:
             return
         if self.trainer.interrupted:
-            for sync in self._syncs.values():
+            for sync in self.syncs.values():
                 sync.interrupt()
         else:
-            self._syncs[self._fleet.rollouts].wait()
-        self._fleet.call(self._fleet.rollouts.flush(), "fetching the tokens on their way")
+            self.syncs[self.fleet.rollouts].wait()
+        self.fleet.call(self.fleet.rollouts.flush(), "fetching the tokens on their way")
 
     def controller_state(self) -> dict[str, Any] | None:
         """Returns the controller's state after the steps done; None before there is one."""

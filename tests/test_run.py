@@ -17,28 +17,18 @@ HOOKS = ("check", "prepare", "start", "begin", "end")
 
 def test_a_run_ends_all_that_it_has_started_although_one_end_fails() -> None:
     run, ended = ModelRun(), list[str]()
-    loop = run.fleet.loop
 
     def fail() -> None:
         raise OSError("a server cannot be stopped")
 
-    run._fleet.stop = fail
-    run.members = Members(ended)  # type: ignore[assignment]
-    run.data.end_workers = lambda: ended.append("workers")  # type: ignore[method-assign]
+    run._ends.callback(ended.append, "workers")
+    run._ends.callback(fail)
+    run._ends.callback(ended.append, "syncs")
     with pytest.raises(OSError, match="cannot be stopped"):
         run.end()
-    assert ended == ["members", "workers"] and run.strategy.run is None
+    assert ended == ["syncs", "workers"] and run.strategy.run is None
     run.end()  # it has ended
-    assert ended == ["members", "workers", "workers"]
-    loop.close()
-
-
-class Members:
-    def __init__(self, ended: list[str]) -> None:
-        self.ended = ended
-
-    def close(self) -> None:
-        self.ended.append("members")
+    assert ended == ["syncs", "workers"]
 
 
 class Reached(Exception):  # noqa: N818 - no error, the end of the test

@@ -54,7 +54,7 @@ class ModelRun(Run):
         super().__init__(trainer, policy, data)
         loop = LoopThread()
         self.pool = GeneratorPool(make_generators())
-        self._fleet: Any = SimpleNamespace(
+        self.fleet: Any = SimpleNamespace(
             loop=loop,
             rollouts=self.pool,
             pools=[self.pool],
@@ -62,13 +62,18 @@ class ModelRun(Run):
             heartbeat_s=5.0,
             outage_limit=OutageLimit(60.0, []),
             call=lambda work, what: loop.wait(work, 5.0, what),
-            stop=loop.close,
         )
         self.versions: list[int] = []
         self._calls: Any = SimpleNamespace(
             new_version=self.versions.append, state_dict=lambda step: {}
         )
-        self._syncs = self.settings.make_syncs(self)
+        self.syncs = self.settings.make_syncs(self)
+        for end in (
+            self.data.end_workers,
+            loop.close,
+            *(one for sync in self.syncs.values() for one in (sync.close, sync.interrupt)),
+        ):
+            self._ends.callback(end)
 
     @property
     def clients(self) -> list[Client]:

@@ -162,7 +162,7 @@ def test_every_sync_of_a_run_treats_keys_and_values_by_the_setting(
     model_run: ModelRun, how: Any, clears: str
 ) -> None:
     model_run.settings.keys_and_values = how
-    model_run._syncs = model_run.settings.make_syncs(model_run)
+    model_run.syncs = model_run.settings.make_syncs(model_run)
     model_run.step(1)
     assert all(
         f"/pause?mode=keep&clear_cache={clears}" in client.posted[-10:]

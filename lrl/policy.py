@@ -36,6 +36,7 @@ from lrl.training.kernels import Kernels
 from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import (
+    RoundedAdamW,
     check_norm,
     on_cpu_together,
     restart_at,
@@ -43,7 +44,6 @@ from lrl.training.optimizers import (
     step_schedulers,
     sum_over_ranks,
 )
-from lrl.training.rounded_adamw import RoundedAdamW
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.types import Group, MicroBatch, Step
 
@@ -77,7 +77,7 @@ class PolicyModule(PolicyModel):
         max_grad_norm: The gradient of a step is scaled down to this L2 norm; null never does.
         dtype: Dtype of weights, gradients and optimizer state. `float32` takes 16 bytes a parameter
             and goes with `trainer.precision: bf16-mixed`; `bfloat16` takes 8, and AdamW rounds its
-            updates at random, right in the mean (`lrl.training.rounded_adamw`).
+            updates at random, right in the mean (`lrl.training.optimizers`).
         gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a
             third more time. A number n recomputes every n-th layer only, which takes an n-th of
             that time; 1 is as true.

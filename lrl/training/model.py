@@ -53,7 +53,7 @@ def is_made(model: str) -> bool:
 
 def find_model(model: str) -> str:
     """Returns the folder or hub name for the setting `model`; runs the function if it names one.
-    Raises ConfigError if there is no such folder or function."""
+    Raises ConfigError if there is no such folder or function, or it fails."""
     if not is_made(model):
         folder = Path(model).expanduser()
         # Names on the hub are `name` or `owner/name`.
@@ -64,10 +64,9 @@ def find_model(model: str) -> str:
             )
         return str(folder) if model.startswith("~") else model
     try:
-        make = import_by_name.function(model)
-    except ValueError as error:
-        raise ConfigError(f"model={model!r}: {error}") from None
-    return str(make())
+        return str(import_by_name.function(model)())
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(f"model={model!r}: {type(error).__name__}: {error}") from error
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -194,7 +193,7 @@ def _quantised(folder: Path) -> tuple[str, str] | None:
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
     """Opens a model on the meta device: shapes only. Raises ValueError if it cannot."""
     config = open_config(folder)
-    with torch.device("meta"), _opening(AutoModelForCausalLM, folder, attention):
+    with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             config, attn_implementation=attention, trust_remote_code=False
         )
@@ -339,22 +338,9 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
-            f"tokens and their positions alone ({shortened(error)}). Take another model"
-            f"{other_attention(network)}."
+            f"tokens and their positions alone ({shortened(error)}). Take another model, or another "
+            "attention."
         ) from error
-
-
-def other_attention(network: PreTrainedModel) -> str:
-    """Returns the end of the sentence "Take another model", if the attention may be at fault."""
-    attention = network.config._attn_implementation
-    return f", or another attention than {attention!r}" if attention else ""
-
-
-def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
-    if not Path(folder).exists():
-        hub.reach()
-    with _opening(kind, folder, settings.get("attn_implementation")):
-        return kind.from_pretrained(folder, trust_remote_code=False, **settings)
 
 
 def shortened(error: Exception) -> str:
@@ -362,17 +348,16 @@ def shortened(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
 
 
-@contextmanager
-def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
-    """Turns transformers' exceptions for a bad folder into a ValueError."""
+def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
+    if not Path(folder).exists():
+        hub.reach()
     try:
-        yield
+        return kind.from_pretrained(folder, trust_remote_code=False, **settings)
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         if "custom code" in reason:
             reason = "It brings code of its own, which is never run."
-        how = f" with attention={attention!r}" if attention else ""
         raise ConfigError(
-            f"model={folder!r}: {kind.__name__} cannot open it{how}. {reason:.300}\nGive a folder in "
+            f"model={folder!r}: {kind.__name__} cannot open it. {reason:.300}\nGive a folder in "
             "Hugging Face format, a name on the hub (and a way to reach it), or module:function."
         ) from None

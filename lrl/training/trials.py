@@ -39,7 +39,6 @@ from lrl.training.model import (
     checkpoint_weights,
     decoder_of,
     label_logprobs,
-    other_attention,
     text_as_micro_batch,
     trial_pass,
 )
@@ -224,7 +223,7 @@ class _Trial:
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} gives a response that is "
             f"padded, or in a batch with others, other log-probs than alone (they differ by "
-            f"{found:.1g}). It cannot be trained: take another model{other_attention(network)}."
+            f"{found:.1g}). It cannot be trained: take another model, or another attention."
         )
 
     def why_no_tree(self, allowed: float) -> str:

@@ -1,4 +1,6 @@
-"""A user's own optimizer and scheduler: lrl steps them and changes nothing in them."""
+"""A user's own optimizer and scheduler: lrl steps them and changes nothing in them; and bfloat16
+weights, which learn at learning rates far below their distance of two numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
+from transformers import LlamaConfig
 
 import lrl
-from lrl.training.optimizers import scale_and_clip
-from tests.policies import GROUPS, FakeStep, Steps, pack, trainer
+from lrl.training.merging import rounded
+from lrl.training.optimizers import SLICE, RoundedAdamW, scale_and_clip
+from tests.policies import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
 
 EPOCH = 3
 """Steps in an epoch."""
@@ -198,3 +203,119 @@ def test_a_scheduler_that_needs_a_metric_gets_it_from_the_users_hook(folder: str
     policy = Judged(folder, with_scheduler(by_the_loss, interval="step"))
     fit(policy, 3)
     assert policy.lrs == pytest.approx([0.8, 0.8, 0.4])
+
+
+# ---- AdamW for bfloat16 weights
+
+LR = 1e-6
+
+
+@pytest.fixture(scope="module")
+def new_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("new"), LlamaConfig(**SIZES))
+
+
+class Nearest(lrl.PolicyModule):
+    """A policy with torch's AdamW whatever the weights are."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), self.lr, self.betas, weight_decay=0.0)
+
+
+def seeded(policy: lrl.PolicyModule, seed: int = 0, **settings: Any) -> None:
+    torch.manual_seed(seed)
+    fit(policy, 6, **settings)
+
+
+def numbers(policy: lrl.PolicyModule) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
+
+
+def moved(kind: type[lrl.PolicyModule], folder: str, dtype: Any) -> Tensor:
+    """The change of all weights over a run, float64; both dtypes begin with the same numbers."""
+    policy = kind(folder, lr=LR, dtype=dtype)
+    policy.configure_model()
+    for weight in policy.parameters():
+        weight.data = weight.data.bfloat16().to(weight.dtype)
+    before = numbers(policy).double()
+    seeded(policy)
+    return numbers(policy).double() - before
+
+
+def test_weights_in_bfloat16_move_as_those_in_float32_do(new_model: str) -> None:
+    exact = moved(lrl.PolicyModule, new_model, "float32")
+
+    def share(change: Tensor) -> float:
+        return (change @ exact / (exact @ exact)).item()
+
+    assert share(moved(lrl.PolicyModule, new_model, "bfloat16")) == pytest.approx(1.0, abs=0.15)
+    assert share(moved(Nearest, new_model, "bfloat16")) < 0.3, "nearly all of it is lost"
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_an_update_of_float32_weights_is_torchs(fused: bool | None) -> None:
+    ours, theirs = (
+        [torch.nn.Parameter(torch.linspace(-1, 1, size)) for size in (7, 12)] for _ in range(2)
+    )
+    how: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.3, "fused": fused}
+    optimizers = RoundedAdamW(ours, seed=0, **how), torch.optim.AdamW(theirs, **how)
+    for step in range(3):
+        for weights, optimizer in zip((ours, theirs), optimizers, strict=True):
+            for weight in weights:
+                weight.grad = torch.sin(weight.detach() + step)
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_moments_in_bfloat16_follow_the_gradient_down(fused: bool | None) -> None:
+    """To the nearest number a decay of 1/1000 would leave the second moment as it was."""
+    weight = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    optimizer = RoundedAdamW([weight], seed=0, lr=0.0, betas=(0.9, 0.999), fused=fused)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    weight.grad = torch.zeros_like(weight)
+    for _ in range(99):
+        optimizer.step()
+    square = optimizer.state[weight]["exp_avg_sq"]
+    assert square.dtype == torch.bfloat16
+    assert square.double().mean().item() == pytest.approx(1e-3 * 0.999**99, rel=2e-3)
+    assert torch.equal(weight, torch.ones_like(weight))
+
+
+def test_slices_of_a_weight_have_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def draw(weight: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+        seeds.append(seed)
+        return rounded(weight, dtype, seed)
+
+    monkeypatch.setattr("lrl.training.optimizers.rounded", draw)
+    monkeypatch.setattr("lrl.training.optimizers.SLICE", 4)
+    weights = [torch.nn.Parameter(torch.ones(2, 4, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = RoundedAdamW(weights, seed=0)
+    for _ in range(3):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert len(set(seeds)) == len(seeds) == 3 * 2 * 2 * 3, "steps, weights, slices, and numbers"
+    assert SLICE > 4
+
+
+def test_a_run_in_bfloat16_resumes_exactly(new_model: str, tmp_path: Path) -> None:
+    whole, resumed = (lrl.PolicyModule(new_model, lr=LR, dtype="bfloat16") for _ in range(2))
+    seeded(whole, saves_in=tmp_path)
+    seeded(resumed, seed=7, ckpt_path=str(tmp_path / "step=2.ckpt"))
+    assert torch.equal(numbers(whole), numbers(resumed)), "the draws are the checkpoint's"
+    other = lrl.PolicyModule(new_model, lr=LR, dtype="bfloat16")
+    seeded(other, seed=7)
+    assert not torch.equal(numbers(whole), numbers(other))
+
+
+def test_sent_weights_are_those_that_compute(new_model: str) -> None:
+    policy = lrl.PolicyModule(new_model, lr=1e-3, dtype="bfloat16")
+    seeded(policy)
+    assert {weight.dtype for _, weight in policy.whole_weights()} == {torch.bfloat16}
+    text = [1, 2, 3, 4]
+    assert policy.prompt_logprobs(text) == policy.prompt_logprobs(text, None, "bfloat16")

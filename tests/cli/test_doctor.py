@@ -5,10 +5,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 from lrl.cli import doctor
@@ -101,32 +99,6 @@ def test_doctor_lists_the_transports_that_the_gpus_allow(monkeypatch: pytest.Mon
     assert works == expected
     monkeypatch.setattr(metadata, "entry_points", lambda group: metadata.EntryPoints())
     assert doctor.transports(0).status == "wrong"
-
-
-@pytest.mark.parametrize(
-    ("gpus", "fast", "status"),
-    [([], False, "warning"), ([], True, "ok"), (["H100"], False, "ok")],
-)
-def test_a_cpu_that_is_slow_in_16_bits_is_a_warning_if_it_computes(
-    gpus: list[str], fast: bool, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
-    monkeypatch.setattr(doctor, "NEEDED_MEMORY", 0)
-    assert doctor.processors(torch, gpus).status == status
-
-
-LONG = " ".join(["found"] * 30)
-
-
-@pytest.mark.parametrize(("status", "expected"), [("ok", 0), ("warning", 0), ("wrong", 1)])
-def test_the_exit_status_is_one_only_if_something_is_wrong_and_no_line_is_broken(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: Any, expected: int
-) -> None:
-    row = doctor.Check("vLLM", status, f"{LONG} [this]", "pip install 'lrl[vllm]'; " * 5 + "lrl")
-    monkeypatch.setattr(doctor, "checks", lambda folder: [row])
-    assert doctor.main([]) == expected
-    printed = capsys.readouterr().out
-    assert row.found in printed and f"type: {row.remedy}\n" in printed
 
 
 def test_the_doctor_does_not_import_vllm(tmp_path: Path) -> None:

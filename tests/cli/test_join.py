@@ -17,20 +17,6 @@ from tests.cli.conftest import Say
 WORKER = ["--kind", "worker"]
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["leave"], "RUN"),
-        (["join", "somewhere", "--workers", "2"], "--workers: a member of kind generator"),
-        (["join", "somewhere", *WORKER, "--devices", "0"], "--devices: a member of kind worker"),
-        (["leave", "somewhere", "--host", "10.0.0.1"], "--host"),
-    ],
-)
-def test_words_that_cannot_work_are_refused(words: list[str], named: str, say: Say) -> None:
-    status, _, error = say(*words)
-    assert status == 2 and named in error
-
-
 def test_a_member_has_a_worker_for_each_core_of_its_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,4 @@
-"""The command `lrl`: a wrong word is answered with the nearest one, and Ctrl-C while a command still
-imports ends it at once, without a word of Python's."""
+"""Ctrl-C while a command still imports ends it at once, without a word of Python's."""
 
 from __future__ import annotations
 
@@ -8,9 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
-from lrl.cli.main import COMMANDS
-from tests.cli.conftest import Say
 
 AT_AN_IMPORT = """
 import os, signal, sys
@@ -46,14 +42,3 @@ def test_an_interrupt_of_an_import_ends_a_command_without_a_traceback(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT), done.stderr
     assert not done.stderr.strip() and not done.stdout.strip()
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"), [("fitt", "fit"), ("vaildate", "validate"), ("Chat", "chat")]
-)
-def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(
-    word: str, meant: str, say: Say
-) -> None:
-    status, _, text = say(word, "--config", "quickstart")
-    assert status == 2 and f"no command {word!r}. Did you mean {meant}?" in text
-    assert all(command in text for command in COMMANDS)

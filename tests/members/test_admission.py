@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.errors import RequestRejected
-from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator, State
 from lrl.generators.server import JoinedServer
@@ -123,18 +121,6 @@ def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restart
     assert (live.fleet.joined, live.fleet.left, live.fleet.restarts) == (0, 0, 0)
 
 
-def test_a_joining_generator_with_another_token_is_refused(
-    live: LiveRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refuses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        raise RequestRejected("generator 2: answered 401: only with the token of that run")
-
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", refuses)
-    number = live.speaks(SOMEWHERE)
-    wait_for(lambda: live.status(number) is Status.REFUSED)
-    assert "401" in live.member(number).why and not live.fleet.rollouts.pending  # type: ignore[union-attr]
-
-
 def test_an_invalid_certificate_refuses_its_generator_and_no_other(live: LiveRun) -> None:
     number = live.speaks(Location("https://127.0.0.1:1", "certificate", "no certificate"))
     wait_for(lambda: live.status(number) is Status.REFUSED)
@@ -149,15 +135,6 @@ def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: L
     assert "its process has ended" in (generator.eviction or "") and len(live.fleet.generators) == 2
     assert live.fleet.restarts == 0 and [len(server.starts) for server in live.servers] == [1, 1]
     assert live.registry.claim(Kind.GENERATOR) == number + 1, "a number is never given twice"
-
-
-def test_a_joined_generator_whose_process_is_silent_is_lost(
-    live: LiveRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number, generator = live.serving()
-    monkeypatch.setattr("lrl.members.registry.LEASE_S", 0.01)
-    wait_for(lambda: generator.eviction is not None)
-    assert "its process has ended" in (generator.eviction or "")
 
 
 def test_a_generator_that_leaves_stays_out_and_the_run_stops_its_own_server(live: LiveRun) -> None:

@@ -126,37 +126,6 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
 
 
-def test_it_ends_with_the_run_and_prints_so(
-    fleet: Fleet,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(join, "REFUSED_S", 0.1)
-    close = fleet.registry_server.close  # type: ignore[attr-defined]
-    others = Meanwhile(lambda: wait_for(lambda: bool(pending(fleet))), fleet.stop, close)
-    assert main(["join", str(tmp_path)]) == 0
-    others.done()
-    assert (
-        "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
-    )
-
-
-def test_a_generator_that_fails_its_probe_prints_the_reason_and_ends(
-    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    others = Meanwhile(
-        lambda: wait_for(lambda: bool(pending(fleet))),
-        lambda: sync(fleet, 7, failing="generator 1"),
-    )
-    assert main(["join", str(tmp_path)]) == 1
-    others.done()
-    assert (
-        "not admitted it: it does not compute" in capsys.readouterr().out
-        and not Watched.made[0].alive
-    )
-
-
 def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

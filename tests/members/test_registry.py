@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lrl.errors import ConfigError, NoAnswer, NotRunning
+from lrl.errors import NoAnswer, NotRunning
 from lrl.members import registry as registry_module
 from lrl.members.registry import (
     CALLS,
@@ -242,13 +242,6 @@ def test_the_files_of_a_model_arrive_unchanged_and_no_other_file_can_be_had(tmp_
             headers = {"Authorization": f"Bearer {TOKEN}"}
             assert call(server.location().url, "GET", f"/run/model/{name}", headers)[0] == 404
     assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == files
-
-
-def test_a_port_that_is_taken_is_named_with_its_setting(server: RegistryServer) -> None:
-    with pytest.raises(
-        ConfigError, match=f"strategy.join_port is {server.port}, which cannot be had"
-    ):
-        RegistryServer(Registry(spec_of()), Endpoint(), TOKEN, server.port)
 
 
 def test_with_tls_the_run_answers_those_who_know_its_certificate(tmp_path: Path) -> None:

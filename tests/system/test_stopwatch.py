@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.system.stopwatch import Stopwatch, shares
+from lrl.system.stopwatch import Stopwatch
 
 STATES = st.sampled_from(["a", "b", "c"])
 
@@ -36,8 +36,3 @@ def test_an_inner_state_has_seconds_of_its_own_and_the_outer_one_continues_after
         raise KeyError
     now = 16.0
     assert stopwatch.lap() == {"train": 5.0, "sync": 2.0}
-
-
-def test_shares_are_of_all_states_and_0_of_nothing() -> None:
-    assert shares({"a": 3.0, "b": 1.0}, ("a", "b", "c")) == {"a": 0.75, "b": 0.25, "c": 0.0}
-    assert shares({}, ("a",)) == {"a": 0.0}

@@ -24,8 +24,6 @@ from lrl.generators import cpu_backend
 
 GIB = 2**30
 NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
-NEEDED_SHARED_MEMORY = GIB
-NEEDED_DISK = 5 * GIB
 REINSTALL = "rm -rf .venv && make setup"
 HEADLINES = ("torch", "lightning", "transformers")
 
@@ -187,16 +185,27 @@ def graphics(gpus: Sequence[str], driver: bool, built_for: str | None) -> Check:
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
     """Checks the space for the shared-memory transport: two versions of the weights in a sync."""
-    name = str(path)
+    mount = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}"
+    grow = f"sudo mount -o remount,size=8G {path}   (a container: docker run --shm-size=8g)"
+    return space(str(path), path, GIB, not_writable=mount, full=grow)
+
+
+def disk(folder: Path) -> Check:
+    """Checks the space for logs and checkpoints in the run folder, or its nearest parent."""
+    parents = (folder.absolute(), *folder.absolute().parents)
+    # os.path: pathlib raises if a parent folder is not readable.
+    there = next(path for path in parents if os.path.exists(path))
+    own, largest = f"sudo chown $USER {there}", f"du -sh {there}/* | sort -h"
+    return space("run folder", there, 5 * GIB, not_writable=own, full=largest)
+
+
+def space(name: str, path: Path, needed: int, *, not_writable: str, full: str) -> Check:
+    """Checks that a folder can be written to, and has so many bytes free; else the remedies."""
     if not os.access(path, os.W_OK):
-        remedy = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}"
-        return Check(name, "wrong", "missing or not writable", remedy)
-    room = shutil.disk_usage(path)
-    found = f"{room.free / GIB:.2f} of {room.total / GIB:.2f} GiB free"
-    if room.free < NEEDED_SHARED_MEMORY:
-        remedy = f"sudo mount -o remount,size=8G {path}   (a container: docker run --shm-size=8g)"
-        return Check(name, "warning", f"{found}; a sync needs twice the size of the model", remedy)
-    return Check(name, "ok", found)
+        return Check(name, "wrong", f"{path} is missing or not writable", not_writable)
+    free = shutil.disk_usage(path).free
+    found = f"{free / GIB:.1f} GiB free in {path}"
+    return Check(name, "ok", found) if free >= needed else Check(name, "warning", found, full)
 
 
 def transports(gpus: int) -> Check:
@@ -212,22 +221,6 @@ def transports(gpus: int) -> Check:
     found = [f"{one} (from {least} GPUs)" for one, least in needed.items() if gpus < least]
     works = ", ".join(one for one in TRANSPORTS if gpus >= needed.get(one, 0))
     return Check(name, "ok", "; not ".join([works, *found]))
-
-
-def disk(folder: Path) -> Check:
-    """Checks the space for logs and checkpoints in the run folder, or its nearest parent."""
-    name, parents = "run folder", (folder.absolute(), *folder.absolute().parents)
-    # os.path: pathlib raises if a parent folder is not readable.
-    there = next(path for path in parents if os.path.exists(path))
-    if not there.is_dir():
-        return Check(name, "wrong", f"{there} is a file", "lrl doctor FOLDER")
-    free = shutil.disk_usage(there).free
-    found = f"{free / GIB:.0f} GiB free in {there}"
-    if not os.access(there, os.W_OK):
-        return Check(name, "wrong", f"{there} is not writable", f"sudo chown $USER {there}")
-    if free < NEEDED_DISK:
-        return Check(name, "warning", found, f"du -sh {there}/* | sort -h")
-    return Check(name, "ok", found)
 
 
 def sandbox() -> Check:

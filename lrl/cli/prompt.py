@@ -14,7 +14,6 @@ from typing import Any
 
 from lrl.errors import NotRunning
 from lrl.members.run_file import Running, find_generator
-from lrl.rollouts.chat_template import with_beginning
 
 PROMPT = "1+1="
 """Prompt if none is given; even a vocabulary of digits has it."""
@@ -60,26 +59,16 @@ export OPENAI_API_KEY={generator.token}
 def request(generator: Running, prompt: str) -> tuple[str, str]:
     """Returns the OpenAI route, and its body as a shell word: a chat if there is a template."""
     model = generator.ask("GET", "/v1/models")["data"][0]
-    asked = {"model": model["id"], "messages": [{"role": "user", "content": prompt}]}
+    asked: dict[str, Any] = {"model": model["id"]}
+    asked["messages"] = [{"role": "user", "content": prompt}]
     route = "chat/completions"
     try:
         generator.ask("POST", "/tokenize", asked)
     except NotRunning:  # without a chat template
-        route, asked = "completions", plain_prompt(generator, model["id"], prompt)
+        route = "completions"
+        asked = {"model": model["id"], "prompt": prompt}
     asked["max_tokens"] = max(1, min(LONGEST_RESPONSE, model["max_model_len"] // 2))
     # Without a salt of the current second, vLLM would reuse keys and values of older weights for
     # the same prompt.
     start, end = f'{json.dumps(asked)[:-1]}, "cache_salt": "', '"}'
     return route, f'{shlex.quote(start)}"$(date +%s)"{shlex.quote(end)}'
-
-
-def plain_prompt(generator: Running, model: str, prompt: str) -> dict[str, Any]:
-    """Returns a prompt without a chat template as it is typed, or as the tokens of training: vLLM
-    would add all special tokens of the tokenizer, its end of a text too."""
-    asked = {"model": model, "prompt": prompt}
-    added, alone = (
-        generator.ask("POST", "/tokenize", asked | {"add_special_tokens": special})["tokens"]
-        for special in (True, False)
-    )
-    trained = with_beginning(added, alone)
-    return asked if trained == added else asked | {"prompt": trained}

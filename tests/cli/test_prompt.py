@@ -25,17 +25,12 @@ from tests.lent_server import LentServer
 
 WITHOUT_A_TEMPLATE = """
 import http.server, json, sys
-BEFORE, AFTER = [1], []
 class Base(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.say(200, {"data": [{"id": "base", "max_model_len": 40}]})
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/tokenize" and "prompt" in body:
-            letters, special = [ord(letter) for letter in body["prompt"]], body["add_special_tokens"]
-            self.say(200, {"tokens": BEFORE * special + letters + AFTER * special})
-        else:
-            self.say(400 if self.path == "/tokenize" else 200, {"route": self.path, **body})
+        self.say(400 if self.path == "/tokenize" else 200, {"route": self.path, **body})
     def say(self, status, answer):
         self.send_response(status)
         self.end_headers()
@@ -57,12 +52,6 @@ class Scripted(Server):
 
     def command(self) -> list[str]:
         return [sys.executable, "-c", self.program, "--host", "127.0.0.1", "--port", str(self.port)]
-
-
-class Ending(Scripted):
-    """One whose tokenizer puts an end behind every text."""
-
-    program = WITHOUT_A_TEMPLATE.replace("AFTER = [1], []", "AFTER = [1], [2]")
 
 
 class Silent(Scripted):
@@ -129,12 +118,6 @@ def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
     assert expected.items() <= answer.items()
     assert answer["prompt"] == ODD_PROMPT and answer["cache_salt"].isdecimal()
     assert not (tmp_path / "home" / "harm").exists()
-
-
-def test_a_prompt_is_sent_without_the_end_that_its_tokenizer_adds(tmp_path: Path, say: Say) -> None:
-    with started(Ending, tmp_path):
-        answer = run_in_shell(say("prompt", str(tmp_path), "1+1=")[1], tmp_path)
-    assert answer["prompt"] == [1, *map(ord, "1+1=")]
 
 
 def test_a_generator_is_found_by_number_under_any_name_of_its_run_until_its_process_ends(

@@ -4,8 +4,9 @@ limit."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -118,9 +119,9 @@ def test_a_request_that_reads_when_the_run_ends_evicts_no_generator(
     assert "is evicted" not in caplog.text
 
 
-LIMIT_S = 900.0
-START_S, SYNC_S, LOOK_S = 30.0, 2.0, 0.2
+LIMIT_S, LOOK_S, START_S = 900.0, 0.2, 30.0
 REQUEST = Request(Prompt(id=0, token_ids=[5], text=""), 1, 0, 0, 0.0)
+Does = Callable[[GeneratorPool, Generator], Awaitable[None]]
 
 
 @pytest.fixture
@@ -131,106 +132,83 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
     loop.close()
 
 
-class Outage:
-    """A run whose `generators` are lost; a looking trainer syncs each replacement, and `does` says
-    what that does."""
-
-    def __init__(self, does: Callable[[Outage, Generator], None], generators: int = 1) -> None:
-        self.does = does
-        self.limit = OutageLimit(LIMIT_S, [])
-        self.pool = GeneratorPool([make_generator(number, 8) for number in range(generators)])
-        self.replacements = 0
-        self.pool.on_evicted = lambda lost: self.later(self.replace(lost))
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def later(self, work: object) -> None:
-        self.tasks.append(asyncio.get_running_loop().create_task(work))  # type: ignore[arg-type]
-
-    async def replace(self, lost: Generator) -> None:
-        pause_s = min(
-            job_supervisor.LONGEST_BACKOFF_S, job_supervisor.FIRST_BACKOFF_S * 2**self.replacements
-        )
-        await asyncio.sleep(pause_s + START_S)
-        self.replacements += 1
-        self.pool.pending.append(make_generator(0, 8))
-
-    async def begin(self) -> None:
-        for generator in self.pool.generators:
-            await generator.resume(0)
-        await self.pool.prove(list(self.pool.generators), self.passes)
-        for generator in list(self.pool.generators):
-            self.pool.evict(generator, "its process has ended")
-
-    async def passes(self, generator: Generator) -> None:
-        """A proof that finds nothing."""
-
-    async def look(self, seconds: float) -> None:
-        """Looks as a waiting trainer does; raises NoGenerators at the limit."""
-        end = asyncio.get_running_loop().time() + seconds
-        while asyncio.get_running_loop().time() < end:
-            self.limit.check_outage(self.pool)
-            if self.pool.pending:
-                await self.pool.admit_pending()
-                for generator in [one for one in self.pool.generators if one.version < 0]:
-                    self.does(self, generator)
-            await asyncio.sleep(LOOK_S)
-
-    def run(self, clock: VirtualClock, seconds: float = 24 * 3600.0) -> float:
-        """Returns the seconds until the run ended."""
-
-        async def scene() -> float:
-            await self.begin()
-            begun = clock.time()
-            try:
-                with pytest.raises(NoGenerators, match=r"strategy\.generator_timeout_s=900"):
-                    await self.look(seconds)
-            finally:
-                for task in self.tasks:
-                    task.cancel()
-            return clock.time() - begun
-
-        return clock.run_until_complete(scene())
+async def lost_pool(generators: int = 1) -> GeneratorPool:
+    """A pool whose generators have served, and are lost."""
+    pool = GeneratorPool([make_generator(number, 8) for number in range(generators)])
+    for generator in list(pool.generators):
+        await serves(pool, generator)
+        pool.evict(generator, "its process has ended")
+    return pool
 
 
-def fails_its_sync(run: Outage, generator: Generator) -> None:
-    async def sync() -> None:
-        await asyncio.sleep(SYNC_S)
-        await run.pool.finish_sync({generator: "/update_weights did not answer"})
-
-    run.later(sync())
-
-
-def fails_its_proof(run: Outage, generator: Generator) -> None:
-    async def compare(one: Generator) -> None:
-        await asyncio.sleep(SYNC_S)
-        raise GeneratorError("it does not compute what the policy computes")
-
-    async def sync() -> None:
-        await generator.resume(1)
-        await run.pool.finish_sync({})
-        await run.pool.prove([generator], compare)
-
-    run.later(sync())
+async def look(pool: GeneratorPool, seconds: float) -> None:
+    """Looks as a waiting trainer does; raises NoGenerators at the limit."""
+    limit = OutageLimit(LIMIT_S, [])
+    for _ in range(int(seconds / LOOK_S)):
+        limit.check_outage(pool)
+        await asyncio.sleep(LOOK_S)
 
 
-def ends_at_its_first_request(run: Outage, generator: Generator) -> None:
-    async def sync() -> None:
-        await generator.resume(1)
-        await run.pool.finish_sync({})
-        await run.pool.prove([generator], run.passes)
-        generator.reserve(REQUEST, [Rollout()])
-        await asyncio.sleep(20.0)
-        run.pool.evict(generator, "its process has ended")
+async def joins(pool: GeneratorPool) -> Generator:
+    pool.pending.append(generator := make_generator(0, 8))
+    await pool.admit_pending()
+    return generator
 
-    run.later(sync())
+
+async def passes(generator: Generator) -> None:
+    """A proof that finds nothing."""
+
+
+async def differs(generator: Generator) -> None:
+    raise GeneratorError("it does not compute what the policy computes")
+
+
+async def serves(pool: GeneratorPool, generator: Generator) -> None:
+    await generator.resume(1)
+    await pool.finish_sync({})
+    await pool.prove([generator], passes)
+
+
+async def fails_its_sync(pool: GeneratorPool, generator: Generator) -> None:
+    await asyncio.sleep(2.0)
+    await pool.finish_sync({generator: "/update_weights did not answer"})
+
+
+async def fails_its_proof(pool: GeneratorPool, generator: Generator) -> None:
+    await generator.resume(1)
+    await pool.finish_sync({})
+    await pool.prove([generator], differs)
+
+
+async def ends_at_its_first_request(pool: GeneratorPool, generator: Generator) -> None:
+    await serves(pool, generator)
+    generator.reserve(REQUEST, [Rollout()])
+    await asyncio.sleep(20.0)
+    pool.evict(generator, "its process has ended")
 
 
 @pytest.mark.parametrize("generators", [1, 8])
 @pytest.mark.parametrize("does", [fails_its_sync, fails_its_proof, ends_at_its_first_request])
 def test_a_run_ends_at_its_limit_whatever_the_replacements_do(
-    does: Callable[[Outage, Generator], None], generators: int, clock: VirtualClock
+    does: Does, generators: int, clock: VirtualClock
 ) -> None:
-    seconds = Outage(does, generators).run(clock)
+    async def scene() -> float:
+        pool = await lost_pool(generators)
+        begun = clock.time()
+
+        async def replace() -> None:
+            for failures in itertools.count():
+                await asyncio.sleep(START_S + min(300.0, 2.0**failures))
+                await does(pool, await joins(pool))
+
+        tasks = [asyncio.create_task(replace()) for _ in range(generators)]
+        with pytest.raises(NoGenerators, match=r"strategy\.generator_timeout_s=900"):
+            await look(pool, 24 * 3600.0)
+        for task in tasks:
+            task.cancel()
+        return clock.time() - begun
+
+    seconds = clock.run_until_complete(scene())
     assert LIMIT_S < seconds <= LIMIT_S + 25.0  # one that has a request may still answer
 
 
@@ -239,31 +217,20 @@ def test_a_run_ends_at_its_limit_whatever_the_replacements_do(
 def test_an_outage_begins_anew_after_a_replacement_was_of_use(
     writes: bool, looked: bool, clock: VirtualClock
 ) -> None:
-    def is_of_use(run: Outage, generator: Generator) -> None:
-        async def sync() -> None:
-            await generator.resume(1)
-            await run.pool.finish_sync({})
-            await run.pool.prove([generator], run.passes)
-            if writes:
-                generator.client.last_token_at = clock.time()
-
-        run.does = fails_its_proof
-        run.later(sync())
-
-    run = Outage(is_of_use)
-
     async def scene() -> float:
-        await run.begin()
-        await run.look(LIMIT_S / 2)
-        (serving,) = run.pool.serving
-        if not looked:
-            run.pool.alone_since = clock.time() - LIMIT_S / 2
-        run.pool.evict(serving, "its process has ended")
+        pool = await lost_pool()
+        await look(pool, LIMIT_S / 2)
+        generator = await joins(pool)
+        await serves(pool, generator)
+        if writes:
+            generator.client.last_token_at = clock.time()
+        await asyncio.sleep(5.0)
+        if looked:
+            await look(pool, 1.0)
+        pool.evict(generator, "its process has ended")
         begun = clock.time()
         with pytest.raises(NoGenerators):
-            await run.look(2 * LIMIT_S)
-        for task in run.tasks:
-            task.cancel()
+            await look(pool, 2 * LIMIT_S)
         return clock.time() - begun
 
     assert LIMIT_S < clock.run_until_complete(scene()) <= LIMIT_S + 1.0

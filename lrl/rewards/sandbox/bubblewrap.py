@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 _WALLS = """
 --unshare-all --unshare-user --uid 1000 --gid 1000 --hostname sandbox --cap-drop ALL
@@ -62,11 +63,14 @@ def interpreter(python: str, user: int | None) -> tuple[str, tuple[str, ...]]:
     Without a path it is that of this process without its packages, or the system's if the user
     cannot reach it.
     """
+    how: dict[str, Any] = {"stderr": subprocess.DEVNULL, "cwd": "/", "timeout": 20.0}
+    if user is not None:
+        how |= {"user": user, "group": user, "extra_groups": []}
     own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     for path in [python] if python else [own, "/usr/bin/python3"]:
         command = [path, "-I", "-c", _PREFIXES]
         try:
-            said = subprocess.check_output(command, timeout=20.0, user=user, cwd="/")
+            said = subprocess.check_output(command, **how)
         except (OSError, subprocess.SubprocessError) as error:
             found = f"{path} does not run as a Python: {error}"
             continue

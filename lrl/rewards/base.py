@@ -118,29 +118,24 @@ class Function(Reward):
         super().__init__(weight, name or own_name)
         signature = inspect.signature(function)
         self.binary = signature.return_annotation in (bool, "bool")
-        kind_of = {name: one.kind for name, one in signature.parameters.items()}
-        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        first = [name for name, kind in kind_of.items() if kind in by_place]
-        is_swapped = "response" in first[:1] or "prompt" in first[1:]
-        is_trls = "completions" in kind_of  # a list of responses
-        takes_both = inspect.Parameter.VAR_POSITIONAL in kind_of.values() or len(first) > 1
-        takes_columns = inspect.Parameter.VAR_KEYWORD in kind_of.values()
-        if is_swapped or is_trls or not takes_both or not takes_columns:
+        try:
+            given = list(signature.bind_partial("", "", **{"any column": ""}).arguments)
+        except TypeError:
+            given = ["response"]
+        # TRL's take lists, `completions`.
+        if given[0] == "response" or "prompt" in given[1:] or "completions" in given:
             raise ConfigError(
                 f"The reward {own_name} takes {signature}. Define it as `def {own_name}(prompt, "
                 "response, **columns)`, for one response; `columns` are those of the row."
             )
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        """Raises ValueError if no column fills an argument behind prompt and response that has no
-        default."""
-        known = {*columns, "finish_reason", "num_tokens", "turn_rewards"}
-        parameters = inspect.signature(self.function).parameters.values()
-        by_place = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-        by_name = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
-        for one in (*by_place[2:], *by_name):
-            if one.default is one.empty and one.name not in known:
-                raise ValueError(f"the row has no column {one.name!r}, only {sorted(columns)}")
+        """Raises ValueError if no column fills an argument that has no default."""
+        known = {*columns, "finish_reason", "num_tokens", "turn_rewards"} - {"prompt", "response"}
+        try:
+            inspect.signature(self.function).bind("", "", **dict.fromkeys(known))
+        except TypeError as error:
+            raise ValueError(f"{error}; the row has only {sorted(columns)}") from error
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
         return self.function(prompt, response, **columns)

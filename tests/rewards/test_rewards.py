@@ -90,7 +90,7 @@ def test_a_column_that_only_some_rows_have_is_missing_in_the_others(function):
     """A call would raise, for a response that no reward could then have."""
     reward = Function(function)
     reward.check_row({"level": 3})
-    with pytest.raises(ValueError, match="the row has no column 'level', only .'answer'."):
+    with pytest.raises(ValueError, match="argument: 'level'; the row has only .'answer'."):
         reward.check_row({"answer": "72"})
 
 

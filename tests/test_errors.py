@@ -13,9 +13,8 @@ PRIVATE = {
     "BadCallError",
     "Deadlock",
     "JoinEnded",
-    "OutOfTimeError",
     "RunEnded",
-    "TooLargeError",
+    "TooMuchError",
     "_Tried",
 }
 """Errors that never leave the room that raises them."""

@@ -290,9 +290,8 @@ def _check_rewards(rewards: list[Reward]) -> None:
     """Refuses rewards that no worker could load, or whose names do not tell them apart."""
     if not rewards:
         fault("rewards is empty; give at least one. Without any only an environment has rewards.")
-    names: set[str] = set()
+    names = [reward.name for reward in rewards]
     for reward in rewards:
-        if reward.name in names:
+        if names.count(reward.name) > 1:
             fault(f"rewards has more than one named {reward.name!r}; give one another `name`.")
-        names.add(reward.name)
         pickled(reward, f"rewards has {reward.name!r}")

@@ -2,15 +2,12 @@
 
 import functools
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from lrl.errors import ConfigError
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.verifiers.final_answer import marked_answers
 from lrl.system.import_by_name import did_you_mean
-
-COLUMNS = ("task", "settings", "item")
 
 
 class ReasoningGym(Reward):
@@ -21,11 +18,6 @@ class ReasoningGym(Reward):
     """
 
     name = "reasoning_gym"
-
-    def check_row(self, columns: Mapping[str, Any]) -> None:
-        for name in COLUMNS:
-            if name not in columns:
-                raise ValueError(f"the row has no column {name!r} (of lrl.ReasoningGym)")
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns the score; `GaveUp` for an answer at which the scorer raises an exception.

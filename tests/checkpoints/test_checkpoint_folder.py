@@ -47,20 +47,3 @@ def test_what_a_killed_run_has_left_is_gone_before_any_rank_writes(
     monkeypatch.setattr(dist, "broadcast_object_list", share)
     monkeypatch.setattr(checkpoint_folder, "save_parts", parts)
     assert save(tmp_path / "step").newest_step == 3
-
-
-def test_a_rest_that_cannot_be_removed_is_an_error_of_all_ranks(
-    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = []
-
-    def refuse(path: Path) -> None:
-        raise PermissionError("the folder is another user's")
-
-    monkeypatch.setattr(checkpoint_folder, "_remove", refuse)
-    monkeypatch.setattr(dist, "broadcast_object_list", lambda found, src: shared.extend(found))
-    monkeypatch.setattr(checkpoint_folder, "save_parts", lambda *arguments: pytest.fail("it began"))
-    with pytest.raises(PermissionError):
-        checkpoint_folder._clear(tmp_path / "step.unfinished")
-    (error,) = shared
-    assert isinstance(error, PermissionError)

@@ -35,12 +35,13 @@ _END_OF_TERM = re.compile(r"[-+=,;&<>|]|\\(?:pm|mp|mid|cup|cap|bmod)\b|\\\\")
 _TOKEN = re.compile(r"⟨\d+⟩|\d+(?:\.\d*)?|\.\d+|\\[a-zA-Z]+|\S")
 
 
-class TooLargeError(Exception):
-    """A text denotes a number that is too large to compute; the message has the reason."""
+class TooMuchError(BaseException):
+    """What cannot be worked out; the message says why. Not an `Exception`: a library might catch
+    that as one of its own."""
 
 
 def check_magnitude(text: str) -> None:
-    """Raises TooLargeError for a formula of more than `MAX_BITS` bits, or with brackets deeper
+    """Raises TooMuchError for a formula of more than `MAX_BITS` bits, or with brackets deeper
     than `MAX_DEPTH`."""
     text = _POWER_AND_SIGN.sub("^", _IGNORED.sub("", text))
     text = _MATRIX.sub("⟨64⟩^", _FLOOR_OR_CEILING.sub(" ", text))
@@ -49,7 +50,7 @@ def check_magnitude(text: str) -> None:
         if not groups:
             _size(text)
             return
-    raise TooLargeError(f"has more than {MAX_DEPTH} brackets within one another")
+    raise TooMuchError(f"has more than {MAX_DEPTH} brackets within one another")
 
 
 def _size(flat: str) -> int:
@@ -57,7 +58,7 @@ def _size(flat: str) -> int:
     terms = [_size_of_term(term) for term in _END_OF_TERM.split(flat) if term.strip()]
     size = max(terms, default=0.0) + math.log2(max(1, len(terms)))
     if size > MAX_BITS:
-        raise TooLargeError(f"would have more than {MAX_BITS} bits if it were worked out")
+        raise TooMuchError(f"would have more than {MAX_BITS} bits if it were worked out")
     return math.ceil(size)
 
 
@@ -109,10 +110,6 @@ _REPEAT_S = 0.5
 _Found = TypeVar("_Found")
 
 
-class OutOfTimeError(BaseException):
-    """Not an `Exception`: a library might catch that as one of its own."""
-
-
 def within(seconds: float, work: Callable[[], _Found]) -> _Found:
     """Runs `work` within `seconds` of this process's CPU time, and returns its result.
 
@@ -120,11 +117,11 @@ def within(seconds: float, work: Callable[[], _Found]) -> _Found:
     multiplication of large numbers, but not inside other C code. Python handles no signals outside
     of the main thread, so there is no limit there.
 
-    Raises OutOfTimeError, also if `work` has swallowed it and returned.
+    Raises TooMuchError, also if `work` has swallowed it and returned.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
-    out_of_time = OutOfTimeError(f"takes more than {seconds:g} s of CPU time")
+    out_of_time = TooMuchError(f"takes more than {seconds:g} s of CPU time")
     armed, late = True, False
 
     def ring(*_: object) -> None:

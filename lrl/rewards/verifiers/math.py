@@ -13,7 +13,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from lrl.rewards.base import GaveUp, Reward, reference_of
 from lrl.rewards.verifiers import expression
 from lrl.rewards.verifiers.final_answer import final_answers, marked_answers
-from lrl.rewards.verifiers.limits import OutOfTimeError, TooLargeError, check_magnitude, within
+from lrl.rewards.verifiers.limits import TooMuchError, check_magnitude, within
 from lrl.system.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right
@@ -86,7 +86,7 @@ class Math(Reward):
         try:
             check_magnitude(right)
             gold = within(self.give_up_s, lambda: _parsed(right))
-        except (TooLargeError, OutOfTimeError) as error:
+        except TooMuchError as error:
             raise ValueError(f"the gold answer {right!r} {error}") from error
         if not gold:
             raise ValueError(f"no expression can be read from the gold answer {right!r}")
@@ -97,7 +97,7 @@ class Math(Reward):
                 self.give_up_s,
                 lambda: float(any(_are_equal(gold, _parsed(final)) for final in finals)),
             )
-        except (TooLargeError, OutOfTimeError) as error:
+        except TooMuchError as error:
             return GaveUp(f"the response {error}")
 
 

@@ -24,7 +24,7 @@ from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import NO_PARSER, Episodes
-from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.observations import Transcript
 from lrl.system.endpoint import Endpoint
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 from tests.certificates import self_signed
@@ -109,7 +109,7 @@ def played(
     """Plays rollouts to their ends beside `work`, which is done outside, and scores them. From the
     first turn on, `later_timeout_s` is in the place of `turn_timeout_s`."""
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
-    tokens = ObservationTokens(tokenizer=tokenizer, ends=ends, opens=True, writes_prompt=True)
+    known: Any = {"tokenizer": tokenizer, "ends": ends, "vocabulary": len(tokenizer)}
     limits: dict[str, Any] = {"max_turns": 8, "max_turn_tokens": 200, "timeout_s": DEADLINE_S}
     sampling = Sampling(n=len(rollouts), max_tokens=2000, stop_tokens=tuple(sorted(ends)))
     prompt = Prompt(id=0, token_ids=[], text="2+3=", columns={"answer": "5"})
@@ -125,7 +125,7 @@ def played(
         agents,
         **limits | terms,
         stop_tokens=(),
-        observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+        observations=partial(Transcript, **known, opens=True, writes_prompt=True),
         decode=lambda tokens, before: tokenizer.decode(tokens),
         each_alone=True,
     )

@@ -14,6 +14,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -26,7 +27,7 @@ from lrl.advantages import GroupMean
 from lrl.environments import Agent, Message, ParsedTurn, ToolCall
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
-from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.observations import Transcript
 from lrl.rollouts.packing import Packer
 from lrl.types import Decode, Group, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
@@ -170,7 +171,7 @@ def play(
 ) -> tuple[Group, Sampler]:
     """Plays a group of episodes with a plan, and scores it."""
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
-    tokens = ObservationTokens(tokenizer=tokenizer, ends=ends, opens=True, writes_prompt=True)
+    known: Any = {"tokenizer": tokenizer, "ends": ends, "vocabulary": len(tokenizer)}
     decode: Decode = lambda ids, before: tokenizer.decode(  # noqa: E731
         ids, skip_special_tokens=True
     )
@@ -183,7 +184,7 @@ def play(
         max_turn_tokens=40,
         timeout_s=60.0,
         stop_tokens=(),
-        observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+        observations=partial(Transcript, **known, opens=True, writes_prompt=True),
         decode=decode,
         find_calls=sampler.find_calls,
     )

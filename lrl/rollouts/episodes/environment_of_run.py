@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
@@ -11,15 +13,11 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.base import trial_response
+from lrl.rollouts.chat_template import encode
 from lrl.rollouts.controller import Write
 from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, check_prompt
-from lrl.rollouts.episodes.observations import (
-    ObservationTokens,
-    Transcript,
-    call_tokens,
-    check_result,
-)
+from lrl.rollouts.episodes.observations import Transcript, call_tokens, check_result
 from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
 from lrl.system.config_errors import fault
 from lrl.types import Prompt
@@ -96,16 +94,16 @@ class EnvironmentOfRun:
         `parses` says whether the generators find calls of tools."""
         if isinstance(self.pool, ExternalAgents):
             return
-        tokens = self._observation_tokens(policy)
+        transcript_of = self._transcripts(policy)
         text = "" if first is None else trial_response(first.columns)
         try:
-            turn = Written(text, tokens.text(text), content=text)
+            turn = Written(text, encode(policy.tokenizer, text), content=text)
         except ConfigError:  # the answer need not be in the policy's tokens
             turn = Written("", [])
 
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
-            transcript = Transcript(tokens, first, len(policy.tokenizer))
+            transcript = transcript_of(first)
             begins = len(transcript.ids(opening, None))
             if self._max_prompt_tokens is not None:
                 check_prompt(len(first.token_ids) + begins, self._max_prompt_tokens)
@@ -130,8 +128,6 @@ class EnvironmentOfRun:
     ) -> Episodes:
         """Returns what plays episodes with turns that `write` writes; `find_calls` is needed with
         tools."""
-        tokens = self._observation_tokens(policy)
-        vocabulary = len(policy.tokenizer)
         return Episodes(
             write=write,
             environments=self.pool,
@@ -139,7 +135,7 @@ class EnvironmentOfRun:
             max_turn_tokens=self._max_turn_tokens,
             timeout_s=self.settings.episode_timeout_s,
             stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
-            observations=lambda prompt: Transcript(tokens, prompt, vocabulary),
+            observations=self._transcripts(policy),
             decode=policy.decode,
             find_calls=find_calls,
             each_alone=self.external is not None,
@@ -149,27 +145,29 @@ class EnvironmentOfRun:
     async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:
         """Warns if the parser finds no call of a tool where the chat template writes one."""
         if tools := self.environment.tools:
-            call = call_tokens(self._observation_tokens(policy), tools)
+            call = call_tokens(policy.tokenizer, policy.ends, tools)
             await parser.try_out(call, policy.decode(call, ()), tools)
 
-    def _observation_tokens(self, policy: PolicyText) -> ObservationTokens:
-        """Returns what makes tokens of observations; raises ConfigError if the chat template does
-        not show the policy the results of tools."""
+    def _transcripts(self, policy: PolicyText) -> Callable[[Prompt], Transcript]:
+        """Returns what begins the transcript of an episode; raises ConfigError if the chat template
+        does not show the policy the results of tools."""
         environment = self.environment
-        tokens = ObservationTokens(
+        transcript_of = partial(
+            Transcript,
             tokenizer=policy.tokenizer,
+            vocabulary=len(policy.tokenizer),
             ends=policy.ends,
             tools=environment.tools,
             opens=environment.opens,
             writes_prompt=environment.writes_prompt,
+            shown=set(),
         )
-        if not environment.tools:
-            return tokens
-        try:
-            check_result(tokens, environment.tools)
-        except EpisodeError as error:
-            raise ConfigError(
-                f"data.environment is {type(environment).__name__}, and the policy cannot read the "
-                f"result of a tool: {error}. Take a model whose chat template knows tools."
-            ) from error
-        return tokens
+        if environment.tools:
+            try:
+                check_result(transcript_of, environment.tools)
+            except EpisodeError as error:
+                raise ConfigError(
+                    f"data.environment is {type(environment).__name__}, and the policy cannot read "
+                    f"the result of a tool: {error}. Take a model whose chat template knows tools."
+                ) from error
+        return transcript_of

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -41,26 +41,157 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 _QUESTION = {"role": "user", "content": "go"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObservationTokens:
-    """Makes tokens of observations; raises ConfigError where the policy cannot read one. `ends` end a
-    response; `opens`, `writes_prompt` and `tools` are the environment's."""
+@dataclass
+class Transcript:
+    """The observations of one episode after a prompt, each with all that stands before it. `ends` end
+    a response; `opens`, `writes_prompt` and, at first, `tools` are the environment's."""
 
+    prompt: Prompt
+    _: KW_ONLY
     tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
+    """Tokens of the policy."""
     ends: frozenset[int]
     tools: Sequence[dict[str, Any]] = ()
+    """JSON schemas of what the policy may call; known after the opening observation."""
     opens: bool = False
     writes_prompt: bool = False
     shown: set[tuple[Any, ...]] = field(default_factory=set)
-    """Forms of observations that the chat template shows whole."""
+    """Forms of observations that the chat template shows whole, of all episodes."""
 
-    def text(self, text: str) -> list[int]:
-        """Returns the tokens of a text, without special tokens of its own."""
-        if not text:  # as most openings are; the tokenizer takes 100 us to say so
+    def __post_init__(self) -> None:
+        self._chat = self.prompt.chat
+        self._turns: list[tuple[Chat | None, Written]] = []
+        """Each turn with the chat that it answers."""
+
+    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        """Returns the tokens of the observation in a reply to a turn, or at the beginning (None);
+        raises EpisodeError if the policy cannot read it."""
+        if turn is not None:
+            self._turns.append((self._chat, turn))
+        if reply.done:
             return []
-        return encode(self.tokenizer, text)
+        if reply.after == BEGINNING:
+            self._chat, turn = self.prompt.chat, None
+        elif reply.after is not None:
+            self._chat, turn = self._turns[reply.after]
+            if self.writes_prompt and self._chat is not None:
+                self.tools = self._chat.tools
+        try:
+            return self._ids(reply.observation, turn, reply.tools)
+        except ConfigError as error:
+            raise EpisodeError("environment_error", str(error)) from error
 
-    def behind(self, turn: list[int], chat: Chat, messages: list[Message], word: str) -> list[int]:
+    def _ids(
+        self,
+        observation: str | list[int] | list[Message],
+        turn: Written | None,
+        tools: Sequence[dict[str, Any]],
+    ) -> list[int]:
+        if tools and not (turn is None and self.writes_prompt):
+            raise ConfigError(
+                "`Policy.turn` has tools, which go with the first observation of an environment "
+                "that `writes_prompt`; another one has the property `tools`"
+            )
+        if isinstance(observation, list) and observation and isinstance(observation[0], dict):
+            messages: Any = observation
+            return self._opening(messages, tools) if turn is None else self._after(turn, messages)
+        if turn is None and self.opens:
+            raise ConfigError(
+                "`opens` is true, so the prompt ends before the header of the policy's message: "
+                "give the observation before the first turn as chat messages"
+            )
+        if isinstance(observation, str):
+            return encode(self.tokenizer, observation) if observation else []
+        token_ids: Any = observation
+        if unknown := [token for token in token_ids if not 0 <= token < self.vocabulary]:
+            raise ConfigError(
+                f"the observation has the token {unknown[0]}, and the policy has {self.vocabulary}"
+            )
+        return list(token_ids)
+
+    def _opening(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        begun = self.prompt.token_ids
+        if not self.opens:
+            if not self.prompt.chat:
+                raise ConfigError(NO_CHAT)
+            raise ConfigError(
+                "the observation before the first turn is chat messages, and the prompt ends with "
+                "the header of the policy's message: set `opens = True` in the environment's class"
+            )
+        if self.writes_prompt:
+            variables = {} if self.prompt.chat is None else self.prompt.chat.variables
+            self._chat = Chat([], tools, variables)
+            self.tools = tools
+            self._check_tools(messages, tools)
+
+        def after_prompt(chat: Chat) -> list[int]:
+            rendered = encode_chat(self.tokenizer, chat)
+            if rendered[: len(begun)] != begun:
+                raise ConfigError(
+                    "the chat template renders the prompt otherwise with messages behind it: give "
+                    "those in the prompt"
+                )
+            return rendered[len(begun) :]
+
+        return self._add([], messages, lambda chat, behind: after_prompt(_grown(chat, behind)))
+
+    def _check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
+        """Raises ConfigError if the chat template leaves tools out of these messages."""
+        form = ("tools", *(message["role"] for message in messages))
+        if tools and form not in self.shown:
+            shown = render_chat(self.tokenizer, Chat(messages, tools))
+            if shown == render_chat(self.tokenizer, Chat(messages)):
+                raise ConfigError(
+                    "the policy's chat template leaves the tools out. Take a model whose chat "
+                    "template knows tools"
+                )
+            self.shown.add(form)
+
+    def _after(self, turn: Written, messages: list[Message]) -> list[int]:
+        word = STAND_IN
+        while word in str(messages):
+            word += "x"
+
+        def after_turn(chat: Chat, behind: list[Message]) -> list[int]:
+            return self._behind(turn.token_ids, chat, behind, word)
+
+        try:
+            return self._add([stand_in(word, turn.calls)], messages, after_turn)
+        except ConfigError:
+            if len(turn.calls) < 2:
+                raise
+            # Llama's template takes one call a turn.
+            return self._add([stand_in(word, turn.calls[:1])], _joined(messages), after_turn)
+
+    def _add(
+        self,
+        turn: list[Message],
+        messages: list[Message],
+        tokens_of: Callable[[Chat, list[Message]], list[int]],
+    ) -> list[int]:
+        """Adds a turn's stand-in and messages to the chat; returns the messages' tokens."""
+        if self._chat is None:
+            raise ConfigError(NO_CHAT)
+        chat = _grown(self._chat, turn)
+        form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
+        if form not in self.shown:
+            # Digits: a small vocabulary may have no letters.
+            words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
+            text = decoded(self.tokenizer, tokens_of(chat, words))
+            # Some templates show no content of a message with calls.
+            shown = [one for one in words if not one.get("tool_calls")]
+            if lacking := [one["role"] for one in shown if one["content"] not in text]:
+                raise ConfigError(
+                    f"the chat template leaves out the content of the {lacking[0]} message, or puts "
+                    "it before the end of the policy's. Take a model with another template"
+                )
+            self.shown.add(form)
+        ids = tokens_of(chat, messages)
+        self._chat = _grown(chat, messages)
+        return ids
+
+    def _behind(self, turn: list[int], chat: Chat, messages: list[Message], word: str) -> list[int]:
         """Returns what follows the tokens of a turn: the template's end, unless the turn has it, and
         `messages`. `chat` ends with the turn's stand-in, which has the `word`."""
         alone = self._behind_word(chat, word, header=False)
@@ -83,172 +214,31 @@ class ObservationTokens:
         """Returns the tokens behind the last place of a word in the rendering of a chat; none if
         it has no such word."""
         text = render_chat(self.tokenizer, chat, header=header)
-        return self.text(text.rpartition(word)[2]) if word in text else []
+        return encode(self.tokenizer, text.rpartition(word)[2]) if word in text else []
 
 
-@dataclass
-class Transcript:
-    """The observations of one episode, each with all that stands before it; the policy has
-    `vocabulary` tokens."""
-
-    tokens: ObservationTokens
-    prompt: Prompt
-    vocabulary: int
-
-    def __post_init__(self) -> None:
-        self.tools = self.tokens.tools
-        """JSON schemas of what the policy may call; known after the opening observation."""
-        self._chat = self.prompt.chat
-        self._turns: list[tuple[Chat | None, Written]] = []
-        """Each turn with the chat that it answers."""
-
-    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns the tokens of the observation in a reply to a turn, or at the beginning (None);
-        raises EpisodeError if the policy cannot read it."""
-        if turn is not None:
-            self._turns.append((self._chat, turn))
-        if reply.done:
-            return []
-        if reply.after == BEGINNING:
-            self._chat, turn = self.prompt.chat, None
-        elif reply.after is not None:
-            self._chat, turn = self._turns[reply.after]
-            if self.tokens.writes_prompt and self._chat is not None:
-                self.tools = self._chat.tools
-        try:
-            return self._ids(reply.observation, turn, reply.tools)
-        except ConfigError as error:
-            raise EpisodeError("environment_error", str(error)) from error
-
-    def _ids(
-        self,
-        observation: str | list[int] | list[Message],
-        turn: Written | None,
-        tools: Sequence[dict[str, Any]],
-    ) -> list[int]:
-        if tools and not (turn is None and self.tokens.writes_prompt):
-            raise ConfigError(
-                "`Policy.turn` has tools, which go with the first observation of an environment "
-                "that `writes_prompt`; another one has the property `tools`"
-            )
-        if isinstance(observation, list) and observation and isinstance(observation[0], dict):
-            messages: Any = observation
-            return self._opening(messages, tools) if turn is None else self._after(turn, messages)
-        if turn is None and self.tokens.opens:
-            raise ConfigError(
-                "`opens` is true, so the prompt ends before the header of the policy's message: "
-                "give the observation before the first turn as chat messages"
-            )
-        if isinstance(observation, str):
-            return self.tokens.text(observation)
-        token_ids: Any = observation
-        if unknown := [token for token in token_ids if not 0 <= token < self.vocabulary]:
-            raise ConfigError(
-                f"the observation has the token {unknown[0]}, and the policy has {self.vocabulary}"
-            )
-        return list(token_ids)
-
-    def _opening(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        begun = self.prompt.token_ids
-        if not self.tokens.opens:
-            if not self.prompt.chat:
-                raise ConfigError(NO_CHAT)
-            raise ConfigError(
-                "the observation before the first turn is chat messages, and the prompt ends with "
-                "the header of the policy's message: set `opens = True` in the environment's class"
-            )
-        if self.tokens.writes_prompt:
-            variables = {} if self.prompt.chat is None else self.prompt.chat.variables
-            self._chat = Chat([], tools, variables)
-            self.tools = tools
-            self._check_tools(messages, tools)
-
-        def after_prompt(chat: Chat) -> list[int]:
-            rendered = encode_chat(self.tokens.tokenizer, chat)
-            if rendered[: len(begun)] != begun:
-                raise ConfigError(
-                    "the chat template renders the prompt otherwise with messages behind it: give "
-                    "those in the prompt"
-                )
-            return rendered[len(begun) :]
-
-        return self._add([], messages, lambda chat, behind: after_prompt(_grown(chat, behind)))
-
-    def _check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
-        """Raises ConfigError if the chat template leaves tools out of these messages."""
-        tokens, form = self.tokens, ("tools", *(message["role"] for message in messages))
-        if tools and form not in tokens.shown:
-            shown = render_chat(tokens.tokenizer, Chat(messages, tools))
-            if shown == render_chat(tokens.tokenizer, Chat(messages)):
-                raise ConfigError(
-                    "the policy's chat template leaves the tools out. Take a model whose chat "
-                    "template knows tools"
-                )
-            tokens.shown.add(form)
-
-    def _after(self, turn: Written, messages: list[Message]) -> list[int]:
-        word = STAND_IN
-        while word in str(messages):
-            word += "x"
-
-        def after_turn(chat: Chat, behind: list[Message]) -> list[int]:
-            return self.tokens.behind(turn.token_ids, chat, behind, word)
-
-        try:
-            return self._add([stand_in(word, turn.calls)], messages, after_turn)
-        except ConfigError:
-            if len(turn.calls) < 2:
-                raise
-            # Llama's template takes one call a turn.
-            return self._add([stand_in(word, turn.calls[:1])], _joined(messages), after_turn)
-
-    def _add(
-        self,
-        turn: list[Message],
-        messages: list[Message],
-        tokens_of: Callable[[Chat, list[Message]], list[int]],
-    ) -> list[int]:
-        """Adds a turn's stand-in and messages to the chat; returns the messages' tokens."""
-        if self._chat is None:
-            raise ConfigError(NO_CHAT)
-        chat = _grown(self._chat, turn)
-        form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
-        if form not in self.tokens.shown:
-            # Digits: a small vocabulary may have no letters.
-            words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
-            text = decoded(self.tokens.tokenizer, tokens_of(chat, words))
-            # Some templates show no content of a message with calls.
-            shown = [one for one in words if not one.get("tool_calls")]
-            if lacking := [one["role"] for one in shown if one["content"] not in text]:
-                raise ConfigError(
-                    f"the chat template leaves out the content of the {lacking[0]} message, or puts "
-                    "it before the end of the policy's. Take a model with another template"
-                )
-            self.tokens.shown.add(form)
-        ids = tokens_of(chat, messages)
-        self._chat = _grown(chat, messages)
-        return ids
-
-
-def check_result(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> None:
+def check_result(
+    transcript_of: Callable[[Prompt], Transcript], tools: Sequence[dict[str, Any]]
+) -> None:
     """Raises EpisodeError if the chat template does not show the policy the result of a tool."""
     prompt = Prompt(id=0, token_ids=[], text="", chat=Chat([_QUESTION], tools))
     call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
     result = {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "done"}
-    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
-    transcript.ids(Reply([result]), Written("", [], [call]))
+    transcript_of(prompt).ids(Reply([result]), Written("", [], [call]))
 
 
-def call_tokens(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> list[int]:
+def call_tokens(
+    tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], tools: Sequence[dict[str, Any]]
+) -> list[int]:
     """Returns a call of the first tool as the chat template writes it, without the end of the
     turn."""
     chat = Chat([_QUESTION], tools)
     call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
-    before = encode_chat(tokens.tokenizer, chat)
+    before = encode_chat(tokenizer, chat)
     grown = _grown(chat, [stand_in(STAND_IN, [call])])
-    rendered = encode_chat(tokens.tokenizer, grown, header=False)
+    rendered = encode_chat(tokenizer, grown, header=False)
     written = rendered[len(commonprefix([before, rendered])) :]
-    end = next((place for place, token in enumerate(written) if token in tokens.ends), None)
+    end = next((place for place, token in enumerate(written) if token in ends), None)
     return written[:end]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lrl.environments.base import Answer
 from lrl.planning.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
-from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.observations import Transcript
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import MISTRAL, merging_tokenizer
@@ -103,13 +104,13 @@ class Letters:
 
 
 def terms(vocabulary: int = 1000, **changed: Any) -> dict[str, Any]:
-    tokens: Any = ObservationTokens(tokenizer=Letters(), ends=frozenset({2}))  # type: ignore[arg-type]
+    of_letters: Any = {"tokenizer": Letters(), "ends": frozenset({2}), "vocabulary": vocabulary}
     settings: dict[str, Any] = {
         "max_turns": 8,
         "max_turn_tokens": 20,
         "timeout_s": 1000.0,
         "stop_tokens": (STOP,),
-        "observations": lambda prompt: Transcript(tokens, prompt, vocabulary),
+        "observations": partial(Transcript, **of_letters),
         "decode": lambda tokens, before: str(tokens),
     }
     return settings | changed
@@ -334,9 +335,9 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     end = tokenizer.convert_tokens_to_ids("</s>")
     chat = Chat([{"role": "user", "content": "go"}])
     prompt = replace(PROMPT, token_ids=tokenizer.encode("[INST] go[/INST]"), chat=chat)
-    tokens = ObservationTokens(tokenizer=tokenizer, ends=frozenset({end}), tools=[{"name": "add"}])
+    known: Any = {"tokenizer": tokenizer, "ends": frozenset({end}), "tools": [{"name": "add"}]}
     settings: Any = {
-        "observations": lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+        "observations": partial(Transcript, vocabulary=len(tokenizer), **known),
         "decode": lambda tokens, before: tokenizer.decode(tokens),
         "stop_tokens": (2, STOP),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from lrl.environments import Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import EpisodeError
-from lrl.rollouts.episodes.observations import ObservationTokens, Transcript, call_tokens
+from lrl.rollouts.episodes.observations import Transcript, call_tokens
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
 from tests.chat_templates import CHATML, FAMILIES, GLM, HARMONY, LLAMA, Family, merging_tokenizer
@@ -22,13 +24,15 @@ ADD = {
 HIGHER = [{"role": "user", "content": "higher"}]
 
 
-def opened(family: Family, **settings: Any) -> tuple[ObservationTokens, Prompt]:
-    """What makes tokens for a family, and a prompt in its tokens."""
+def opened(family: Family, row: Mapping[str, Any] = {}, **settings: Any) -> Transcript:
+    """The transcript of an episode of a family."""
     tokenizer = merging_tokenizer(family.template)
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in family.ends)
-    prompts = Prompts([{"prompt": "Guess my number."}])
-    prompts.load(tokenizer, 1000, part="without header" if settings.get("opens") else "whole")
-    return ObservationTokens(tokenizer=tokenizer, ends=ends, **settings), prompts[0]
+    prompts = Prompts([{"prompt": "Guess my number.", **row}])
+    part: Any = "without header" if settings.get("opens") else "whole"
+    prompts.load(tokenizer, 1000, part="first token" if settings.get("writes_prompt") else part)
+    known: Any = {"tokenizer": tokenizer, "ends": ends, "vocabulary": len(tokenizer)}
+    return Transcript(prompts[0], **known, **settings)
 
 
 def tool_results(*calls: ToolCall) -> list[Message]:
@@ -53,15 +57,14 @@ def test_what_follows_a_turn_is_what_the_template_puts_there_whatever_was_sample
     name: str,
 ) -> None:
     family = FAMILIES[name]
-    tokens, prompt = opened(family)
-    tokenizer = tokens.tokenizer
+    transcript = opened(family)
+    tokenizer = transcript.tokenizer
     end, *other_ends = (tokenizer.convert_tokens_to_ids(end) for end in family.ends)
     user = tokenizer.encode(family.user, add_special_tokens=False)
     # Letters of special tokens, each a token of its own, as a policy can write them.
     spelt = [token for letter in "".join(family.ends) * 2 for token in tokenizer.encode(letter)]
-    assert tokenizer.decode(spelt) == "".join(family.ends) * 2 and not tokens.ends & {*spelt}
+    assert tokenizer.decode(spelt) == "".join(family.ends) * 2 and not transcript.ends & {*spelt}
     turns = [*(tokenizer.encode(text) for text in TURNS.values()), spelt]
-    transcript = Transcript(tokens, prompt, len(tokenizer))
     for turn in turns:
         written = Written(tokenizer.decode(turn), [*turn, end])
         assert transcript.ids(Reply(HIGHER), written) == user
@@ -110,10 +113,9 @@ def test_the_sampled_end_of_a_turn_stays_and_the_template_s_own_follows_unless_i
     follows: str,
 ) -> None:
     """A tool's result behind GLM's `<|user|>` was read as a user's words."""
-    tokens, prompt = opened(Family(template, ends, "", ""))
-    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
-    turn = Written("", tokens.tokenizer.encode("50" + sampled), calls)
-    assert tokens.tokenizer.decode(transcript.ids(Reply(messages), turn)) == follows
+    transcript = opened(Family(template, ends, "", ""))
+    turn = Written("", transcript.tokenizer.encode("50" + sampled), calls)
+    assert transcript.tokenizer.decode(transcript.ids(Reply(messages), turn)) == follows
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -121,15 +123,14 @@ def test_the_results_of_calls_follow_them_and_a_strange_name_of_a_tool_changes_n
     name: str,
 ) -> None:
     family = FAMILIES[name]
-    tokens, prompt = opened(family)
-    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
-    tool = tokens.tokenizer.encode(family.tool, add_special_tokens=False)
-    (end,) = tokens.tokenizer.convert_tokens_to_ids([family.ends[0]])
+    transcript = opened(family)
+    tool = transcript.tokenizer.encode(family.tool, add_special_tokens=False)
+    (end,) = transcript.tokenizer.convert_tokens_to_ids([family.ends[0]])
     for tool_name in ("add", "".join(family.ends), ""):
         call = ToolCall(tool_name, '{"a": 2', "t0001c000")
         written = Written("the call", [5, end], [call])
         assert transcript.ids(Reply(tool_results(call)), written) == tool
-    user = tokens.tokenizer.encode(family.user, add_special_tokens=False)
+    user = transcript.tokenizer.encode(family.user, add_special_tokens=False)
     assert transcript.ids(Reply(HIGHER), Written("50", [5, end])) == user
 
 
@@ -137,11 +138,10 @@ def test_the_results_of_calls_follow_them_and_a_strange_name_of_a_tool_changes_n
 def test_results_of_several_calls_are_one_message_where_the_template_takes_one_call(
     name: str,
 ) -> None:
-    tokens, prompt = opened(FAMILIES[name])
-    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    transcript = opened(FAMILIES[name])
     calls = [ToolCall("add", "{}", f"t0001c00{number}") for number in range(2)]
     reply = Reply([*tool_results(*calls), *HIGHER])
-    text = tokens.tokenizer.decode(transcript.ids(reply, Written("", [5], calls)))
+    text = transcript.tokenizer.decode(transcript.ids(reply, Written("", [5], calls)))
     assert text.count("5") == 2 and text.count("higher") == 1
     assert text.count("ipython") == (FAMILIES[name] is LLAMA)
 
@@ -149,17 +149,17 @@ def test_results_of_several_calls_are_one_message_where_the_template_takes_one_c
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) -> None:
     family = FAMILIES[name]
-    tokens, prompt = opened(family, opens=True)
-    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    transcript = opened(family, opens=True)
+    prompt = transcript.prompt
     opening: Any = [{"role": "user", "content": "It is below 100."}]
     observation = transcript.ids(Reply(opening), None)
     assert prompt.chat is not None
-    whole = tokens.tokenizer.apply_chat_template(
+    whole = transcript.tokenizer.apply_chat_template(
         [*prompt.chat.messages, *opening], add_generation_prompt=True, return_dict=False
     )
     assert prompt.token_ids + observation == whole
-    user = tokens.tokenizer.encode(family.user, add_special_tokens=False)
-    (end,) = tokens.tokenizer.convert_tokens_to_ids([family.ends[0]])
+    user = transcript.tokenizer.encode(family.user, add_special_tokens=False)
+    (end,) = transcript.tokenizer.convert_tokens_to_ids([family.ends[0]])
     assert transcript.ids(Reply(HIGHER), Written("50", [5, end])) == user
 
 
@@ -172,29 +172,24 @@ def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) 
     ],
 )
 def test_a_call_is_what_the_template_writes_between_header_and_end(name: str, call: str) -> None:
-    tokens, _ = opened(FAMILIES[name])
-    assert tokens.tokenizer.decode(call_tokens(tokens, [ADD])).endswith(call)
+    tokenizer, ends = (transcript := opened(FAMILIES[name])).tokenizer, transcript.ends
+    assert tokenizer.decode(call_tokens(tokenizer, ends, [ADD])).endswith(call)
 
 
 def test_the_variables_of_a_row_reach_the_chats_that_an_agent_writes() -> None:
     """They were checked against the template, and then left out."""
-    family = FAMILIES["chatml"]
-    tokenizer = merging_tokenizer("{% if brief %}Be brief. {% endif %}" + family.template)
-    row = {"prompt": "Guess my number.", "chat_template_kwargs": {"brief": True}}
-    prompts = Prompts([row])
-    prompts.load(tokenizer, 1000, part="first token")
-    ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in family.ends)
-    tokens = ObservationTokens(tokenizer=tokenizer, ends=ends, opens=True, writes_prompt=True)
-    transcript = Transcript(tokens, prompts[0], len(tokenizer))
+    template = "{% if brief %}Be brief. {% endif %}" + CHATML.template
+    row = {"chat_template_kwargs": {"brief": True}}
+    transcript = opened(CHATML._replace(template=template), row, opens=True, writes_prompt=True)
     for after in (None, BEGINNING):
-        read = prompts[0].token_ids + transcript.ids(Reply(HIGHER, after=after), None)
-        assert tokenizer.decode(read).startswith("Be brief. <|im_start|>user\nhigher")
+        read = transcript.prompt.token_ids + transcript.ids(Reply(HIGHER, after=after), None)
+        text = transcript.tokenizer.decode(read)
+        assert text.startswith("Be brief. <|im_start|>user\nhigher")
 
 
 def test_text_continues_the_turn_and_tokens_are_taken_as_they_are() -> None:
-    tokens, prompt = opened(LLAMA)
-    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
-    assert transcript.ids(Reply("5"), Written("", [7])) == tokens.tokenizer.encode("5")
+    transcript = opened(LLAMA)
+    assert transcript.ids(Reply("5"), Written("", [7])) == transcript.tokenizer.encode("5")
     assert transcript.ids(Reply([5, 6]), Written("", [7])) == [5, 6]
     assert transcript.ids(Reply([]), Written("", [7])) == []
     assert transcript.ids(Reply(HIGHER, done=True), Written("", [7])) == []
@@ -211,11 +206,9 @@ def refusal(
     observation: Any, template: str = LLAMA.template, *, first: bool = False, **settings: Any
 ) -> str:
     """The error of an observation."""
-    tokens, prompt = opened(Family(template, LLAMA.ends, "", ""), **settings)
+    transcript = opened(Family(template, LLAMA.ends, "", ""), **settings)
     with pytest.raises(EpisodeError) as failed:
-        Transcript(tokens, prompt, len(tokens.tokenizer)).ids(
-            Reply(observation), None if first else Written("", [7])
-        )
+        transcript.ids(Reply(observation), None if first else Written("", [7]))
     text = str(failed.value)
     assert "\n" not in text and len(text) < 400
     return text
@@ -243,7 +236,6 @@ def test_what_no_template_can_render_is_refused_with_its_remedy() -> None:
     assert "the tokenizer cannot encode" in refusal([{"role": "user", "content": "\ud800"}])
     assert "the tokenizer cannot encode" in refusal("a\ud800")
     assert "the observation has the token 9999" in refusal([9999])
-    tokens, prompt = opened(LLAMA)
-    prompt.chat = None
+    plain = replace(opened(LLAMA), prompt=Prompt(id=0, token_ids=[5], text="go"))
     with pytest.raises(EpisodeError, match="chat messages, and the prompt is plain text"):
-        Transcript(tokens, prompt, 1000).ids(Reply(HIGHER), Written("", [7]))
+        plain.ids(Reply(HIGHER), Written("", [7]))

@@ -17,12 +17,9 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.stats import StatsSnapshot
 from lrl.rollouts import timeline
-from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepStream
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
 from lrl.system.best_effort import best_effort
-from lrl.training.tree_cost import tree_lengths
-from lrl.types import Group
 
 SAMPLE_S = 0.1
 """Seconds between two snapshots of a generator."""
@@ -104,15 +101,12 @@ class Timeline(OnRankZero):
 
 def step_record(times: StepTimes, stream: StepStream, started_s: float) -> StepRecord:
     """Returns the record of a step that has ended; the update gets what no other part has."""
-    packer = stream.packer
-    tokens = [trainable_tokens(group, packer) for group in stream.groups]
-    waits = list(zip(stream.waits, tokens, strict=True))
-    first_s, more_s, last_s = timeline.split_waits(waits, packer.budget)
+    waits = times.trainer
     parts = {
-        "wait_first_s": first_s,
-        "wait_more_s": more_s,
-        "wait_last_s": last_s,
-        "wait_reward_s": times.trainer.get("wait_reward", 0.0),
+        "wait_first_s": waits.get("wait_first", 0.0),
+        "wait_more_s": waits.get("wait_next", 0.0),
+        "wait_last_s": waits.get("wait_last", 0.0),
+        "wait_reward_s": waits.get("wait_reward", 0.0),
         "train_s": sum(seconds for seconds, _ in stream.passes),
         "sync_s": times.sync,
     }
@@ -126,19 +120,10 @@ def step_record(times: StepTimes, stream: StepStream, started_s: float) -> StepR
         pause_s=times.sync_pause,
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
-        attention_tokens=packer.attention_tokens,
+        attention_tokens=stream.packer.attention_tokens,
         lags=dict(sorted(lags.items())),
         **parts,
     )
-
-
-def trainable_tokens(group: Group, packer: Packer) -> int:
-    """Returns the tokens of a group that may be trained, with its prompt as often as it is read."""
-    prompt = len(group.prompt.token_ids)
-    branches = [branch for rollout in group.scored for branch in rollout.branches]
-    lengths = [prompt + len(branch.places) for branch in branches]
-    how = {"longest": packer.micro_batch_tokens, "attention_tokens": packer.attention_tokens}
-    return sum(tree_lengths(lengths, prompt - 1, **how))
 
 
 async def sample(pool: GeneratorPool, record: Callable[[GeneratorRecord], None]) -> None:

@@ -29,7 +29,6 @@ from lrl.rollouts.timeline import (
     StepRecord,
     generation_s,
     group_record,
-    split_waits,
 )
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
@@ -257,11 +256,12 @@ class ModelTrainer:
 
     async def step(self, step: int) -> StepRecord:
         started = self._loop.time()
-        groups, waits, train_s = list[Group](), list[tuple[float, int]](), 0.0
+        groups, waits, train_s = list[Group](), list[float](), 0.0
         for _ in range(self.controller.ledger.pacing.groups_in(step)):
             waiting = self._loop.time()
             groups.append(await self.controller.next_group(step))
-            waits.append((self._loop.time() - waiting, self._take(groups[-1], step)))
+            waits.append(self._loop.time() - waiting)
+            self._take(groups[-1], step)
             if self.scene.placement == "split":
                 for each in self._cuts.full():
                     train_s += await self._compute(each)
@@ -270,7 +270,6 @@ class ModelTrainer:
         others_s = max(0.0, max(self._done) - self._loop.time())
         await asyncio.sleep(others_s + self.costs.update_s)
         sync_s, pause_s = await self._sync(step + 1)
-        first_s, more_s, last_s = split_waits(waits, self._cuts.budget)
         lags = Counter[int]()
         for rollout in (rollout for group in groups for rollout in group.rollouts):
             for version, tokens in runs_of(rollout):
@@ -279,9 +278,9 @@ class ModelTrainer:
             step=step,
             started_s=started,
             seconds=self._loop.time() - started,
-            wait_first_s=first_s,
-            wait_more_s=more_s,
-            wait_last_s=last_s,
+            wait_first_s=waits[0],
+            wait_more_s=sum(waits[1:-1]),
+            wait_last_s=sum(waits[1:][-1:]),
             train_s=train_s + others_s,
             update_s=self.costs.update_s,
             sync_s=sync_s,
@@ -299,8 +298,8 @@ class ModelTrainer:
     def _trains(self, lag: int) -> bool:
         return self.scene.stragglers == "wait" or lag <= self.scene.max_lag
 
-    def _take(self, group: Group, step: int) -> int:
-        """Adds the group's trees to the cuts as `Packer` would; returns their tokens."""
+    def _take(self, group: Group, step: int) -> None:
+        """Adds the group's trees to the cuts as `Packer` would."""
         prompt = len(group.prompt.token_ids)
         lengths = [
             prompt + len(rollout.token_ids)
@@ -315,7 +314,6 @@ class ModelTrainer:
         )
         for tokens in trees:
             self._cuts.add(range(tokens))
-        return sum(trees)
 
     async def _compute(self, each: Sequence[Rows[Any]]) -> float:
         """Runs a micro-batch on every rank, behind the one before; returns rank 0's seconds."""

@@ -112,8 +112,6 @@ class StepStream:
         self._stopwatch = stopwatch
         self._gather = gather
         self.groups: list[Group] = []
-        self.waits: list[float] = []
-        """Seconds of waiting for each of `groups`, without those for its rewards."""
         self.passes: list[tuple[float, list[int]]] = []
         """Each forward and backward pass of this rank: its seconds, and the tokens of each of its
         sequences."""
@@ -193,10 +191,8 @@ class StepStream:
         stopwatch.enter(state)
         group = self._source.next_group(self.step)
         stopwatch.enter("pack")
-        waited = stopwatch.seconds(state) - before
-        for_rewards = min(waited, group.scoring_s)
+        for_rewards = min(stopwatch.seconds(state) - before, group.scoring_s)
         stopwatch.move(for_rewards, state, "wait_reward")
-        self.waits.append(waited - for_rewards)
         self.groups.append(group)
         return group
 

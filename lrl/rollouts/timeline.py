@@ -36,9 +36,9 @@ class StepRecord:
     wait_first_s: float
     """Wait of the trainer for the step's first group."""
     wait_more_s: float
-    """Wait while the groups still to come would fill a micro-batch."""
+    """Wait for the groups between its first and its last."""
     wait_last_s: float
-    """Wait for the last group, or for the last few that together did not fill a micro-batch."""
+    """Wait for its last group."""
     train_s: float
     """Forward and backward passes."""
     update_s: float
@@ -156,22 +156,6 @@ def _record(text: str) -> Record:
     if "lags" in found:
         found["lags"] = {int(lag): tokens for lag, tokens in found["lags"].items()}
     return kind(**found)
-
-
-def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float, float, float]:
-    """Splits a step's waits into seconds for the first group, for more, and for the last ones
-    (`StepRecord`). `waits` are, for each group in the order of arrival, the seconds and its trained
-    tokens, prompts included; `budget` tokens fill a micro-batch for every rank."""
-    (first_s, _), *later = waits or [(0.0, 0)]
-    more_s = last_s = 0.0
-    to_come = 0
-    for number, (seconds, tokens) in enumerate(reversed(later)):
-        to_come += tokens
-        if number == 0 or to_come < budget:
-            last_s += seconds
-        else:
-            more_s += seconds
-    return first_s, more_s, last_s
 
 
 def generation_s(groups: Sequence[Group]) -> float:

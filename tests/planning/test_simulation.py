@@ -160,7 +160,7 @@ def test_an_overlapping_pause_costs_the_trainer_nothing_unless_lag_is_0(
     assert forecast.steps[2].train_s == 400 * 0.125
 
 
-def test_waits_are_split_by_the_tokens_still_to_come() -> None:
+def test_waits_are_for_the_first_group_for_the_last_and_for_those_between() -> None:
     class OneASecond(Lognormal):
         def of(self, prompt: int, index: int, responses: int) -> list[int]:
             return [1 + index]
@@ -175,7 +175,6 @@ def test_waits_are_split_by_the_tokens_still_to_come() -> None:
         micro_batch_tokens=20,
         prompt_tokens=1,
     )
-    # Groups of 2, 3, ... 9 tokens come at 1, 2, ... 8 s: the last two fill no micro-batch, the last
-    # three would.
+    # Groups come at 1, 2, ... 8 s.
     (step,) = scene.run().steps
-    assert (step.wait_first_s, step.wait_more_s, step.wait_last_s) == (1.0, 5.0, 2.0)
+    assert (step.wait_first_s, step.wait_more_s, step.wait_last_s) == (1.0, 6.0, 1.0)

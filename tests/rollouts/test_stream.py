@@ -110,7 +110,7 @@ def test_each_wait_and_pass_of_a_step_has_the_stopwatchs_seconds() -> None:
     scene = Scene(groups)
     scene.train()
     seconds = scene.stopwatch.lap()
-    assert scene.stream.waits == [2.0, 2.0, 2.0, 2.0, 1.5, 2.0]
+    assert (seconds["wait_next"], seconds["wait_reward"]) == (7.5, 0.5)
     assert sum(one for one, _ in scene.stream.passes) == seconds["train"]
     packed = sorted(length for _, lengths in scene.stream.passes for length in lengths)
     assert packed == sorted(4 + tokens for i in range(6) for tokens in (12, 9 + i))

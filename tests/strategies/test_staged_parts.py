@@ -68,9 +68,7 @@ def test_the_staged_file_has_the_weights_that_rank_0_gathers(staged: tuple[Path,
         assert all(torch.equal(tensors[name], weight) for name, weight in weights.items())
 
 
-def test_a_worker_receives_the_weights_of_all_ranks_in_its_format(
-    staged: tuple[Path, int],
-) -> None:
+def test_a_worker_receives_the_weights_of_all_ranks_in_its_format(staged: tuple[Path, int]) -> None:
     """Adapters are merged, and rounded as in the whole weight."""
     folder, _ = staged
     found = sorted(folder.glob("*-worker.pt"))

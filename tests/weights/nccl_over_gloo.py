@@ -173,11 +173,7 @@ class GlooServer(Server):
         repository = Path(__file__).parents[2]
         before = os.environ.get("PYTHONPATH")
         # An empty one is the current folder.
-        folders = [
-            str(plugin),
-            str(repository),
-            *([before] if before else []),
-        ]
+        folders = [str(plugin), str(repository), *([before] if before else [])]
         return super().environment() | {
             FAULT: str(self.told),
             "PYTHONPATH": os.pathsep.join(folders),

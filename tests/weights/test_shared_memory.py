@@ -32,10 +32,7 @@ class Calls:
 def weights_of(value: float) -> WholeWeights:
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         # A view, as parameters may be.
-        yield (
-            "body",
-            torch.full((4, 6), value, requires_grad=True).t(),
-        )
+        yield ("body", torch.full((4, 6), value, requires_grad=True).t())
         yield "head", torch.full((3,), value, dtype=torch.bfloat16)
 
     return WholeWeights(weights)

@@ -74,9 +74,7 @@ def assembled(stagings: list[Staging], version: str, file: Path) -> None:
 
 @given(model=models, ranks=st.integers(1, 4))
 def test_whatever_the_ranks_the_file_has_every_weight_and_passes_its_check(
-    model: list[tuple[list[int], torch.dtype]],
-    ranks: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file, weights = tmp_path_factory.mktemp("staged") / "weights", weights_of(model)
     assert holds(file, weights, staged(weights, file, ranks))

@@ -79,11 +79,7 @@ def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
     opened = phase in PHASES[2:5]
     assert posted(failing)[-9:] == ([*AGAIN, *RESUME] if opened else [phase, *PHASES, *RESUME])
     # The other's failure costs it nothing.
-    assert posted(healthy) == [
-        INIT,
-        *PHASES,
-        *RESUME,
-    ]
+    assert posted(healthy) == [INIT, *PHASES, *RESUME]
     assert sync.transport.staged == 2
     assert failing.serving and failing.version == 3
 

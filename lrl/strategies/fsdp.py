@@ -77,11 +77,9 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
 
     @property
     def shards(self) -> int:
-        """Ranks that share the weights of one copy."""
         return self.num_processes * self.num_nodes // self.replicas
 
     def check(self) -> None:
-        """Checks the settings against the ranks."""
         super().check()
         ranks, size = self.num_processes * self.num_nodes, self.tensor_parallel_size
         one_group, one_rank = ranks // size < 2, self.shards < 2 <= self.replicas
@@ -117,7 +115,6 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         ModelParallelStrategy.pre_backward(self, closure_loss)
 
     def usual_checkpoint_io(self) -> CheckpointIO:
-        """Returns what writes a checkpoint, in parts or whole."""
         return CheckpointFolder() if self.saves_parts else super().usual_checkpoint_io()
 
     def save_checkpoint(

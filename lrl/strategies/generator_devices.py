@@ -133,7 +133,6 @@ class GeneratorDevices(GracefulShutdown):
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
-        """The trainer's devices."""
         return self._parallel_devices
 
     @parallel_devices.setter
@@ -164,7 +163,6 @@ class GeneratorDevices(GracefulShutdown):
         """Notes faults of settings that only this strategy has; part of the checks before a run."""
 
     def check_run(self) -> None:
-        """See `GracefulShutdown`."""
         if self.run is not None:
             self.run.check()
 
@@ -273,7 +271,6 @@ class GeneratorDevices(GracefulShutdown):
         gc.freeze()
 
     def teardown(self) -> None:
-        """Ends the run, then tears down the base strategy."""
         gc.unfreeze()
         try:
             if self.run is not None:
@@ -283,7 +280,6 @@ class GeneratorDevices(GracefulShutdown):
 
 
 def check_launcher(launcher: Launcher, generator_devices: int, evaluation_generators: int) -> None:
-    """Notes settings that cannot work with a launcher."""
     if generator_devices:
         fault(
             f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
@@ -306,5 +302,4 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The trainer's device."""
         return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")

@@ -35,7 +35,6 @@ def server_settings(run: Run) -> ServerSettings:
 
 
 def make_fleet(run: Run, servers: list[Server]) -> Fleet:
-    """Makes the fleet of these servers, which starts them."""
     strategy = run.strategy
     return Fleet(
         servers,
@@ -91,7 +90,6 @@ def join_spec(run: Run, generators: int) -> JoinSpec:
 
 
 def seed_of(run: Run) -> int:
-    """Returns the seed of the generators (`lrl.generators.server.run_seed`)."""
     checkpoint = run.data.resumes_from
     saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))
     return run_seed(max(run.trainer.global_step, saved_steps))

@@ -42,7 +42,6 @@ class GracefulShutdown(Strategy):
         self._checkpoint_io = io
 
     def usual_checkpoint_io(self) -> CheckpointIO:
-        """Returns what writes a checkpoint."""
         return CheckpointFile()
 
     def setup_environment(self) -> None:
@@ -61,7 +60,6 @@ class GracefulShutdown(Strategy):
         self.signals.raises = False
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Stops the run between micro-batches, if a signal came."""
         self.signals.check()
         super().pre_backward(closure_loss)
 
@@ -73,7 +71,6 @@ class GracefulShutdown(Strategy):
         super().on_exception(exception)
 
     def teardown(self) -> None:
-        """Restores the signal handlers; this is the last hook."""
         self.signals.raises = False
         super().teardown()
         # Else Lightning would install ours again, as those it found.

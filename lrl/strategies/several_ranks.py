@@ -129,7 +129,6 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             check_writes(self.ranks, checkpoint_folders(policy.trainer) if leads else [])
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Sets up training; then each node starts its generators."""
         super().setup(trainer)
         if not self.is_global_zero and self.generators_of_other_nodes:
             location, token = self.ranks.receive()
@@ -204,7 +203,6 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
 
 
 def checkpoint_folders(trainer: Any) -> list[Path]:
-    """Returns where the run's callbacks will save."""
     given = [getattr(one, "dirpath", None) for one in trainer.checkpoint_callbacks]
     return [Path(folder) for folder in given if folder] or [run_folder(trainer)]
 
@@ -216,7 +214,6 @@ class RankLauncher(_SubprocessScriptLauncher):
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
     ) -> Any:
-        """Starts the ranks, unless torchrun or SLURM does, and calls `function`."""
         self.cluster_environment.validate_settings(
             num_devices=self.num_processes, num_nodes=self.num_nodes
         )
@@ -276,7 +273,6 @@ class AsyncDDP(SeveralRanks, DDPStrategy):
                 )
 
     def setup_distributed(self) -> None:
-        """Connects to the other ranks; see `SeveralRanks.meeting` for the errors."""
         with self.meeting():
             super().setup_distributed()
 

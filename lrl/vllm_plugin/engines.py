@@ -55,7 +55,6 @@ class Engine(WeightTransferEngine[Init, Update]):
     """Loads weights in checkpoint form."""
 
     def start_weight_update(self) -> None:
-        """Prepares the model for them."""
         if self.device.type == "cpu":
             for layer in self.model.modules():
                 method = getattr(layer, "quant_method", None)
@@ -70,7 +69,6 @@ class Engine(WeightTransferEngine[Init, Update]):
             torch.accelerator.synchronize()
 
     def finish_weight_update(self) -> None:
-        """Converts the new weights of every layer into the form of its kernels."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             for layer in self.model.modules():
@@ -96,8 +94,6 @@ class FileInfo(WeightTransferUpdateInfo):
 
 
 class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
-    """Loads a file."""
-
     init_info_cls = WeightTransferInitInfo
     update_info_cls = FileInfo
 
@@ -129,8 +125,6 @@ class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
 
 @dataclass
 class BufferInfo(WeightTransferInitInfo):
-    """The trainer's buffer."""
-
     plan: Plan
     """What goes through it."""
     handle: str
@@ -139,21 +133,16 @@ class BufferInfo(WeightTransferInitInfo):
 
 @dataclass
 class BucketInfo(WeightTransferUpdateInfo):
-    """The bucket that is in the buffer."""
-
     bucket: int
 
 
 class IpcEngine(Engine[BufferInfo, BucketInfo]):
-    """Copies the weights out of the trainer's buffer, and loads them."""
-
     init_info_cls = BufferInfo
     update_info_cls = BucketInfo
     _buckets: list[Bucket]
     _buffer: Tensor
 
     def init_transfer_engine(self, init_info: BufferInfo) -> None:
-        """Opens the buffer."""
         arguments = list(pickle.loads(base64.b64decode(init_info.handle)))
         arguments[DEVICE] = self.device.index  # here the GPU may have another number
         self._buckets = buckets_of(init_info.plan)
@@ -172,8 +161,6 @@ class IpcEngine(Engine[BufferInfo, BucketInfo]):
 
 @dataclass
 class CommunicatorInfo(WeightTransferInitInfo):
-    """A communicator to join."""
-
     plan: Plan
     """What travels in it."""
     unique_id: str
@@ -196,7 +183,6 @@ class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
     _buckets: list[Bucket]
 
     def init_transfer_engine(self, init_info: CommunicatorInfo) -> None:
-        """Joins a new communicator and leaves the one before."""
         self.shutdown()
         self._buckets = buckets_of(init_info.plan)
         self._group = join_communicator(
@@ -221,6 +207,5 @@ class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
             yield from bucket.unpack(packed)
 
     def shutdown(self) -> None:
-        """Leaves the communicator."""
         abort(self._group)
         self._group = None

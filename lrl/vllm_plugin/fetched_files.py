@@ -78,7 +78,6 @@ class PullRoutes:
         self.files = FetchedFiles(Path(os.environ[FILES_VARIABLE]), os.environ[TOKEN_VARIABLE])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers requests of the two routes, and forwards all others."""
         call = (scope["method"], scope["path"]) if scope["type"] == "http" else ("", "")
         if call == ("POST", FETCH):
             response = await self._fetch(await Request(scope, receive).json())

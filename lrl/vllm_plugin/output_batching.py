@@ -39,8 +39,6 @@ UNBATCHED_FIELDS = (
 
 
 def batch_outputs() -> None:
-    """Puts an `OutputBatcher` in front of the socket of every engine that starts in this
-    process."""
     from vllm.v1.engine.core import EngineCoreProc
 
     send = EngineCoreProc.process_output_sockets
@@ -119,7 +117,6 @@ class OutputBatcher:
 
 
 def passes_at_once(output: Any) -> bool:
-    """Whether an output may not be held."""
     if output.finish_reason is not None or REQUEST_PREFIX not in output.request_id:
         return True
     return any(getattr(output, field) is not None for field in UNBATCHED_FIELDS)
@@ -140,7 +137,6 @@ def joined(parts: list[Any]) -> Any:
 
 
 def append_at_once() -> None:
-    """Makes the API server append the log-probs of many tokens at once."""
     from vllm.logprobs import FlatLogprobs
     from vllm.v1.engine.logprobs import LogprobsProcessor
 
@@ -165,7 +161,6 @@ def append_at_once() -> None:
 
 
 def tell_versions() -> None:
-    """Makes the API server tell the versions of tokens with every output."""
     from vllm.v1.engine.output_processor import RequestState
 
     at_the_end = RequestState._new_completion_output

@@ -42,7 +42,6 @@ class WriteRoute:
         self._flushes = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers requests of the two routes, and forwards all others."""
         path = scope["path"] if scope["type"] == "http" and scope["method"] == "POST" else ""
         if path not in (WRITE, FLUSH):
             return await self.app(scope, receive, send)
@@ -108,7 +107,6 @@ def generate(engine: Any, body: dict[str, Any]) -> Any:
 
 
 def part_of(output: Any) -> Part:
-    """Returns the new tokens of one response."""
     tokens = list(output.token_ids)
     spans = output.weight_versions
     # With `logprobs=0` there is one number a token.
@@ -124,7 +122,6 @@ def part_of(output: Any) -> Part:
 
 
 def piece(content: bytes, more: bool = True) -> dict[str, Any]:
-    """Returns the ASGI message with a piece of a response."""
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 

@@ -80,7 +80,6 @@ def plan_of(
 
 
 def buckets_of(plan: Plan) -> list[Bucket]:
-    """Returns the buckets of a plan."""
     dtypes = (getattr(torch, name) for name in plan["dtypes"])
     tensors = list(map(TensorSpec, plan["names"], dtypes, map(tuple, plan["shapes"])))
     found, first, size = list[Bucket](), 0, 0

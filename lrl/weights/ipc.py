@@ -60,7 +60,6 @@ class Ipc(Transport):
         self._info: dict[str, Any] = {}
 
     def connect(self, calls: PoolCalls) -> None:
-        """See `Transport.connect`."""
         if self._buffer is None:
             dtype = self._dtype = getattr(torch, calls.participants[0].server.settings.dtype)
             named = self.policy.whole_weights(dtype)
@@ -85,7 +84,6 @@ class Ipc(Transport):
             calls.update(lambda one, number=number: {"bucket": number})  # type: ignore[misc]
 
     def close(self) -> None:
-        """Frees the buffer."""
         self._buffer = None
 
 

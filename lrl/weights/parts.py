@@ -78,8 +78,6 @@ class FetchOrder:
 
 @dataclass(frozen=True)
 class FetchReport:
-    """The outcome of a fetch."""
-
     file: str
     """Path of the version's file on its machine."""
     how: Literal["held", "delta", "whole"]
@@ -135,7 +133,6 @@ def restore(before: bytearray, small: bytes) -> None:
 
 
 def _planes(words: Words) -> Bytes:
-    """Returns the lower and the upper bytes."""
     return words.view(np.uint8).reshape(-1, 2).T
 
 
@@ -223,7 +220,6 @@ class PartServer(TokenServer):
 
 
 def content_of(part: Part, what: str) -> bytes:
-    """Returns what a rank serves of a part."""
     if what == "header":
         return part.header.text
     if what == "delta":

@@ -78,7 +78,6 @@ class PoolCalls:
         self.include(self.participants)
 
     def exclude_evicted(self) -> None:
-        """Excludes the generators that were evicted."""
         evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
         self.exclude(evicted, hopeless=True)
 
@@ -88,7 +87,6 @@ class PoolCalls:
         self.participants = []
 
     def log_failures(self, attempt: int, failed: Failures) -> None:
-        """Logs the failures of an attempt, if there are any."""
         if failed:
             reasons = "; ".join(failed.values())
             log.warning("Sync to version %d, attempt %d: %s", self.version, attempt, reasons)
@@ -177,11 +175,9 @@ class PoolCalls:
     # ---- an update, by vLLM's routes
 
     def init(self, info: Any) -> None:
-        """Prepares the engines."""
         self.post(INIT, lambda generator: {"init_info": info})
 
     def start_update(self) -> None:
-        """Opens the update."""
         self.need_all(START)
         self._open |= set(self.participants)
         self.post(START)
@@ -197,7 +193,6 @@ class PoolCalls:
         self._open -= set(self.participants)
 
     def confirm_version(self) -> None:
-        """Reads back that all participants hold the version."""
         held = {"weight_version": str(self.version)}
         self.each(
             "/weight_info",

@@ -150,7 +150,6 @@ class Expected:
 
 
 def format_of(settings: ServerSettings) -> str:
-    """Returns the number format in which a generator computes."""
     options = {
         name.strip("-").replace("_", "-"): str(value) for name, value in settings.extra_args.items()
     }

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 
 class Pull(Transport):
-    """The trainer's end."""
-
     backend = "pull"
     copies = True
     fetches = True
@@ -38,7 +36,6 @@ class Pull(Transport):
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """Ranks of other machines serve their parts there."""
         if machine.nodes == 1 or not is_loopback(machine.host):
             return ""
         return (
@@ -49,7 +46,6 @@ class Pull(Transport):
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:
-        """The trainer serves the weights where its generators listen."""
         if same_machine or not is_loopback(host):
             return ""
         return (
@@ -142,7 +138,6 @@ class Pull(Transport):
         self.sent_bytes += report.from_trainer
 
     def _location(self, served: Served, generator: Generator) -> Location:
-        """Returns where a generator reaches a rank's parts."""
         if isinstance(served, Location):
             return served
         seen = ""
@@ -152,7 +147,6 @@ class Pull(Transport):
 
 
 def machine_of(generator: Generator) -> str:
-    """Returns the address of its machine."""
     return urlsplit(generator.client.url).hostname or ""
 
 

@@ -24,12 +24,10 @@ class SharedMemory(Transport):
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """Every rank writes into one file."""
         return f"and the trainer has {machine.nodes} machines" if machine.nodes > 1 else ""
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:
-        """Shared memory ends at the machine."""
         if same_machine:
             return ""
         return (
@@ -68,7 +66,6 @@ class SharedMemory(Transport):
         calls.update(lambda one: {"file": str(self._file), "checksum": self._checksum})
 
     def close(self) -> None:
-        """Removes the file."""
         if self._file is not None:
             shutil.rmtree(self._file.parent, ignore_errors=True)
             self._file = None

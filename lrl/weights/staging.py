@@ -54,8 +54,6 @@ class StageOrder:
 
 
 class Staged(NamedTuple):
-    """A version that is staged."""
-
     name: str
     header: Header
 

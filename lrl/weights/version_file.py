@@ -82,7 +82,6 @@ def transfer_dtype(
 
 
 def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
-    """Returns the whole tensor of a piece, as it travels."""
     dtype = transfer_dtype(piece.rows.dtype, piece.shape, narrow)
     return TensorSpec(piece.name, dtype, piece.shape)
 
@@ -147,7 +146,6 @@ class Header:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The place of each tensor in the file."""
         return {
             name: len(self.text) + one["data_offsets"][0]
             for name, one in self._table.items()
@@ -156,7 +154,6 @@ class Header:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
         tensors = (one for name, one in self._table.items() if name != "__metadata__")
         return len(self.text) + max((one["data_offsets"][1] for one in tensors), default=0)
 
@@ -240,7 +237,6 @@ def _encoded(table: dict[str, Any]) -> bytes:
 
 
 def read_header(path: Path | str) -> Header:
-    """Returns the header of a version's file."""
     with open(path, "rb") as file:
         length = file.read(8)
         size = int.from_bytes(length, "little")

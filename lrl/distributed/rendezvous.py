@@ -6,7 +6,6 @@ A process group waits for its ranks without a word. So the ranks first meet at t
 with it the wait of the others.
 """
 
-import logging
 import os
 import secrets
 import socket
@@ -22,16 +21,12 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError, RendezvousError
 from lrl.system.endpoint import is_loopback
 
-log = logging.getLogger(__name__)
-
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 ANY_PORT = 9
 POLL_S = 0.2
 ANSWER_S = 10.0
 """Longest wait for an answer of the store, and how much longer others wait than rank 0, whose error
 names the missing."""
-LOG_AFTER_S = 10.0
-"""When a wait is logged, once."""
 PROBES = 4
 """Probes without an answer that close a connection."""
 SEEN_S = 5.0
@@ -56,14 +51,11 @@ def meet(
         rank: This process.
         ranks, of_node: All processes, and those of each node.
         hosts: Whether this process opens the store; torchrun's agent does so for its workers.
-        timeout_s: Longest wait for the others, in seconds.
+        timeout_s: Longest wait for the others; RendezvousError names those that have not come.
         silence_s: A machine that is silent for so long is gone.
 
     Returns:
         The store, which rank 0 keeps until all are connected.
-
-    Raises:
-        RendezvousError: Names the ranks that have not come.
     """
     try:
         store: dist.Store = dist.TCPStore(
@@ -97,20 +89,15 @@ def _wait_for_all(store: dist.Store, rank: int, ranks: int, of_node: int, timeou
     leads = rank == 0
     keys = [f"rank/{one}" for one in range(ranks)] if leads else ["all"]
     store.set(f"rank/{rank}", "")
-    begun, logged = time.monotonic(), False
+    end = time.monotonic() + timeout_s + (0 if leads else ANSWER_S)
     while missing := [at for at, key in enumerate(keys) if not store.check([key])]:
-        names = [f"rank {one} (node {one // of_node})" for one in missing[:8]]
-        who = f"{', '.join(names)}{' and more' * (len(missing) > 8)}"
-        waited = time.monotonic() - begun
-        if waited > timeout_s + (0 if leads else ANSWER_S):
+        if time.monotonic() > end:
+            names = [f"rank {one} (node {one // of_node})" for one in missing[:8]]
             raise RendezvousError(
-                f"After {waited:.0f} s {who} has not come. Start lrl on every node with the same "
-                "MASTER_ADDR and MASTER_PORT, look there for an error, or raise "
-                "strategy.meeting_timeout_s."
+                f"After {timeout_s:.0f} s {', '.join(names)}{' and more' * (len(missing) > 8)} has "
+                "not come. Start lrl on every node with the same MASTER_ADDR and MASTER_PORT, look "
+                "there for an error, or raise strategy.meeting_timeout_s."
             )
-        if waited > LOG_AFTER_S and not logged:
-            log.warning("Waiting for %s.", who)
-            logged = True
         time.sleep(POLL_S)
     if leads:
         store.set("all", "")

@@ -33,14 +33,6 @@ def met(machines: tuple[Machine, Machine], own: int) -> str:
     return f"met by {cable} ={cable}"
 
 
-def test_each_node_finds_the_interface_that_leads_to_the_other(
-    machines: tuple[Machine, Machine], start: Callable[..., Node]
-) -> None:
-    both = [start(number, LONG_S) for number in range(2)]
-    assert [node.status() for node in both] == [0, 0], [node.said for node in both]
-    assert [met(machines, number) in node.said for number, node in enumerate(both)] == [True, True]
-
-
 def test_ranks_whose_own_machine_leads_them_to_themselves_take_the_interface_that_the_others_reach(
     machines: tuple[Machine, Machine], start: Callable[..., Node]
 ) -> None:
@@ -54,15 +46,6 @@ def test_ranks_whose_own_machine_leads_them_to_themselves_take_the_interface_tha
     ]
     for node, number in zip((first, second, third), (0, 0, 1), strict=True):
         assert met(machines, number) in node.said
-
-
-def test_a_node_that_comes_late_is_waited_for_and_named_meanwhile(
-    start: Callable[..., Node],
-) -> None:
-    first = start(0, LONG_S)
-    first.wait_for("Waiting for rank 1 (node 1)")
-    second = start(1, LONG_S)
-    assert [first.status(), second.status()] == [0, 0], [first.said, second.said]
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,6 @@ def met(timeout_s: float) -> Any:
 
 def meet(timeout_s: float) -> None:
     """Meets the other node, and tells by which interface."""
-    rendezvous.LOG_AFTER_S = 0.5
     rendezvous.ANSWER_S = 3.0
     store = met(timeout_s)
     print("met by", os.environ[GLOO], os.environ[NCCL], flush=True)

@@ -17,10 +17,9 @@ import pytest
 import torch
 
 from lrl.errors import CollectiveBroken, RankLostError
-from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import broadcast as communicator
-from lrl.weights import find_transport, nccl
+from lrl.weights import find_transport
 from lrl.weights.nccl import Nccl
 from lrl.weights.pool_calls import PoolCalls
 from tests.weights.model_sync import INIT, make_generators
@@ -145,27 +144,6 @@ def test_every_worker_answers_before_a_communicator_is_made(loop: LoopThread) ->
     assert all(INIT not in generator.client.posted for generator in generators)
 
 
-def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
-    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-
-    def join(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Any:
-        sizes.append(world_size)
-
-    monkeypatch.setattr(nccl, "new_unique_id", lambda: b"")
-    monkeypatch.setattr(communicator, "join_communicator", join)
-    generators = make_generators()
-    for generator in generators:
-        generator.server.settings.tensor_parallel_size = 2
-    calls = PoolCalls(loop, 5.0, 5.0, collective=True)
-    calls.begin(generators)
-    Nccl(WholeWeights(lambda: iter(())), "run-0").connect(calls)
-    infos = [generator.client.init_info for generator in generators]
-    assert [info["rank_offset"] for info in infos] == [1, 3] and sizes == [5]
-    assert {info["world_size"] for info in infos} == {5}
-
-
 class Hanging:
     """A communicator on a GPU that never returns."""
 
@@ -214,13 +192,6 @@ def test_a_broadcast_that_cannot_be_ended_ends_the_run_and_its_process() -> None
         "saved; The broadcast of the weights has not ended"
     )
     assert "StuckTransfer" in ended.stderr
-
-
-@pytest.mark.parametrize("name", ["pipeline_parallel_size", "data-parallel-size"])
-def test_workers_that_tensor_parallelism_does_not_count_are_refused(name: str) -> None:
-    nccl = find_transport("nccl")
-    assert f"sets {name} to 2" in nccl.server_refusal(ServerSettings(extra_args={name: 2}))
-    assert not nccl.server_refusal(ServerSettings(extra_args={name: 1}, tensor_parallel_size=4))
 
 
 def test_what_every_member_must_have_alike_is_nccls_and_no_machines_own() -> None:

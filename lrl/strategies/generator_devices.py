@@ -93,12 +93,8 @@ class GeneratorDevices(GracefulShutdown):
         server: ServerSettings | None = None,
         **kwargs: Any,
     ) -> None:
-        at_least(
-            0,
-            "strategy",
-            generator_devices=generator_devices or 0,
-            evaluation_generators=evaluation_generators,
-        )
+        at_least(0, "strategy", generator_devices=generator_devices)
+        at_least(0, "strategy", evaluation_generators=evaluation_generators)
         one_of("strategy", placement=(get_args(Placement), placement))
         if launcher is not None:
             generator_devices = generator_devices or 0

@@ -51,8 +51,8 @@ def batch_outputs() -> None:
 
 
 class OutputBatcher:
-    """The engine's queue of outputs, in front of its `queue.Queue`: pairs of a client's number and
-    vLLM's `EngineCoreOutputs`, or bytes."""
+    """The engine's queue of outputs, in front of its `queue.Queue`: pairs of a client's number (that
+    of the one API server) and vLLM's `EngineCoreOutputs`, or bytes."""
 
     def __init__(
         self, outputs: queue.Queue[Any], clock: Callable[[], float] = time.monotonic
@@ -60,8 +60,9 @@ class OutputBatcher:
         self.put_nowait = outputs.put_nowait
         self._outputs = outputs
         self._clock = clock
-        self._batch: dict[tuple[int, str], list[Any]] = {}  # by client and request
+        self._batch: dict[str, list[Any]] = {}  # by request
         self._like: Any = None  # the last message of which tokens are held
+        self._client = 0
         self._until = 0.0
         self._ready = deque[Any]()
 
@@ -84,17 +85,15 @@ class OutputBatcher:
             return
         if self._batch and outputs.outputs and outputs.weight_version != self._like.weight_version:
             self._release()
-        client = message[0]
         passed: list[Any] = []
         for output in outputs.outputs:
-            key = (client, output.request_id)
             if passes_at_once(output):
-                passed.append(joined([*self._batch.pop(key, ()), output]))
+                passed.append(joined([*self._batch.pop(output.request_id, ()), output]))
                 continue
             if not self._batch:
                 self._until = self._clock() + HOLD_S
-            self._batch.setdefault(key, []).append(output)
-            self._like = outputs
+            self._batch.setdefault(output.request_id, []).append(output)
+            self._client, self._like = message
         all_held = bool(outputs.outputs) and not passed
         outputs.outputs = passed
         stats = outputs.scheduler_stats  # a step's may be dropped, for the next has newer ones
@@ -105,15 +104,12 @@ class OutputBatcher:
             self._release()
 
     def _release(self) -> None:
-        """Passes on all that is held, a message for each client."""
-        for client in sorted({client for client, _ in self._batch}):
-            outputs = [
-                joined(parts) for (owner, _), parts in self._batch.items() if owner == client
-            ]
-            version = self._like.weight_version
+        """Passes on all that is held."""
+        if self._batch:
+            outputs, version = list(map(joined, self._batch.values())), self._like.weight_version
             held = type(self._like)(outputs=outputs, weight_version=version)
-            self._ready.append((client, held))
-        self._batch.clear()
+            self._ready.append((self._client, held))
+            self._batch.clear()
 
 
 def passes_at_once(output: Any) -> bool:

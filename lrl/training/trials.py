@@ -282,29 +282,34 @@ def check_adapters(network: PreTrainedModel) -> None:
     before training; leaves weights, gradients and random state as they were."""
     layers: dict[str, Any] = dict(adapted_layers(network))
     shapes = {name: weight.shape for name, weight in checkpoint_weights(network)}
-    fused = []
+    expected = _expected_gradients(network, layers)
+    rounding = ADAPTER_ROUNDING[varlen.computes_in(network)]
+    bad = {}
     for name, layer in layers.items():
-        weight = layer.get_base_layer().weight.detach()
+        weight, up = layer.get_base_layer().weight.detach(), layer.lora_B[NAME].weight
         ((saved_as, saved), *more) = revert_weight_conversion(
             network, {f"{name}.weight": weight}
         ).items()
-        if more or shapes.get(saved_as) != weight.shape or not torch.equal(saved, weight):
-            fused.append(name)
-    why = "is a part of another weight in the model's files: no generator could merge it"
-    _refuse(network, layers, fused, why)
-    expected = _expected_gradients(network, layers)
-    rounding = ADAPTER_ROUNDING[varlen.computes_in(network)]
-    read_apart = []
-    for name, layer in layers.items():
-        up = layer.lora_B[NAME].weight
         # No token has reached a layer, such as an expert, without a gradient.
         none = torch.zeros_like(up)
         found, wanted = up.grad if up.grad is not None else none, expected.get(name, none)
-        if not (found - wanted).norm() <= rounding * max(found.norm(), wanted.norm()):
-            read_apart.append(name)
+        if more or shapes.get(saved_as) != weight.shape or not torch.equal(saved, weight):
+            bad[name] = (
+                "is part of another weight in the model's files: no generator could merge it"
+            )
+        elif not (found - wanted).norm() <= rounding * max(found.norm(), wanted.norm()):
+            bad[name] = "the model also reads without it: generators, which merge it, would differ"
     network.zero_grad()
-    why = "the model also reads without it: generators, which merge it, would differ"
-    _refuse(network, layers, read_apart, why)
+    if not bad:
+        return
+    (first, why), *more = bad.items()
+    ends, bad_ends = ({name.rpartition(".")[2] for name in names} for names in (layers, bad))
+    right = ", ".join(sorted(ends - bad_ends))
+    remedy = f"Set model.lora.target_modules to [{right}]." if right else "Leave model.lora out."
+    raise ConfigError(
+        f"model.lora: {type(network).__name__} cannot have an adapter at {first} (and {len(more)} "
+        f"more), which {why}. {remedy}"
+    )
 
 
 def _expected_gradients(network: PreTrainedModel, layers: dict[str, Any]) -> dict[str, Tensor]:
@@ -330,17 +335,3 @@ def _expected_gradients(network: PreTrainedModel, layers: dict[str, Any]) -> dic
             weights = torch.linspace(-1, 1, len(logprobs), device=logprobs.device)
             (weights * logprobs).sum().backward()
     return expected
-
-
-def _refuse(network: PreTrainedModel, layers: dict[str, Any], bad: list[str], why: str) -> None:
-    """Raises ConfigError if layers are bad, with the ends of names that may stay."""
-    if not bad:
-        return
-    ends, bad_ends = ({name.rpartition(".")[2] for name in names} for names in (layers, bad))
-    right = ", ".join(sorted(ends - bad_ends))
-    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    remedy = f"Set model.lora.target_modules to [{right}]." if right else "Leave model.lora out."
-    raise ConfigError(
-        f"model.lora: {type(network).__name__} cannot have an adapter at {bad[0]}{more}, which "
-        f"{why}. {remedy}"
-    )

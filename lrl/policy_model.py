@@ -345,8 +345,6 @@ class PolicyModel(L.LightningModule):
             checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
         if self.critic is not None:
             checkpoint["critic"] = self.critic.kind
-            if self.critic.model is not None:
-                checkpoint["critic_folder"] = _absolute(self.critic.model)
         if self.reference is not None:
             checkpoint["reference"] = self.reference.state_dict()
 

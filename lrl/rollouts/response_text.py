@@ -130,16 +130,13 @@ def turn_stop_tokens(
     """Returns the tokens at which the turns of an environment end, besides those that end a
     response; raises ConfigError if a text of `environment.stop` is not a single token."""
     stop: Any = environment.stop
-    where = f"data.environment: {type(environment).__name__}.stop"
-    if isinstance(stop, str):
-        raise ConfigError(f"{where} is the text {stop!r}; give a tuple of texts, as ({stop!r},).")
     found = []
-    for text in stop:
+    for text in (stop,) if isinstance(stop, str) else stop:
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) != 1:
             raise ConfigError(
-                f"{where} has {text!r}, which is {len(ids)} tokens of the policy: a turn ends at "
-                "one token. Name one."
+                f"data.environment: {type(environment).__name__}.stop has {text!r}, which is "
+                f"{len(ids)} tokens of the policy: a turn ends at one token. Name one."
             )
         found += ids
     return tuple(found)

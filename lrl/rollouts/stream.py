@@ -180,13 +180,9 @@ class StepStream:
     def _wait(self) -> Group:
         """Waits for the next group; the part that its rewards took is `wait_reward`."""
         stopwatch = self._stopwatch
-        number = len(self.groups)
-        if number == 0:
+        state = "wait_last" if len(self.groups) == self._expected - 1 else "wait_next"
+        if not self.groups:
             state = "wait_first"
-        elif number == self._expected - 1:
-            state = "wait_last"
-        else:
-            state = "wait_next"
         before = stopwatch.seconds(state)
         stopwatch.enter(state)
         group = self._source.next_group(self.step)

@@ -2,7 +2,7 @@
 
 Every response is written, past end tokens, to exactly the length that is drawn for its group and
 its place in it; below the run's limit it counts as ended and not as cut. Responses of a group with
-one length share a request, the others have one each. A simulation with the same `LengthSampler` has
+one length share a request, the others have one each. A simulation with the same lengths has
 the same responses.
 """
 
@@ -13,43 +13,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from lrl.generators import generator
 from lrl.generators.client import GeneratorClient
-from lrl.planning.responses import LengthSampler, Lognormal
+from lrl.planning.responses import Lognormal
 from lrl.types import Rollout, Sampling
 
 GROUPS = 1_000_000
 """More than a run has."""
 
 
-def equal(tokens: int = 64) -> LengthSampler:
+def equal(tokens: int = 64) -> Lognormal:
     return Lognormal(tokens, 0.0, tokens)
 
 
-def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
+def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> Lognormal:
     """Returns lognormal lengths, mean 64 after the cut, at most 512 tokens; of 128 responses the
     longest has about 460."""
     return Lognormal(40, 1.0, 512, prompt_share=prompt_share, seed=seed)
 
 
-class Before(LengthSampler):
+class Before:
     """Other responses to the same prompts, as an earlier epoch might have drawn them."""
 
-    def __init__(self, drawn: LengthSampler) -> None:
-        super().__init__(prompt_share=drawn.prompt_share, seed=drawn.seed)
+    def __init__(self, drawn: Lognormal) -> None:
         self._drawn = drawn
 
-    def tokens(self, normal: np.ndarray) -> np.ndarray:
-        return self._drawn.tokens(normal)
-
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        return super().of(prompt, index + GROUPS, responses)
+        return self._drawn.of(prompt, index + GROUPS, responses)
 
 
 @contextmanager
-def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
+def forced(lengths: Lognormal | Before, prompts: int) -> Iterator[None]:
     """Forces these lengths on the responses of a run; enter it before the run starts. Group i
     answers prompt i % prompts."""
     drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone

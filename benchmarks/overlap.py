@@ -36,7 +36,7 @@ from benchmarks.random_policy import llama
 from benchmarks.ready_responses import ReadyResponses
 from benchmarks.runs import quiet_trainer
 from benchmarks.timed_run import CORES, LENGTHS, MICRO_BATCH_TOKENS, System
-from lrl.planning.responses import LengthSampler
+from lrl.planning.responses import Lognormal
 from lrl.training.model import Dtype, open_tokenizer
 
 ALONE = ("writing", "training")
@@ -72,7 +72,7 @@ def systems(
 
 
 def train_alone(
-    system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path
+    system: System, policy: Path, lengths: Lognormal, steps: int, folder: Path
 ) -> dict[str, float]:
     """Trains on responses that are there already; returns mean seconds."""
     prompts = lrl.Prompts(timed_run.TASK, shuffle=False)

@@ -14,7 +14,7 @@ from benchmarks.random_policy import random_group
 from benchmarks.runs import EveryStep
 from lrl.advantages import GroupMean
 from lrl.callbacks.throughput import StepTimes
-from lrl.planning.responses import LengthSampler
+from lrl.planning.responses import Lognormal
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepLoader, StepStream
@@ -45,7 +45,7 @@ class ReadyResponses(L.LightningDataModule):
 
     prompts: lrl.Prompts
     vocabulary: int
-    lengths: LengthSampler
+    lengths: Lognormal
     groups: int = field(kw_only=True)
     responses: int = field(kw_only=True)
     micro_batch_tokens: int = field(kw_only=True)

@@ -30,7 +30,7 @@ from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from benchmarks.runs import Borrowing, LentServer, OnlyTakes, lent_servers, quiet_trainer
 from benchmarks.timed_run import Steps
 from lrl.callbacks import Throughput, WeightSync
-from lrl.planning.responses import LengthSampler
+from lrl.planning.responses import Lognormal
 from lrl.routing import dispatch
 from lrl.routing.dispatch import DecodeLatency, DispatchPolicy, SkewnessAware
 from lrl.routing.length_predictor import LengthPredictor
@@ -63,7 +63,7 @@ class Oracle:
     """The drawn lengths of a first epoch, in which prompt and group have the same number
     (`LengthPredictor`)."""
 
-    def __init__(self, lengths: LengthSampler, prompts: int, responses: int) -> None:
+    def __init__(self, lengths: Lognormal, prompts: int, responses: int) -> None:
         drawn = np.array([lengths.of(prompt, prompt, responses) for prompt in range(prompts)])
         self._found = drawn.mean(axis=1)
         self._all = np.sort(drawn.ravel())
@@ -80,7 +80,7 @@ class Oracle:
 def generate(
     servers: Sequence[LentServer],
     args: argparse.Namespace,
-    drawn: LengthSampler,
+    drawn: Lognormal,
     data: dict[str, Any],
     oracle: Oracle | None = None,
 ) -> list[float]:

@@ -20,12 +20,12 @@ from benchmarks.runs import Borrowing, EveryStep, LentServer, OnlyTakes, lent_se
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import run_of
 from lrl.callbacks.throughput import StepTimes
-from lrl.planning.responses import LengthSampler
+from lrl.planning.responses import Lognormal
 from lrl.quickstart.task import problems
 from lrl.training.model import Dtype
 
 CORES = len(os.sched_getaffinity(0))
-LENGTHS: dict[str, LengthSampler] = {"equal": equal(), "long-tailed": long_tailed()}
+LENGTHS: dict[str, Lognormal] = {"equal": equal(), "long-tailed": long_tailed()}
 """Of responses: 64 tokens each; lognormal, mean 64, at most 512."""
 GROUPS, RESPONSES = 8, 16
 """Prompts of a step, and responses to each: 128 a step."""
@@ -115,7 +115,7 @@ def run(
     system: System,
     server: LentServer,
     policy: Path,
-    lengths: LengthSampler,
+    lengths: Lognormal,
     counted: int,
     folder: Path,
     warm_up: int = WARM_UP,

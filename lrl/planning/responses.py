@@ -7,24 +7,23 @@ one of the prompt and one of the response.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 
-@dataclass(kw_only=True)
-class LengthSampler(ABC):
-    """A distribution of lengths in tokens."""
+@dataclass
+class Lognormal:
+    """Lengths in tokens: exp of a normal number (mean log(`median`), deviation `sigma`), cut at
+    `longest`."""
 
-    prompt_share: float = 0.5
+    median: float
+    sigma: float
+    longest: int
+    prompt_share: float = field(default=0.5, kw_only=True)
     """Share of the variance between prompts, in [0, 1]: at 1 a prompt's responses are equally long."""
-    seed: int = 0
-
-    @abstractmethod
-    def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """Maps standard normal numbers, float64 [n], to tokens, int64 [n], at least 1."""
+    seed: int = field(default=0, kw_only=True)
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
         """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is
@@ -32,19 +31,9 @@ class LengthSampler(ABC):
         of_prompt = np.random.default_rng([self.seed, 0, prompt]).standard_normal()
         of_responses = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
         own = math.sqrt(1 - self.prompt_share) * of_responses
-        return self.tokens(math.sqrt(self.prompt_share) * of_prompt + own).tolist()
-
-
-@dataclass
-class Lognormal(LengthSampler):
-    """exp of a normal number (mean log(`median`), deviation `sigma`), cut at `longest`."""
-
-    median: float
-    sigma: float
-    longest: int
-
-    def tokens(self, normal: np.ndarray) -> np.ndarray:
-        return (self.median * np.exp(self.sigma * normal)).clip(1, self.longest).astype(np.int64)
+        normal = math.sqrt(self.prompt_share) * of_prompt + own
+        tokens = self.median * np.exp(self.sigma * normal)
+        return tokens.clip(1, self.longest).astype(np.int64).tolist()
 
 
 class ReplayedLengths:
@@ -55,7 +44,7 @@ class ReplayedLengths:
         self._all = [length for group in groups for length in group]
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        """See `LengthSampler.of`."""
+        """See `Lognormal.of`."""
         if index < len(self._groups) and len(self._groups[index]) == responses:
             return list(self._groups[index])
         return np.random.default_rng(index).choice(self._all, responses).tolist()

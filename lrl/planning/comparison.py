@@ -7,7 +7,6 @@ machine.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -40,42 +39,46 @@ PARTS = {
 """The names of a step's fields in the table of a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A run's steps after its first fifth, and their forecast."""
+def compare(folder: Path) -> str:
+    """Returns a table of a run's medians: fact, forecast, and the relative error."""
+    both = read_run(folder)
+    rows = {
+        name: [median(getattr(step, part) for step in steps) for steps in both]
+        for name, part in PARTS.items()
+    }
+    config = read_config(folder)
+    data, callbacks = config["data"]["init_args"], config["trainer"].get("callbacks") or []
+    for one in callbacks:
+        planned = (one.get("init_args") or {}).get("planned_step_s")
+        if one["class_path"] == TIMELINE and planned is not None:
+            rows["step, as planned from data sheets"] = [rows["step"][0], planned]
+    lines = [("seconds a step, medians", "fact", "forecast", "off by")]
+    for name, (fact, forecast) in rows.items():
+        off_by = f"{forecast / fact - 1:+.0%}" if fact > 0 else ""
+        lines.append((name, f"{fact:.3g}", f"{forecast:.3g}", off_by))
+    text = f"Forecast with the run's own costs:\n{aligned(lines)}"
+    if left_out := [f"data.{name}" for name in UNKNOWN if data.get(name)]:
+        text += f"\nNot in the forecast: {', '.join(left_out)}."
+    return text
 
-    steps: Sequence[StepRecord]
-    forecast: Sequence[StepRecord]
-    responses_per_step: int
-    planned_step_s: float | None
-    """Seconds a step of the run's plan, if it has one."""
-    left_out: Sequence[str]
-    """Settings that the simulator does not know."""
 
-
-def read_run(folder: Path) -> Comparison:
-    """Forecasts the run of a folder with `timeline.jsonl`, which the callback `Timeline` writes, and
-    `config.yaml`, which `lrl fit` writes. Raises ValueError if one has the wrong content."""
+def read_run(folder: Path) -> tuple[list[StepRecord], list[StepRecord]]:
+    """Returns the steps of a run after its first fifth, and their forecast. The run's folder has
+    `timeline.jsonl`, which the callback `Timeline` writes, and `config.yaml`, which `lrl fit`
+    writes; raises ValueError if one has the wrong content."""
     timeline = read(folder / "timeline.jsonl")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    data, trainer = config["data"]["init_args"], config["trainer"]
-    simulation = _simulation(timeline, data, trainer)
+    simulation = _simulation(timeline, read_config(folder))
     steps = [record for record in timeline if isinstance(record, StepRecord)]
     start = len(steps) // 5
-    callbacks = trainer.get("callbacks") or []
-    timelines = [one.get("init_args") or {} for one in callbacks if one["class_path"] == TIMELINE]
-    return Comparison(
-        steps=steps[start:],
-        forecast=simulation.run().steps[start:],
-        responses_per_step=simulation.groups_per_step * simulation.rollouts_per_group,
-        planned_step_s=timelines[0].get("planned_step_s") if timelines else None,
-        left_out=[name for name in UNKNOWN if data.get(name)],
-    )
+    return steps[start:], simulation.run().steps[start:]
 
 
-def _simulation(
-    timeline: Sequence[Record], data: Mapping[str, Any], trainer: Mapping[str, Any]
-) -> Simulation:
+def read_config(folder: Path) -> Any:
+    return yaml.safe_load((folder / "config.yaml").read_text())
+
+
+def _simulation(timeline: Sequence[Record], config: Mapping[str, Any]) -> Simulation:
+    data, trainer = config["data"]["init_args"], config["trainer"]
     groups = [record for record in timeline if isinstance(record, GroupRecord)]
     groups.sort(key=lambda group: group.index)
     of_trainer = fit_trainer(timeline)  # raises the error of an empty timeline
@@ -115,24 +118,3 @@ def _division(trainer: Mapping[str, Any]) -> tuple[int, int]:
         return 1, int(devices) - 1
     kept = 1 if kept is None else int(kept)
     return int(devices) - kept, kept
-
-
-def compare(folder: Path) -> str:
-    """Returns a table of a run's medians: fact, forecast, and the relative error."""
-    run = read_run(folder)
-    both = run.steps, run.forecast
-    rows = {
-        name: [median(getattr(step, part) for step in steps) for steps in both]
-        for name, part in PARTS.items()
-    }
-    rows["responses a second"] = [
-        run.responses_per_step / fmean(step.seconds for step in steps) for steps in both
-    ]
-    if run.planned_step_s is not None:
-        rows["step, as planned from data sheets"] = [rows["step"][0], run.planned_step_s]
-    lines = [("seconds a step, medians", "fact", "forecast", "off by")]
-    for name, (fact, forecast) in rows.items():
-        off_by = f"{forecast / fact - 1:+.0%}" if fact > 0 else ""
-        lines.append((name, f"{fact:.3g}", f"{forecast:.3g}", off_by))
-    left_out = [f"Not in the forecast: data.{', data.'.join(run.left_out)}."] * bool(run.left_out)
-    return "\n".join(["Forecast with the run's own costs:", aligned(lines), *left_out])

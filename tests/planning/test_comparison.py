@@ -58,9 +58,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("run", [0, 5000], indirect=True)
 def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
-    found = read_run(run)
-    assert [step.step for step in found.steps] == list(range(2, 10))
-    for fact, forecast in zip(found.steps, found.forecast, strict=True):
+    facts, forecasts = read_run(run)
+    assert [step.step for step in facts] == list(range(2, 10))
+    for fact, forecast in zip(facts, forecasts, strict=True):
         for part in PARTS.values():
             expected = pytest.approx(getattr(fact, part), rel=0.02, abs=0.01)
             assert getattr(forecast, part) == expected, part
@@ -70,8 +70,7 @@ def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
 @pytest.mark.parametrize("strategy", ["lrl.AsyncDDP", "lrl.AsyncFSDP"])
 def test_a_forecast_has_the_runs_ranks(run: Path, strategy: str) -> None:
     simulate(run, ranks=3)
-    found = read_run(configure(run, strategy=strategy, devices=5))
-    for step, forecast in zip(found.steps, found.forecast, strict=True):
+    for step, forecast in zip(*read_run(configure(run, strategy=strategy, devices=5)), strict=True):
         assert forecast.train_s == pytest.approx(step.train_s, rel=0.02)
     with pytest.raises(ValueError, match="trainer.devices is auto"):
         read_run(configure(run, strategy=strategy, devices="auto"))

@@ -24,7 +24,6 @@ def let_requests_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
         """Succeeds."""
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
 
 
 class ScriptedRun(lrl.AsyncSingleDevice):

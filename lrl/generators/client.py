@@ -136,7 +136,7 @@ class GeneratorClient:
         self, token_ids: list[int], *, salt: str, deadline_s: float
     ) -> list[float]:
         """Returns log-probs of `token_ids[1:]`, each given its prefix, under the present weights
-        (temperature 1)."""
+        (temperature 1). Involves every process of the server."""
         body = {
             "token_ids": token_ids,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
@@ -150,16 +150,6 @@ class GeneratorClient:
         except (KeyError, TypeError, ValueError) as error:
             text = f"answered without the prompt's log-probs: {str(response)[:300]}"
             raise GeneratorError(f"{self.name}: {GENERATE} {text}") from error
-
-    async def heartbeat(self, deadline_s: float) -> None:
-        """Requests one token, which involves every process of the server."""
-        body = {
-            "token_ids": [0],
-            "sampling_params": {"max_tokens": 1, "temperature": 0.0},
-            "priority": TOP_PRIORITY,
-            "cache_salt": "heartbeat",
-        }
-        await self.post(GENERATE, body, deadline_s=deadline_s)
 
     async def post(
         self, route: str, body: dict[str, Any] | None = None, *, deadline_s: float

@@ -260,8 +260,12 @@ class _ServerSlot(Slot):
 async def _warm_up(generator: Generator) -> None:
     # The first request to a fresh server took 18 s with cold caches, which would delay its first
     # sync.
-    deadline_s = generator.server.settings.start_timeout_s
-    await generator.client.prompt_logprobs([0, 0], salt="warm-up", deadline_s=deadline_s)
+    await answer_of(generator, generator.server.settings.start_timeout_s)
+
+
+async def answer_of(generator: Generator, deadline_s: float) -> None:
+    """Returns once a generator has answered; raises GeneratorError if it does not."""
+    await generator.client.prompt_logprobs([0, 0], salt="heartbeat", deadline_s=deadline_s)
 
 
 async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
@@ -284,7 +288,7 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
         ):
             pauses = generator.pauses
             try:
-                await generator.client.heartbeat(heartbeat_s)
+                await answer_of(generator, heartbeat_s)
                 answered_at = clock()
             except GeneratorError as error:
                 if generator.pauses == pauses:  # a sync may have paused it meanwhile

@@ -110,7 +110,7 @@ def test_no_connection_outlives_its_request() -> None:
 
     async def two_requests(client: GeneratorClient) -> int:
         before = established()
-        await client.heartbeat(60.0)
+        await client.post("/resume", deadline_s=60.0)
         await write(client, Rollout())
         return established() - before
 

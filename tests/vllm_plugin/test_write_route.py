@@ -126,14 +126,15 @@ def test_a_response_whose_client_is_gone_is_not_written_to_its_end(lent_server: 
         await writing.begun()
         writing.task.cancel()
         await asyncio.gather(writing.task, return_exceptions=True)
-        await client.heartbeat(60.0)  # the numbers below are of the last step
+        # The numbers below are of the last step.
+        await client.prompt_logprobs([0, 0], salt="", deadline_s=60.0)
         async with aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {lent_server.token}"}
         ) as session:
             while running := await number(
                 session, f"{lent_server.url}/metrics", "vllm:num_requests_running"
             ):
-                await client.heartbeat(60.0)
+                await client.prompt_logprobs([0, 0], salt="", deadline_s=60.0)
             return running
 
     assert with_client(lent_server, scene) == 0

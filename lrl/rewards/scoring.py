@@ -94,7 +94,7 @@ class Scoring(UserCode):
         outcomes: list[Outcome] = [None] * len(responses)
         awaited: dict[int, list[Any]] = {}
         for item, (text, columns) in enumerate(responses):
-            if item > 0 and clock.is_beyond(self.timeout_s):
+            if item > 0 and clock.seconds > self.timeout_s:
                 break
             self._running.stretch += 1
             values = self._call(item, (prompt, text), columns)

@@ -26,7 +26,7 @@ class LocalWorkers:
         self._replaced = 0
         self._thread: LoopThread | None = None
         self._processes: list[WorkerProcess] = []
-        self._where: dict[int, WorkerProcess] = {}  # of each episode
+        self._where: dict[int, WorkerProcess] = {}  # of each job
         self._free: asyncio.Semaphore  # the workers without a job, where a job is one call
 
     @property
@@ -91,31 +91,29 @@ class LocalWorkers:
         return alive
 
     def _least_busy(self) -> WorkerProcess:
-        return min(self._alive(), key=lambda each: (each.jobs, not each.ready.done()))
+        jobs = Counter(self._where.values())
+        return min(self._alive(), key=lambda each: (jobs[each], not each.ready.done()))
 
     async def _in_turn(self, job: int, call: dict[str, Any]) -> Any:
         async with self._free:
-            process = self._least_busy()
-            process.jobs += 1
+            process = self._where[job] = self._least_busy()
             try:
                 return await process.ask(job, call)
             except asyncio.CancelledError:
                 process.kill("nobody waits for its job")
                 raise
             finally:
-                process.jobs -= 1
+                self._where.pop(job, None)
 
     async def _of_episode(self, job: int, call: dict[str, Any]) -> Any:
         if "begin" in call:
-            process = self._where[job] = self._least_busy()
-            process.jobs += 1
+            self._where[job] = self._least_busy()
         if job not in self._where:
             raise WorkerLost("it has ended all its episodes")
         return await self._where[job].ask(job, call)
 
     def _tell(self, job: int, why: str) -> None:
         if (process := self._where.pop(job, None)) is not None:
-            process.jobs -= 1
             process.tell(job, why)
 
     async def _end(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -115,8 +115,8 @@ class Members:
         self.pools = {pool.spec.name: pool for pool in pools}
         self.last_loss = ""
         """Name and reason of the member that was removed last; empty before."""
-        self._known: dict[int, RemoteWorkers] = {}  # also removed ones
-        self._lock = threading.Lock()
+        self._members: dict[int, RemoteWorkers] = {}
+        self._replaced: Counter[str] = Counter()  # workers of members that were removed
         for pool in pools:
             pool.members = self
 
@@ -138,8 +138,7 @@ class Members:
     @property
     def all(self) -> list[RemoteWorkers]:
         """The members, lost ones too, that were not removed."""
-        with self._lock:
-            return [each for each in self._known.values() if not each.removed]
+        return list(self._members.values())
 
     @property
     def ready(self) -> list[RemoteWorkers]:
@@ -148,7 +147,7 @@ class Members:
 
     def replaced(self, pool: str) -> int:
         """Returns the workers of a pool that were killed or died, also of lost members."""
-        return sum(member.replaced[pool] for member in self._known.values())
+        return self._replaced[pool] + sum(member.replaced[pool] for member in self.all)
 
     def leave_refusal(self, member: RemoteWorkers) -> str:
         """Returns the reason why a member must stay; empty if it need not."""
@@ -161,16 +160,14 @@ class Members:
         )
 
     def add(self, member: RemoteWorkers) -> None:
-        with self._lock:
-            self._known[member.number] = member
+        self._members[member.number] = member
 
     def remove(self, number: int, why: str) -> bool:
         """Removes a member, whose work goes to others; returns whether it was there."""
-        with self._lock:
-            member = self._known.get(number)
-            if member is None or member.removed:
-                return False
-            member.removed = True
+        member = self._members.pop(number, None)
+        if member is None:
+            return False
+        self._replaced += member.replaced
         self.last_loss = f"{member.name}: {why}"
         member.lose(why)
         return True

@@ -64,7 +64,6 @@ class WorkerProcess:
     with the thread that started it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.jobs = 0  # that it has; counted by who gives and ends them
         self.lost = ""  # why it takes no more calls; empty if it does
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when it has loaded the code; has a ConfigError if it cannot, and a TimeoutError if

@@ -50,7 +50,6 @@ class RemoteWorkers:
     def __post_init__(self) -> None:
         self.name = f"worker {self.number} on {self.node}"
         self.lost = ""  # why it gets no more work; empty if it does
-        self.removed = False  # whether it is no longer a member of the run
         self.leaving_since: float | None = None
         """Since when it gets no new work and leaves, in monotonic seconds; None if it stays."""
         self.jobs: Counter[str] = Counter()  # by their pool; counted by who gives and ends them

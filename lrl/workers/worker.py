@@ -142,10 +142,6 @@ class ProcessClock:
         waited_s = _waited_for_processor_s(self._pid) - self._waited_before_s
         return time.monotonic() - self._started - max(0.0, waited_s)
 
-    def is_beyond(self, seconds: float) -> bool:
-        """Whether more seconds have gone by; asks Linux only if they have by the wall."""
-        return time.monotonic() - self._started > seconds and self.seconds > seconds
-
 
 def _waited_for_processor_s(pid: int) -> float:
     try:

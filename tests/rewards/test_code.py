@@ -51,7 +51,7 @@ def test_a_program_is_worth_the_tests_that_it_passes(program, tests, whole, shar
     assert code(partial=True)("", program, tests=tests) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("isolation", {"none", ISOLATION})
+@pytest.mark.parametrize("isolation", sorted({"none", ISOLATION}))
 @pytest.mark.parametrize(
     ("program", "tests", "settings", "limit"),
     [

@@ -78,20 +78,6 @@ def test_a_run_killed_while_it_writes_leaves_the_last_good_checkpoint(tmp_path: 
     assert torn, "no kill met a file that was being written"
 
 
-def test_a_full_disk_is_a_warning_with_path_and_reason_and_leaves_no_rest(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    io, path = CheckpointFile(), tmp_path / "last.ckpt"
-    io.save_checkpoint({"global_step": 1, "weights": torch.zeros(100_000)}, path)
-    limit_files(100_000)
-    io.save_checkpoint({"global_step": 2, "weights": torch.ones(100_000)}, path)
-    limit_files(None)
-    assert io.refused is not None and io.newest_step == 1
-    assert str(path) in caplog.text and "Errno 27" in caplog.text
-    assert torch.load(path, weights_only=True)["global_step"] == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_run_on_a_full_disk_keeps_its_last_good_checkpoint_until_there_is_a_newer_one(
     policy: str, tmp_path: Path
 ) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
 import secrets
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +27,6 @@ def test_a_live_runs_folder_is_an_error(tmp_path: Path) -> None:
     first.release()
     second.acquire(tmp_path / "run")
     first.acquire(tmp_path / "another")
-
-
-def test_a_killed_run_releases_its_folder(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    holder = os.fork()
-    if not holder:
-        claim = RunFolderLock()
-        claim.acquire(tmp_path)
-        os.write(writing, b"taken")
-        signal.pause()
-    assert os.read(reading, 5) == b"taken"
-    with pytest.raises(ValueError, match="live run"):
-        RunFolderLock().acquire(tmp_path)
-    os.kill(holder, signal.SIGKILL)
-    os.waitpid(holder, 0)
-    RunFolderLock().acquire(tmp_path)
 
 
 def test_of_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -12,15 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from lrl.errors import ConfigError, CountedError
+from lrl.errors import CountedError
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.rewards import RewardModel, RewardPool
+from lrl.rewards import RewardModel
 from lrl.types import Chat, Prompt
-from tests.lent_server import LentServer
-from tests.rewards.judge_server import CLOSE, ScoreServer, fails, gives, served
-from tests.rewards.scenes import counted, scored, started
-from tests.runs.test_async_run import fit
+from tests.rewards.judge_server import ScoreServer, fails, gives, served
+from tests.rewards.scenes import started
 from tests.tiny_policies import byte_tokenizer, tiny_reward_model
 
 URL = "http://127.0.0.1:9"
@@ -76,28 +74,13 @@ def test_the_score_is_that_of_the_label(server):
 # ---- failures
 
 
-def test_each_failure_is_counted_and_none_is_a_zero(server):
-    server.replies = {
-        "worst": [gives(0.0)],
-        "busy": [fails(429, Retry_After="0"), CLOSE, gives(2.0)],
-        "gone": [CLOSE],
-        "garbage": [gives(1.0)._replace(body="<html>no")],
-        "endless": [gives(float("inf"))],
-        "none": [gives()],
-        "long": [fails(400, "maximum context length")],
-    }
-    model = RewardModel(url=server.url, retries=3)
-    with started([model], 1, timeout_s=150.0, max_failures=1.0) as pool:
-        rewards = [one.reward for one in scored(pool, *server.replies, "fine")]
-    assert rewards == [0.0, 2.0, None, None, None, None, None, 0.5]
-    failed = {"reward_model_failed": 1, "reward_model_refused": 4}
-    assert counted(pool) == {"scored": 3, "zero": 1, "retried": 5} | failed
+ODD = [gives(1.0)._replace(body="<html>no"), gives(float("inf")), gives(), fails(400, "too long")]
 
 
-def test_a_model_that_does_not_answer_is_refused_before_a_run():
-    pool = RewardPool([RewardModel(url=URL, retries=0)], 1, timeout_s=150.0)
-    with pytest.raises(ConfigError, match="reward_model_failed: reward_model: .*See that the serv"):
-        pool.start(Prompt(id=0, token_ids=[1], text=""))
+@pytest.mark.parametrize("reply", ODD)
+def test_what_has_no_finite_number_is_a_failure_and_never_a_score(server, reply):
+    server.replies["r"] = [reply]
+    assert failure(RewardModel(url=server.url)).kind == "reward_model_refused"
 
 
 # ---- in vLLM
@@ -161,16 +144,3 @@ def test_an_activation_is_applied_only_if_asked_for(served_model, network):
 def test_an_input_beyond_the_context_is_refused_and_not_cut(served_model):
     found = failure(served_model.reward, "4" * 300)
     assert found.kind == "reward_model_refused" and "256" in found.message
-
-
-def test_a_run_learns_from_its_scores(
-    served_model, network, lent_server: LentServer, policy_folder, tmp_path
-):
-    rewards = {"rewards": [served_model.reward], "reward_timeout_s": 150.0}
-    run = fit(lent_server, policy_folder, tmp_path, steps=1, **rewards)
-    groups = [group for _, group in run.groups]
-    assert groups
-    for group in groups:
-        for rollout in group.rollouts:
-            own = own_score(network, group.prompt.text, rollout.text)
-            assert rollout.reward == pytest.approx(own, abs=1e-4)

@@ -7,8 +7,6 @@ import pytest
 
 from lrl.errors import BadAnswer, CountedError
 from lrl.rewards.scoring import Scored, parts_of, read_outcomes
-from tests.rewards import odd_rewards
-from tests.rewards.scenes import scored, started
 
 NUMBERS = [
     (True, 1.0), (False, 0.0), (numpy.float32(0.5), 0.5), (numpy.float16(0.5), 0.5),
@@ -34,12 +32,6 @@ def test_the_name_of_a_part_is_one_that_every_tracker_takes():
 def test_any_other_array_is_not_a_number(value):
     with pytest.raises(CountedError):
         parts_of("f", value)
-
-
-def test_a_worker_imports_no_torch():
-    with started([odd_rewards.torch_is_loaded], workers=1) as pool:
-        (rollout,) = scored(pool, "")
-    assert rollout.reward == 0.0
 
 
 def test_an_answer_about_other_responses_is_no_outcome():

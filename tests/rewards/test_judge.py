@@ -171,7 +171,8 @@ def test_a_machine_without_the_key_sends_nothing(server, monkeypatch):
 
 
 def test_a_key_for_openai_is_not_sent_to_a_judge(server, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.setenv(name, KEY)
     score(judge_at(server.url))
     assert KEY not in str(server.headers)
 

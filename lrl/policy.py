@@ -12,7 +12,6 @@ from typing import Any, cast, get_args
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -150,7 +149,7 @@ class PolicyModule(PolicyModel):
         self._check_settings()
 
     def _check_settings(self) -> None:
-        if not is_made(self.model) and not _get_rank():  # another node need not have the folder
+        if not is_made(self.model):
             try:
                 find_model(self.model)
             except ValueError as error:

@@ -232,8 +232,8 @@ class _Tried(Exception):
 
 
 class _MadeUpStep:
-    """A step of one micro-batch, with a right and a wrong response to one prompt, that ends behind
-    its only gradient: an optimizer step would count as a version."""
+    """A right and a wrong response, in one micro-batch. It ends behind their gradient, because an
+    optimizer step would count as a version."""
 
     num_tokens = 4
     num_sequences = 2

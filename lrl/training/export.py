@@ -81,7 +81,7 @@ def save_policy(
     else:
         _keep_config(network, first_folder, folder)
         _keep_files(first_folder, folder, UNTRAINED_FILES)
-        if _is_tokenizer_of(base, tokenizer):
+        if _contents(open_tokenizer(base)) == _contents(tokenizer):  # no script has changed it
             _keep_files(first_folder, folder, (*TOKENIZER, *tokenizer.vocab_files_names.values()))
         else:
             tokenizer.save_pretrained(folder)
@@ -126,13 +126,8 @@ def _settings(config: PreTrainedConfig) -> str:
     return DTYPE.sub("", json.dumps(settings, default=str, sort_keys=True))
 
 
-def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether a tokenizer is still the one in the first version's folder."""
-    # Saved, it says whether it came from a folder.
-    return _contents(open_tokenizer(base)) == _contents(tokenizer)
-
-
 def _contents(tokenizer: PreTrainedTokenizerBase) -> dict[Path, bytes]:
+    # Saved, it also says whether it came from a folder: it is compared with one that did.
     with TemporaryDirectory(prefix="lrl-tokenizer-") as folder:
         tokenizer.save_pretrained(folder)
         files = (path for path in Path(folder).rglob("*") if path.is_file())

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from lightning.fabric.utilities.rank_zero import _get_rank
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -58,7 +59,7 @@ def find_model(model: str) -> str:
         folder = Path(model).expanduser()
         # Names on the hub are `name` or `owner/name`.
         must_be_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
-        if must_be_folder and not folder.exists():
+        if must_be_folder and not folder.exists() and not _get_rank():  # rank 0 alone reads it
             raise ConfigError(
                 f"model={model!r}: there is no such folder (looked for {folder.resolve()})."
             )

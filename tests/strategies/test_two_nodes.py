@@ -7,6 +7,7 @@ Covers lrl/training/model_files.py.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,10 +51,11 @@ def test_two_nodes_train_the_same_policy_without_a_shared_folder_and_both_notice
     policy_folder: Path,
     tmp_path: Path,
 ) -> None:
-    mine = tmp_path / "node-0"
+    mine, models = tmp_path / "node-0", tmp_path / "models"
     mine.mkdir()
-    words = (fitting, strategy, policy_folder, 10_000)
-    second = start(1, *words, hidden=(policy_folder, mine), started_by=started_by)
+    shutil.copytree(policy_folder, models / "policy")
+    words = (fitting, strategy, models / "policy", 10_000)
+    second = start(1, *words, hidden=(models, mine), started_by=started_by)
     first = start(0, *words, started_by=started_by)
     for node in (first, second):
         node.wait_for("step 3: ")

@@ -122,7 +122,6 @@ class Critic(nn.Module):
         return None if whole is None else decoder_of(whole)
 
     def _add_head(self, network: PreTrainedModel) -> None:
-        """Makes the head for the hidden state of `network`."""
         output = network.get_output_embeddings().weight
         # Weights that one collective averages have the same dtype; adapters have one of their own.
         dtype = next(one for one in network.parameters() if one.requires_grad).dtype
@@ -132,12 +131,8 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
-        """Returns the value before each label: float32 [R, L], 0 outside the mask.
-
-        Args:
-            hidden: [R, L, H], the last hidden state of the policy; unused with a model of its own.
-            micro: The micro-batch, R rows of L tokens.
-        """
+        """Returns the value before each label: float32 [R, L], 0 outside the mask. `hidden`,
+        [R, L, H], is the policy's last hidden state; unused with a model of its own."""
         values = apply_head(self.head, micro.of_labels(self._hidden(hidden, micro)))
         return micro.at_labels(values.squeeze(-1))
 
@@ -173,10 +168,7 @@ class Critic(nn.Module):
     def loss(self, values: Tensor, micro: MicroBatch, weights: Tensor) -> Tensor:
         """Returns the weighted sum of the losses of a micro-batch's tokens, and counts them.
 
-        Args:
-            values: float32 [R, L], the result of `forward`; carries the gradient.
-            micro: The micro-batch, with the returns of `fill`.
-            weights: float32 [n], the factor of each trained token's loss.
+        `values` are of `forward`; `weights`, float32 [n], is the factor of each trained token.
         """
         assert micro.returns is not None, "every group passes `fill` before it is packed"
         assert micro.values is not None

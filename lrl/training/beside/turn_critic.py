@@ -145,12 +145,7 @@ class TurnCritic(Critic):
     def loss(self, values: Tensor, micro: MicroBatch, weights: Tensor) -> Tensor:
         """Returns the weighted sum of the losses of a micro-batch's turns, and counts them.
 
-        A value whose label is not trained is left out.
-
-        Args:
-            values: float32 [R, L, 4], the result of `forward`; carries the gradient.
-            micro: The micro-batch, with the targets of `fill`.
-            weights: float32 [n], the factor of each trained token's loss.
+        A value whose label is not trained is left out. The arguments are those of `Critic.loss`.
         """
         assert micro.turn_targets is not None, "every group passes `fill` before it is packed"
         now = micro.of_labels(values)

@@ -11,7 +11,6 @@ import ast
 import copy
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,29 +214,24 @@ def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> None:
                 f"column {VARIABLES!r}: the tokenizer's chat template has no variable {name!r}. "
                 "Leave it out."
             )
+    parts = [("the tools", chat._replace(tools=()))] if chat.tools else []
+    for index, message in enumerate(chat.messages):
+        changes: Message = {}
+        if content := message.get("content"):
+            changes["content"] = content + CHANGE_MARK
+        if message.get("tool_calls"):
+            changes["tool_calls"] = calls = copy.deepcopy(message["tool_calls"])
+            function = calls[-1].get("function", calls[-1])
+            function["name"] = f"{function.get('name')}{CHANGE_MARK}"
+        for name, change in changes.items():
+            messages = list(chat.messages)
+            messages[index] = message | {name: change}
+            part = f"the {name} of the {message['role']} message"
+            parts.append((part, chat._replace(messages=messages)))
     text = render_chat(tokenizer, chat)
-    for part, changed in _with_one_change(chat):
+    for part, changed in parts:
         if render_chat(tokenizer, changed) == text:
             raise ConfigError(
                 f"the tokenizer's chat template leaves out {part}. Put it into `template`, or take "
                 "a model whose chat template knows it."
             )
-
-
-def _with_one_change(chat: Chat) -> Iterator[tuple[str, Chat]]:
-    """Yields each part of the chat, and the chat with that part changed."""
-    for index, message in enumerate(chat.messages):
-        changes: list[Message] = []
-        if content := message.get("content"):
-            changes.append({"content": content + CHANGE_MARK})
-        if message.get("tool_calls"):
-            calls = copy.deepcopy(message["tool_calls"])
-            function = calls[-1].get("function", calls[-1])
-            function["name"] = f"{function.get('name')}{CHANGE_MARK}"
-            changes.append({"tool_calls": calls})
-        for change in changes:
-            messages = [*chat.messages[:index], message | change, *chat.messages[index + 1 :]]
-            part = f"the {next(iter(change))} of the {message['role']} message"
-            yield part, chat._replace(messages=messages)
-    if chat.tools:
-        yield "the tools", chat._replace(tools=())

@@ -13,6 +13,7 @@ import pytest
 
 from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
 from lrl.environments.base import Answer
+from lrl.environments.play import finite
 from lrl.planning.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
@@ -260,6 +261,13 @@ class PaysAtOnce(Environment):
 def test_a_reward_that_no_turn_has_earned_fails_the_episode_and_is_not_dropped() -> None:
     rollout = one(Here(PaysAtOnce()), [[4, 2]])
     assert rollout.failure.startswith("environment_error: the episode has the reward 1.0 before")
+
+
+@pytest.mark.parametrize("reward", [-3e38, 1e300, 10**400])
+def test_a_turns_reward_that_no_gradient_holds_is_refused(reward: float) -> None:
+    # The rewards of two turns may cancel in the sum that is checked as a reward.
+    with pytest.raises(TypeError, match="give a finite number"):
+        finite(reward)
 
 
 def unwritten(script: list[list[int]], rollout: Rollout) -> list[list[int]]:

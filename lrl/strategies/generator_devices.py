@@ -286,7 +286,7 @@ def check_launcher(launcher: Launcher, generator_devices: int, evaluation_genera
     if evaluation_generators:
         fault(
             f"strategy.evaluation_generators is {evaluation_generators}, and the generators of "
-            "strategy.launcher all write rollouts: set it to 0."
+            "strategy.launcher all write rollouts: set it to 0, or leave strategy.launcher out."
         )
 
 

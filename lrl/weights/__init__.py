@@ -41,7 +41,9 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
     if name != "auto":
         chosen = find_transport(name)
         if why := chosen.refusal(machine):
-            raise ConfigError(f"strategy.weight_transfer is {name!r}, {why}.")
+            raise ConfigError(
+                f"strategy.weight_transfer is {name!r}, {why}. Change that, or take auto."
+            )
         return chosen
     is_open = not is_loopback(machine.host)
     for one in TRANSPORTS:

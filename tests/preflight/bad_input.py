@@ -74,7 +74,7 @@ TRAINER = [
     ("--trainer.devices 1", "trainer.devices is 1", "generator_devices", "at least 2"),
     ("--trainer.accelerator gpu", "gpu"),
     (f"{STRATEGY}.evaluation_generators 1", "none is left"),
-    (f"{STRATEGY}.weight_transfer nccl", "weight_transfer", "nccl", "shared_memory"),
+    (f"{STRATEGY}.weight_transfer nccl", "weight_transfer", "nccl", "auto"),
     (f"{STRATEGY}.placement shared", "Set data.max_lag to 0"),
     (f"{FSDP} {STRATEGY}.replicas 3", "strategy.replicas is 3", "4 trainer ranks", "divisor"),
     (f"{FSDP} {STRATEGY}.tensor_parallel_size 2 --model.lora.rank 4", "model.lora"),

@@ -99,21 +99,19 @@ class Agent(Environment):
         _playing.append(began)
         try:
             async with server_of_this_process().serving(conversation) as address:
-                reward = await self._run(address, columns | {"prompt": prompt})
+                row = columns | {"prompt": prompt}
+                if self.command is not None:
+                    reward = await run_command(self.command, address, row)
+                elif inspect.iscoroutinefunction(self.agent):
+                    reward = await self.agent(**row | address)
+                else:
+                    assert self.agent is not None, "`ExternalAgents` has those elsewhere"
+                    reward = await _in_thread(self.agent, row | address)
                 return 0.0 if reward is None else reward
         finally:
             _playing.remove(began)
             # A process that began while another episode played may be that one's.
             processes.end_children(since=began, before=min(_playing, default=math.inf))
-
-    async def _run(self, address: dict[str, str], row: dict[str, Any]) -> Any:
-        if self.command is not None:
-            return await run_command(self.command, address, row)
-        assert self.agent is not None, "agents elsewhere are played by `ExternalAgents`"
-        told = row | address
-        if inspect.iscoroutinefunction(self.agent):
-            return await self.agent(**told)
-        return await _in_thread(self.agent, told)
 
 
 async def _in_thread(agent: Callable[..., Any], told: dict[str, Any]) -> Any:

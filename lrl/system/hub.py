@@ -11,9 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
-
-from lrl.errors import ConfigError
+from huggingface_hub import constants, try_to_load_from_cache
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +54,3 @@ def on_this_machine(model: str) -> Path | None:
     except ValueError:  # no name that the hub could have
         return None
     return Path(found).parent if isinstance(found, str) else None
-
-
-def whole_folder(model: str) -> Path:
-    """Returns the folder with all files of a model, downloaded if it is a hub name; raises
-    ConfigError without one."""
-    if (folder := Path(model).expanduser()).is_dir():
-        return folder
-    reach()
-    try:
-        # Some have the weights once more, in a folder.
-        return Path(snapshot_download(model, ignore_patterns=["*/*"]))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model={model!r}: there is no such folder, and as a name on the hub: "
-            f"{' '.join(str(error).split()):.300}"
-        ) from error

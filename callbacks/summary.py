@@ -21,7 +21,7 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
-from lrl.system.stopwatch import GENERATOR, shares
+from lrl.system.stopwatch import GENERATOR, TRAINER, shares
 
 
 class Summary(OnRankZero):
@@ -98,12 +98,9 @@ class Summary(OnRankZero):
             steps = (f"{metric} ({count} steps)" for metric, count in health.outside.items())
             table.add_row("outside their range", ", ".join(steps))
         if times.step:
-            paused = f"{times.sync:.1f} s, generators paused {times.sync_pause:.1f} s"
-            table.add_row("sync", paused)
-            table.add_row("time of the trainer", _trainer_time(times))
-            parts = shares(times.generators, GENERATOR).items()
-            generators = ", ".join(f"{state} {share:.0%}" for state, share in parts)
-            table.add_row("time of the generators", generators)
+            table.add_row("time", f"{times.step:.0f} s, generators paused {times.sync_pause:.1f} s")
+            table.add_row("of the trainer", _spent(times.trainer, TRAINER))
+            table.add_row("of the generators", _spent(times.generators, GENERATOR))
         return table
 
 
@@ -112,16 +109,10 @@ def listed(counts: Mapping[str, int], names: Iterable[str]) -> str:
     return ", ".join(f"{name} {counts[name]:,}" for name in names if counts[name])
 
 
-def _trainer_time(times: StepTimes) -> str:
-    waits = {"first group": "first", "next": "next", "last": "last", "rewards": "reward"}
-    parts = ", ".join(
-        f"{name} {times.trainer.get(f'wait_{state}', 0.0) / times.step:.0%}"
-        for name, state in waits.items()
-    )
-    return (
-        f"{times.step:.0f} s: waiting for rollouts {times.wait / times.step:.0%} ({parts}), "
-        f"training {times.train / times.step:.0%}, syncing {times.sync / times.step:.0%}"
-    )
+def _spent(seconds: dict[str, float], states: tuple[str, ...]) -> str:
+    """Returns the states that took a per cent of the time or more."""
+    found = shares(seconds, states).items()
+    return ", ".join(f"{state} {share:.0%}" for state, share in found if share >= 0.01)
 
 
 def where_metrics_are(trainer: L.Trainer) -> list[str]:

@@ -11,7 +11,6 @@ gives it to others.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -144,12 +143,11 @@ class RemoteWorkers:
         # A connection for each request: a server may close an idle one as a request goes out on it.
         connector = aiohttp.TCPConnector(ssl=self._trust or True)
         headers = {"Authorization": bearer(self.token)}
-        data = json.dumps(message or {}).encode()
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
                 session.request(
-                    method, self.location.url + route, data=data, headers=headers
+                    method, self.location.url + route, json=message or {}, headers=headers
                 ) as response,
             ):
                 if response.status != 200:
@@ -207,8 +205,18 @@ class WorkersServer:
 
     async def _call(self, request: web.Request) -> web.Response:
         workers, job = self._asked(request)
-        answered = await _answer(workers, job, await request.json())
-        return web.json_response({**answered, "replaced": workers.replaced})
+        found: dict[str, Any]
+        try:
+            found = {"answer": await workers.ask(job, await request.json())}
+        except CallFailed as error:
+            found = {"failed": [error.kind, error.message, error.item, error.part]}
+        except WorkerLost as error:
+            found = {"lost": str(error), "by_other": error.by_other}
+        except asyncio.CancelledError:
+            # Rank 0 waits no longer; its end of the episode may have come before.
+            workers.tell(job, "")
+            raise
+        return web.json_response({**found, "replaced": workers.replaced})
 
     async def _end(self, request: web.Request) -> web.Response:
         workers, job = self._asked(request)
@@ -222,16 +230,3 @@ class WorkersServer:
 
     def _asked(self, request: web.Request) -> tuple[LocalWorkers, int]:
         return self.workers[request.match_info["pool"]], int(request.match_info["job"])
-
-
-async def _answer(workers: LocalWorkers, job: int, call: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {"answer": await workers.ask(job, call)}
-    except CallFailed as error:
-        return {"failed": [error.kind, error.message, error.item, error.part]}
-    except WorkerLost as error:
-        return {"lost": str(error), "by_other": error.by_other}
-    except asyncio.CancelledError:
-        # Rank 0 waits no longer; its end of the episode may have come before.
-        workers.tell(job, "")
-        raise

@@ -4,6 +4,5 @@ A worker is asked to score a group, or to begin an episode, take a turn and end 
 what runs in the process; `process` is its other end; `local` keeps the processes of one machine,
 `remote` lends those of other machines to rank 0, and `pool` chooses.
 
-No module here imports torch or a user's code, and the rooms of rewards and environments stand above
-this one.
+No module here imports torch or a user's code.
 """

@@ -114,8 +114,17 @@ class WorkerProcess:
 
     def kill(self, why: str) -> None:
         """Ends it; what it was asked is lost. Idempotent."""
-        if not self.lost:
-            self._end(why)
+        if self.lost:
+            return
+        self.lost = why
+        self._process.terminate()
+        for job in self._asked:
+            self._answer(job, WorkerLost(why, by_other=self._ended_by_a_job))
+        died = (
+            f"A worker of {self._spec.setting} died while it started; its own message is above. It "
+            f"imports the script that was run. {worker.GUARD}"
+        )
+        self._not_ready(ConfigError(died))
 
     def join(self) -> None:
         self._process.join(_END_S)
@@ -194,7 +203,7 @@ class WorkerProcess:
                 f"and the modules of {self._spec.setting}: see which is slow, or raise it."
             )
             self._not_ready(TimeoutError(why))
-            self._end(f"it was not ready after {limit_s:g} s")
+            self.kill(f"it was not ready after {limit_s:g} s")
 
     def _not_ready(self, error: Exception) -> None:
         if not self.ready.done():
@@ -213,18 +222,7 @@ class WorkerProcess:
             self._answer(guilty, CallFailed(kind, why, *whose))
             self._ended_by_a_job = True
         log.warning("A worker of %s is replaced: %s", self._spec.setting, why)
-        self._end(why)
-
-    def _end(self, why: str) -> None:
-        self.lost = why
-        self._process.terminate()
-        for job in self._asked:
-            self._answer(job, WorkerLost(why, by_other=self._ended_by_a_job))
-        died = (
-            f"A worker of {self._spec.setting} died while it started; its own message is above. It "
-            f"imports the script that was run. {worker.GUARD}"
-        )
-        self._not_ready(ConfigError(died))
+        self.kill(why)
 
     def _cause(self) -> tuple[str, str]:
         """Returns kind and message of an end that nobody here has caused."""

@@ -151,14 +151,8 @@ class LengthPredictor:
 def _written(rollout: Rollout) -> list[tuple[int, bool]]:
     """Returns the tokens of what each request for a rollout wrote, and whether it was cut: the
     response, or the turns with an environment."""
-    lengths = [rollout.num_tokens]
-    if rollout.turn_ends:
-        lengths = [turn.stop - turn.start for turn in rollout.turns]
-    last = len(lengths) - 1
-    return [
-        (tokens, number == last and rollout.finish_reason == "length")
-        for number, tokens in enumerate(lengths)
-    ]
+    *whole, last = [turn.stop - turn.start for turn in rollout.turns] or [0]
+    return [*((tokens, False) for tokens in whole), (last, rollout.finish_reason == "length")]
 
 
 def recall(expected: NDArray[np.float64], found: NDArray[np.float64], share: float) -> float:

@@ -22,7 +22,10 @@ def make_prompt(id: int, *token_ids: int) -> Prompt:
 
 def answered(prompt: Prompt, *lengths: int, cut: bool = False) -> Group:
     reason = "length" if cut else "stop"
-    rollouts = [Rollout(token_ids=[0] * length, finish_reason=reason) for length in lengths]
+    rollouts = [
+        Rollout(token_ids=[0] * length, versions=[0] * length, finish_reason=reason)
+        for length in lengths
+    ]
     return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 
 

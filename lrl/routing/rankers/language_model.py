@@ -101,13 +101,14 @@ class LanguageModelRanker(Ranker):
     def _submit(self, job: str, rows: Sequence[Any], then: Callable[[Any], object] = bool) -> bool:
         """Gives the process a job unless it still has one of this kind; returns whether it did.
         `then` gets the result, on the pool's thread."""
-        if (pool := self._pool) is None or (job in self._jobs and not self._jobs[job].done()):
+        pool, before = self._pool, self._jobs.get(job)
+        if pool is None or not (before is None or before.done()):
             return False
         try:
-            self._jobs[job] = pool.submit(_do, job, rows)
+            given = self._jobs[job] = pool.submit(_do, job, rows)
         except RuntimeError:  # it has just ended; `_done` or `close` does the rest
             return False
-        self._jobs[job].add_done_callback(partial(self._done, then))
+        given.add_done_callback(partial(self._done, then))
         return True
 
     def _done(self, then: Callable[[Any], object], job: Future[Any]) -> None:

@@ -277,11 +277,10 @@ def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
     if timeout_s is None:
         return max(_USUAL_TIMEOUT_S, needed)
     if 0 < timeout_s < 2 * give_up_s or 0 < timeout_s <= deadline_s:
-        slow = [repr(reward.name) for reward in rewards if reward.give_up_s or reward.deadline_s]
         fault(
-            f"data.reward_timeout_s is {timeout_s:g}, and rewards ({', '.join(slow)}) end a "
-            f"response by themselves only after {max(give_up_s, deadline_s):g} s: leave it out, or "
-            f"set it to at least {needed:g}."
+            f"data.reward_timeout_s is {timeout_s:g}, and rewards end a response by themselves "
+            f"only after {max(give_up_s, deadline_s):g} s: leave it out, or set it to at least "
+            f"{needed:g}."
         )
     return timeout_s
 

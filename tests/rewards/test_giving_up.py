@@ -107,7 +107,7 @@ def test_a_huge_number_before_the_final_expression_is_not_computed(response):
 
 
 def test_a_verifier_must_give_up_before_its_worker_is_killed():
-    why = r"data.reward_timeout_s is 3, .*'math'.* after 2 s: leave it out, or set it to at least 4"
+    why = r"data.reward_timeout_s is 3, .* after 2 s: leave it out, or set it to at least 4"
     with pytest.raises(ValueError, match=why):
         RewardPool([Math()], timeout_s=3)
     with pytest.raises(ValueError, match="Math.give_up_s is 0"):

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +15,11 @@ from lrl.errors import UntrustedFile
 T = TypeVar("T")
 
 
+@dataclass
 class OwnerOnlyFolder:
     """A folder of such files; it may not exist yet."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def make(self) -> None:
         """Makes or empties the folder; raises OSError if it cannot be this user's alone."""

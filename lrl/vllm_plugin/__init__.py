@@ -1,8 +1,6 @@
 """All of lrl that runs inside vLLM's processes: a plugin, routes of the API server, engines of
 weight transfer.
 
-Hides vLLM's internals. Outside of this room vLLM is imported only where a server is started and at
-the trainer's end of NCCL (`weights/broadcast.py`).
-`tests/vllm_contract/relied_on.py` lists every name of vLLM that lrl touches, and a test compares it
-with each release that lrl claims.
+Outside of this room vLLM is imported only where a server is started and at the trainer's end of NCCL
+(`weights/broadcast.py`). `tests/vllm_contract/relied_on.py` lists every name of vLLM that lrl touches.
 """

@@ -123,12 +123,8 @@ class FetchedFiles:
         self._draft: VersionFile | None = None
 
     def block(self, version: str, part: int, what: str) -> bytes | None:
-        """Returns a block for another generator, or its difference (`lrl.weights.parts`);
-        None if it is not here yet.
-
-        Raises:
-            KeyError, ValueError, IndexError: It will not be here.
-        """
+        """Returns a block for another generator, or its difference (`lrl.weights.parts`); None if it
+        is not here yet. KeyError, ValueError or IndexError if it will not be here."""
         for file in (self._draft, self._whole):
             if file is not None and file.path.name == version:
                 block = file.header.parts[part][int(what.removeprefix("d"))]
@@ -138,12 +134,8 @@ class FetchedFiles:
         return None  # the order may be on its way
 
     def fetch(self, order: FetchOrder) -> FetchReport:
-        """Makes the file of a version be here.
-
-        Raises:
-            FetchFailed: It did not arrive, or not in time.
-            OSError: There is no room for it.
-        """
+        """Makes the file of a version be here; raises FetchFailed if it did not arrive in time, and
+        OSError without room for it."""
         with self._one_at_a_time:
             path = self._folder / order.version
             for held in (str(path), order.beside):

@@ -39,14 +39,11 @@ class Ipc(Transport):
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
         if machine.ranks > 1:
-            return (
-                f"but {machine.ranks} ranks train, and only one of them shares the generator's GPU"
-            )
+            return f"but {machine.ranks} ranks train, and one alone shares the generator's GPU"
         return "" if machine.shares_device else "but the generator has a GPU of its own"
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:
-        """The one generator on the trainer's GPU is the run's own."""
         return (
             "moves its weights within one GPU (ipc), which its one generator shares with the "
             "trainer. For a fleet that grows, start it with strategy.generator_devices above 0."

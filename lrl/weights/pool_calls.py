@@ -142,11 +142,8 @@ class PoolCalls:
     # ---- pause and resume
 
     def pause(self, keys_and_values: KeysAndValues) -> int:
-        """Pauses all participants, and reads back that they are paused.
-
-        Returns:
-            Tokens that they will read again (`Generator.pause`).
-        """
+        """Pauses all participants, and reads back that they are paused; returns the tokens that they
+        will read again (`Generator.pause`)."""
         tokens: list[int] = []
 
         async def pause(generator: Generator) -> None:
@@ -157,11 +154,8 @@ class PoolCalls:
         return sum(tokens)
 
     def resume(self) -> float:
-        """Resumes all participants, and reads back that they write.
-
-        Returns:
-            The time of the last resume, on `time.monotonic`.
-        """
+        """Resumes all participants, and reads back that they write; returns the time of the last
+        resume, on `time.monotonic`."""
         times = [time.monotonic()]
 
         async def resume(generator: Generator) -> None:
@@ -202,12 +196,8 @@ class PoolCalls:
 
     def close_update(self) -> None:
         """Closes an update that a failed attempt may have left open: vLLM refuses a second start
-        until then.
-
-        If the start never arrived, the engine answers with an error, which is ignored. The next
-        update overwrites whatever this one loaded, and no generator is ever confirmed under the
-        version `abandoned`.
-        """
+        until then. If the start never arrived, the engine answers with an error, which is ignored;
+        the next update overwrites whatever this one loaded."""
         still_open = [one for one in self.participants if one in self._open]
         body = {"weight_version": "abandoned"}
         self.loop.wait(

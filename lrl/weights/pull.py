@@ -50,8 +50,8 @@ class Pull(Transport):
             return ""
         return (
             f"serves its weights (pull) at strategy.server.host {host}, which only its own machine "
-            "reaches. Start it with an address of its machine that this one reaches, and with "
-            "tls_cert and tls_key or insecure."
+            "reaches. Start it with an address that this one reaches, and tls_cert and tls_key or "
+            "insecure."
         )
 
     @classmethod

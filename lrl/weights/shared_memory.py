@@ -31,9 +31,8 @@ class SharedMemory(Transport):
         if same_machine:
             return ""
         return (
-            "moves its weights through shared memory, which only its own machine has, and this is "
-            "another one. Join there, or start the run with strategy.weight_transfer: pull, or "
-            "nccl on GPUs."
+            "moves its weights through shared memory, which only its own machine has. Join there, or "
+            "start the run with strategy.weight_transfer: pull, or nccl on GPUs."
         )
 
     @classmethod

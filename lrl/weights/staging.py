@@ -75,9 +75,8 @@ class Staging:
         self._server: PartServer | None = None
 
     def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Staged:
-        """Stages a version on all ranks, which call this together; one that is staged already
-        (another attempt at it) stays as it is. Raises OSError on rank 0 if a rank has no room for
-        its part."""
+        """Stages a version on all ranks, which call this together; another attempt at it leaves it as
+        it is. Raises OSError on rank 0 if a rank has no room for its part."""
         empty = self._empty.get(order.pool)
         if empty is None:
             empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)

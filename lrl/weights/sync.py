@@ -42,8 +42,7 @@ ATTEMPTS = 2
 MAX_PHASES = 20
 """More than the phases of a sync that wait, each with its own deadline."""
 ENDS_S = 10.0
-"""Seconds for a sync in the background to notice the end of the run; it looks every fifth of a
-second."""
+"""Seconds for a sync in the background to notice the end of the run."""
 LOOK_S = 0.2
 """Seconds between the looks of a trainer without any generator."""
 
@@ -153,11 +152,8 @@ class Sync:
             on_synced()
 
     def sync_now(self, version: int) -> Failures:
-        """Gives the weights to all generators of the pool that do not hold them.
-
-        Returns:
-            The generators that failed; their weights are unknown, and they must be evicted.
-        """
+        """Gives the weights to all generators of the pool that do not hold them; returns those that
+        failed, whose weights are unknown, and which must be evicted."""
         stale = self._begin(version)
         return self._attempts(stale) if stale else {}
 

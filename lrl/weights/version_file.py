@@ -192,12 +192,8 @@ class Header:
     def of(
         tensors: Sequence[TensorSpec], parts: Sequence[Sequence[tuple[TensorSpec, int, int]]]
     ) -> Header:
-        """Returns the header of a version whose blocks are not known yet.
-
-        Args:
-            tensors: In the policy's order.
-            parts: What each rank sends: a tensor, the first row of it, and how many.
-        """
+        """Returns the header of a version whose blocks are not known yet, from all tensors, and from
+        what each rank sends: a tensor, the first row of it, and how many."""
         table, size = dict[str, Any](), 0
         for one in in_file_order(tensors):
             place = {"shape": one.shape, "data_offsets": (size, size + one.nbytes)}
@@ -283,9 +279,6 @@ def merged(
         base: The weights of the first version, by their names in a checkpoint.
         adapters: The matrices of the trainer, by W and the end of their name on the wire.
         dtype: In which the generator computes, whatever that of the files.
-
-    Raises:
-        ValueError: An adapter is for a weight that `base` does not have; after the last weight.
     """
     left = set(adapters)
     for name, weight in base:

@@ -1,16 +1,14 @@
 """The channel between rank 0 and the other ranks: micro-batches and commands to them, results from
 them.
 
-Rank 0 sends without waiting for a busy rank. Ranks differ from micro-batch to micro-batch even when
-they have equal work over the step, and in lockstep each would take as long as the slowest one: with
-sixteen ranks that cost 24 % more, and 5 % without (`python -m
-benchmarks.rank_balance` at tag before-0.3).
+Rank 0 sends without waiting for a busy rank: in lockstep each would take as long as the slowest one,
+which cost 24 % more with sixteen ranks, and 5 % without (`benchmarks.rank_balance` at tag
+before-0.3).
 
 A command is the call of a `collective` function of the policy: rank 0 calls it, and every rank runs
-it. All that reads the policy's weights is one, because no rank may have all of them. Rank 0 alone
-decides when: the other ranks obey its commands wherever they listen, which is within a step
-(`lrl.rollouts.stream.RankStream`) and while rank 0 runs its own callbacks (`follow`). With one rank
-it is a plain call.
+it. All that reads the policy's weights is one, because no rank may have all of them. The other ranks
+obey wherever they listen, which is within a step (`lrl.rollouts.stream.RankStream`) and while rank 0
+runs its own callbacks (`follow`). With one rank it is a plain call.
 """
 
 import math
@@ -133,9 +131,7 @@ class Ranks:
             for tensor in (torch.tensor([len(content)]), content):
                 work = dist.isend(tensor, rank, self._group)
                 assert work is not None, "this process is in the group"
-                self._on_their_way.append(
-                    (rank, work, tensor)
-                )  # a tensor must live until it is sent
+                self._on_their_way.append((rank, work, tensor))  # which must live until it is sent
 
 
 @contextmanager
@@ -155,10 +151,8 @@ def explain_rank_loss(rank: str) -> Iterator[None]:
 @contextmanager
 def explain_broken_collective() -> Iterator[None]:
     """Turns the error of a lost rank into a RankLostError in a block where torch calls the
-    collectives, among others.
-
-    NCCL has a class of its own for it, and gloo begins the text with its source file.
-    """
+    collectives, among others. NCCL has a class for it, and gloo begins the text with its source
+    file."""
     try:
         yield
     except RuntimeError as error:

@@ -50,9 +50,8 @@ MEETING = timedelta(minutes=30)
 until then."""
 
 RANK_TIMEOUT = timedelta(hours=6)
-"""Longest wait of one rank for another that hangs; rank 0's waits for responses have deadlines of
-their own. An ended rank is noticed by its closed connection, and a vanished machine after
-`strategy.heartbeat_s`."""
+"""Longest wait of one rank for another that hangs, but for rank 0's in a sync. An ended rank is
+noticed by its closed connection, and a vanished machine after `strategy.heartbeat_s`."""
 
 STARTED_BY = "LRL_STARTED_BY"
 """The environment variable with the process id of the rank 0 that has started a rank."""
@@ -254,8 +253,7 @@ class AsyncDDP(SeveralRanks, DDPStrategy):
     see `SeveralRanks`.
 
     Gradients are averaged once, after the last micro-batch (`lrl.training.optimizers`). Torch's
-    DistributedDataParallel is not used: it averages in every backward pass, and would need equally
-    many on all ranks.
+    DistributedDataParallel would do so in every backward pass, and need equally many on all ranks.
 
     Args:
         **kwargs: See `SeveralRanks`, and Lightning's DDPStrategy without the settings of torch's
@@ -267,9 +265,8 @@ class AsyncDDP(SeveralRanks, DDPStrategy):
         for name, default in WRAPPER_SETTINGS.items():
             if kwargs.get(name, default) != default:
                 fault(
-                    f"strategy.{name} is {kwargs[name]}. It is for torch's "
-                    "DistributedDataParallel; lrl.AsyncDDP does without that: it averages "
-                    "gradients once a step. Leave it out."
+                    f"strategy.{name} is {kwargs[name]}. It is for torch's DistributedDataParallel, "
+                    "without which lrl.AsyncDDP works. Leave it out."
                 )
 
     def setup_distributed(self) -> None:

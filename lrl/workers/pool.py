@@ -67,11 +67,8 @@ class WorkerPool:
 
 @dataclass(eq=False)
 class WorkerJob:
-    """A group to score, or an episode, on one machine.
-
-    Each call raises CallFailed if the job has failed, and WorkerLost if its worker has ended
-    through no fault of the job.
-    """
+    """A group to score, or an episode, on one machine. Each call raises CallFailed if the job has
+    failed, and WorkerLost if its worker has ended through no fault of the job."""
 
     pool: WorkerPool
     machine: Workers
@@ -113,8 +110,7 @@ class Members:
 
     def __init__(self, *pools: WorkerPool) -> None:
         self.pools = {pool.spec.name: pool for pool in pools}
-        self.last_loss = ""
-        """Name and reason of the member that was removed last; empty before."""
+        self.last_loss = ""  # name and reason of the member that was removed last
         self._members: dict[int, RemoteWorkers] = {}
         self._replaced: Counter[str] = Counter()  # workers of members that were removed
         for pool in pools:

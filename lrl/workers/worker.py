@@ -34,16 +34,12 @@ from lrl.errors import ConfigError
 from lrl.system.endpoint import LOOPBACK
 from lrl.system.processes import die_with, fork
 
-OUT_OF_MEMORY = 112
-"""Exit code of a process at its memory limit."""
+OUT_OF_MEMORY = 112  # exit code of a process at its memory limit
 LONGEST_MESSAGE = 500
-START_TIMEOUT_S = 120.0
-"""Most seconds for the start of such a process, by default."""
+START_TIMEOUT_S = 120.0  # for the start of such a process, by default
 GUARD = 'What starts the training must stand under `if __name__ == "__main__":`.'
-LONGEST_LINE = 2**26
-"""Bytes of an answer."""
-NOBODY = -1
-"""In the place of an item: any, or none, of the job's code runs."""
+LONGEST_LINE = 2**26  # bytes of an answer
+NOBODY = -1  # in the place of an item: any, or none, of the job's code runs
 _NOT_THE_USERS = (
     *(str(Path(__file__).parents[1]) + os.sep, "<frozen "),
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -190,8 +186,7 @@ def message_of(error: BaseException) -> str:
 
 
 def where_raised(error: BaseException) -> str:
-    """Returns the last line of the user's code in the traceback, in brackets; empty if there is
-    none."""
+    """Returns the last line of the user's code in the traceback, in brackets, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     return f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""

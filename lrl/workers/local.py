@@ -35,8 +35,8 @@ class LocalWorkers:
         return self._replaced + sum(bool(process.lost) for process in self._processes)
 
     def start(self) -> None:
-        """Starts the workers, and waits until one is ready; raises ConfigError if the code cannot be
-        loaded or a worker dies while it starts, TimeoutError if none is ready in time."""
+        """Starts the workers, and waits until one is ready; raises ConfigError if the code cannot
+        be loaded or a worker dies while it starts, TimeoutError if none is ready in time."""
         if self._thread is not None or not self.count:
             return
         self._thread = LoopThread(f"lrl-{self.spec.name}-workers")

@@ -106,7 +106,7 @@ class WorkerJob:
 
 
 class Members:
-    """The members of a run with workers, for these pools. Each method may be called on any thread."""
+    """The members of a run with workers, for these pools. Call each method on any thread."""
 
     def __init__(self, *pools: WorkerPool) -> None:
         self.pools = {pool.spec.name: pool for pool in pools}

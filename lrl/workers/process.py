@@ -93,8 +93,8 @@ class WorkerProcess:
         return int(self._running.pid)
 
     async def ask(self, job: int, call: dict[str, Any]) -> Any:
-        """Makes a call, and returns the answer; raises CallFailed if the job has failed, WorkerLost if
-        the worker has ended through no fault of the job."""
+        """Makes a call, and returns the answer; raises CallFailed if the job has failed, WorkerLost
+        if the worker has ended through no fault of the job."""
         answer = self._asked[job] = asyncio.get_running_loop().create_future()
         try:
             await self._streams

@@ -37,8 +37,8 @@ FAILURES = ("exception", "timeout", "crash", "memory")
 
 @dataclass(eq=False)
 class RemoteWorkers:
-    """The workers of one member, for all pools of a run; raises ValueError if its certificate cannot
-    be read."""
+    """The workers of one member, for all pools of a run; raises ValueError if its certificate
+    cannot be read."""
 
     number: int  # among the members of its kind
     node: str  # the name of its machine
@@ -115,8 +115,8 @@ class RemoteWorkers:
         raise BadAnswer(f"{str(found)[:80]!r} is no answer to a call")
 
     async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`, which asks the member; raises WorkerLost if it is lost before
-        the end, or by it: it does not answer (OSError), or has sent a `BadAnswer`."""
+        """Returns the result of `work`, which asks the member; raises WorkerLost if it is lost
+        before the end, or by it: it does not answer (OSError), or has sent a `BadAnswer`."""
         request = asyncio.create_task(work)
         self._requests[request] = asyncio.get_running_loop()
         try:
@@ -184,7 +184,7 @@ class WorkersServer:
         self._server: TokenServer | None = None
 
     def start(self) -> Location:
-        """Starts the workers (see `LocalWorkers.start`) and opens the server; returns where it is."""
+        """Starts the workers (see `LocalWorkers.start`) and the server; returns where it is."""
         for workers in self.workers.values():
             workers.start()
         one = f"{CALLS}/{{pool:{'|'.join(self.workers)}}}/{{job:\\d+}}"

@@ -1,5 +1,5 @@
-"""What runs in a worker's process: it loads the user's code and answers calls, in lines of JSON over
-a socket. The code may hang, crash or leak; here are its limits, and the words in which it fails.
+"""What runs in a worker's process: it loads the user's code and answers calls, in lines of JSON
+over a socket. The code may hang, crash or leak; here are its limits, and the words for failures.
 
     {"job": 7, "begin": BASE64}    score a group, or begin an episode; pickled prompt and columns
     {"job": 7, "turn": {...}}      take a turn of the policy

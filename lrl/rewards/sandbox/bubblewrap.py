@@ -144,7 +144,7 @@ def seccomp_filter(machine: str) -> bytes:
         (157, 167): [*_if_equal(1, [refuse]), _ALLOW],
         # prlimit: of the first process; 0 is the caller.
         (302, 261): [*_if_equal(0, [_ALLOW]), refuse],
-        # socket and socketpair but for AF_UNIX, AF_INET and AF_INET6: others load parts of the kernel.
+        # socket and socketpair but for AF_UNIX, AF_INET, AF_INET6: others load parts of the kernel.
         (41, 198): families,
         (53, 199): families,
     }

@@ -54,8 +54,6 @@ class Critic(nn.Module):
     """Whether its values are those of whole turns (`lrl.TurnCritic`)."""
     outputs: int = 1
     """Numbers that the head gives for a token."""
-    frozen_copies: int = 0
-    """Copies of its weights that no gradient trains, in memory and in checkpoints."""
 
     def __init__(
         self,

@@ -51,7 +51,6 @@ class TurnCritic(Critic):
 
     of_turns = True
     outputs = 4
-    frozen_copies = 1
 
     def __init__(
         self,

@@ -100,6 +100,7 @@ class ModelEndpoint:
                 verify=_certificates(),
             ),
         )
+        client.organization = client.project = None  # OpenAI's, of the environment
         try:
             async with client, asyncio.timeout(self.deadline_s):
                 return await client.post(self.url, body=body, cast_to=str)

@@ -85,7 +85,7 @@ TRAINER = [
     (callback("ModelCheckpoint", monitor="eval/rows/accuracy"), "no lrl.callbacks.Evaluation"),
     (
         f"{EVALUATION} {callback('EarlyStopping', monitor='eval/row/accuracy')}",
-        *("EarlyStopping.monitor is 'eval/row/accuracy'", "Did you mean eval/rows/accuracy?"),
+        *("EarlyStopping.monitor is 'eval/row/accuracy'", "It gives eval/rows/reward"),
     ),
     (f"{EVALUATION} {EVALUATION}", "lrl.callbacks.Evaluation", "'rows'", "name"),
     (callback("Export", folder="{in}/models/whole"), "Export.folder", "models/whole"),

@@ -177,8 +177,8 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
     words = ("--model.model", "making:model", "--data.max_lag", "-1")
     _, output = run(*FIT, *words)
     assert "max_lag" in output and "takes long" not in output
-    with pytest.raises(SystemError, match="takes long"):
-        run(*FIT, *words[:2])
+    _, output = run(*FIT, *words[:2])
+    assert "making:model" in output and "takes long" in output
 
 
 def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> None:

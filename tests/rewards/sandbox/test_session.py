@@ -77,11 +77,15 @@ def test_a_sandbox_that_is_ended_from_outside_is_an_error_and_not_a_zero():
     judge = code(timeout_s=60.0)
     me = psutil.Process()
 
+    def started():
+        return [one for one in me.children(recursive=True) if one not in before]
+
     def kill():
-        wait_for(lambda: len(me.children(recursive=True)) > 2, 60.0, "the program")
-        me.children(recursive=True)[1].send_signal(signal.SIGKILL)
+        wait_for(lambda: len(started()) > 2, 60.0, "the program")
+        started()[1].send_signal(signal.SIGKILL)
 
     judge("", DOUBLE, tests=PAIRS)  # which are tried
+    before = me.children(recursive=True)  # of other tests
     killer = Thread(target=kill)
     killer.start()
     with pytest.raises(RuntimeError, match="ended from outside"):

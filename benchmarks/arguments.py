@@ -64,9 +64,11 @@ def chosen(args: argparse.Namespace, *names: str) -> Row:
     return {name: getattr(args, name) for name in names}
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+def parse(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None = None
+) -> argparse.Namespace:
     """Returns the arguments; `command` is the command line as a record keeps it."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if words is None else words
     args = parser.parse_args(words)
     args.command = " ".join([parser.prog, shlex.join(words)]).rstrip()
     args.folder.mkdir(parents=True, exist_ok=True)

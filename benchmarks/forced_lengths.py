@@ -18,9 +18,6 @@ from lrl.generators.client import GeneratorClient
 from lrl.planning.responses import Lognormal
 from lrl.types import Rollout, Sampling
 
-GROUPS = 1_000_000
-"""More than a run has."""
-
 
 def equal(tokens: int = 64) -> Lognormal:
     return Lognormal(tokens, 0.0, tokens)
@@ -32,20 +29,10 @@ def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> Lognormal:
     return Lognormal(40, 1.0, 512, prompt_share=prompt_share, seed=seed)
 
 
-class Before:
-    """Other responses to the same prompts, as an earlier epoch might have drawn them."""
-
-    def __init__(self, drawn: Lognormal) -> None:
-        self._drawn = drawn
-
-    def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        return self._drawn.of(prompt, index + GROUPS, responses)
-
-
 @contextmanager
-def forced(lengths: Lognormal | Before, prompts: int) -> Iterator[None]:
+def forced(lengths: Lognormal, prompts: int, first: int = 0) -> Iterator[None]:
     """Forces these lengths on the responses of a run; enter it before the run starts. Group i
-    answers prompt i % prompts."""
+    answers prompt i % prompts with the lengths of group `first` + i."""
     drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone
 
     class Client(GeneratorClient):
@@ -54,7 +41,7 @@ def forced(lengths: Lognormal | Before, prompts: int) -> Iterator[None]:
         ) -> None:
             if not rollouts[0].token_ids:
                 group = how["priority"]
-                tokens = lengths.of(group % prompts, group, len(rollouts))
+                tokens = lengths.of(group % prompts, first + group, len(rollouts))
                 drawn.update(zip(map(id, rollouts), tokens, strict=True))
             alike: dict[int, list[Rollout]] = {}
             for rollout in rollouts:

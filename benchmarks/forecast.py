@@ -1,8 +1,6 @@
 """Forecast against fact: the simulator, fitted to one run on the CPU, forecasts it and three
 others.
 
-    python -m benchmarks.forecast                  run what is missing, then print
-
 Every run has a random policy of 5 million parameters and responses of forced lengths
 (`benchmarks.forced_lengths`), which are the simulation's, too. A generator has fewer slots than a
 step has responses, so that its batch grows and shrinks: only then can the fit separate the cost of
@@ -26,7 +24,7 @@ import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.forced_lengths import forced, long_tailed
-from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
+from benchmarks.random_policy import hashed, made, made_up_rows
 from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, Timeline, WeightSync
 from lrl.planning.costs import LinearGenerator, LinearTrainer, fit_generator, fit_trainer
@@ -90,8 +88,7 @@ def runs(args: argparse.Namespace) -> Iterator[Row]:
 
 def train(run: Row, folder: Path) -> list[Record]:
     rows = list(made_up_rows(ROWS))
-    policy, own = folder / "policy", folder / run["run"]
-    make_policy(llama("5m"), [row["question"] for row in rows], policy, "cpu")
+    policy, own = made("5m", folder, "cpu"), folder / run["run"]
     (own / "timeline.jsonl").unlink(missing_ok=True)
     torch.set_num_threads(1)
     server = lrl.ServerSettings(max_num_seqs=run["max_num_seqs"], kv_cache_gib=KV_GIB, threads=1)

@@ -1,8 +1,5 @@
 """How much lag each objective tolerates: the quickstart's task with a growing bound on lag,
 objective by objective.
-
-    python -m benchmarks.lag_sweep                  run what is missing, then print
-    python -m benchmarks.lag_sweep --print-only     print what is there
 """
 
 from __future__ import annotations
@@ -10,7 +7,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -78,7 +75,7 @@ def runs(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def train(server: LentServer, run: Row, folder: Path, every: int) -> Row:
-    settings = RunSettings(**{one.name: run[one.name] for one in fields(RunSettings)})
+    settings = RunSettings.of(run)
     history, evaluation = History(), held_out(every)
     name = f"{run['objective']}-lag{settings.max_lag}-seed{settings.seed}"
     trainer = make_trainer(server, settings, [evaluation, history], folder / name)

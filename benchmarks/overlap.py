@@ -1,7 +1,6 @@
 """How well generation and training overlap: a step's seconds beside those of either side alone, on
 the same machine.
 
-    python -m benchmarks.overlap                                  measure and print
     python -m benchmarks.overlap --repeats 1 --steps 2            a rehearsal
 
 A policy of 5 million random weights, 8 prompts x 16 responses a step, all responses of 64 tokens or
@@ -50,24 +49,23 @@ SETTINGS: dict[str, Any] = {
     "repeats": (2, "of every system"),
     "steps": (16, "of a run that count"),
     "lengths": (list(LENGTHS), "of responses", LENGTHS),
-    "micro_batch_tokens": (MICRO_BATCH_TOKENS, "of one forward pass"),
     "dtype": ("bfloat16", "of generators", get_args(Dtype)),
     "systems": (NAMES, "in turn", NAMES),
 }
 
 
-def systems(
-    lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS, dtype: Dtype = "bfloat16"
-) -> dict[str, System]:
+def systems(lengths: str, dtype: Dtype = "bfloat16") -> dict[str, System]:
     half = max(1, CORES // 2)
-    both: dict[str, Any] = {"micro_batch_tokens": micro_batch_tokens, "dtype": dtype}
-    halves = {"server_threads": half, "trainer_threads": half, "max_lag": MAX_LAG[lengths]} | both
-    whole = {"server_threads": CORES, "trainer_threads": CORES, "max_lag": 0} | both
+    halves: dict[str, Any] = {"server_threads": half, "trainer_threads": half, "dtype": dtype}
+    halves["max_lag"] = MAX_LAG[lengths]
+    whole: dict[str, Any] = {"server_threads": CORES, "trainer_threads": CORES, "dtype": dtype}
     return {
         "asynchronous": System(title="asynchronous", **halves),
         "writing": System(title="writing alone", trains=False, **halves),
         "training": System(title="training alone", **halves),
-        "synchronous": System(title="synchronous, all cores", placement="shared", **whole),
+        "synchronous": System(
+            title="synchronous, all cores", placement="shared", max_lag=0, **whole
+        ),
     }
 
 
@@ -95,9 +93,7 @@ def train_alone(
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     policy = timed_run.policy_5m(args.folder)
     of = {
-        (row["lengths"], row["system"]): systems(
-            row["lengths"], args.micro_batch_tokens, args.dtype
-        )[row["system"]]
+        (row["lengths"], row["system"]): systems(row["lengths"], args.dtype)[row["system"]]
         for row in missing
     }
     with timed_run.servers_for(list(of.values()), policy, args.folder) as servers:
@@ -115,7 +111,8 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
 
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:
-    shared = arguments.chosen(args, "steps", "repeats", "micro_batch_tokens", "dtype")
+    shared = arguments.chosen(args, "steps", "repeats", "dtype")
+    shared["micro_batch_tokens"] = MICRO_BATCH_TOKENS
     for lengths in args.lengths:
         own = {"lengths": lengths, "max_lag": MAX_LAG[lengths], "warm_up": WARM_UP}
         yield from ({"system": name} | own | shared for name in args.systems)

@@ -7,13 +7,14 @@ The task, the policy and its warm-up are the quickstart's, which keeps the polic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 
 import lrl
+from benchmarks.arguments import Row
 from benchmarks.runs import Borrowing, LentServer, quiet_trainer
 from lrl.callbacks import Evaluation, Throughput, WeightSync
 from lrl.objectives import Objective
@@ -43,6 +44,10 @@ class RunSettings:
     steps: int
     groups: int
     responses: int
+
+    @classmethod
+    def of(cls, run: Row) -> RunSettings:
+        return cls(**{one.name: run[one.name] for one in fields(cls)})
 
 
 def policy_of(seed: int) -> Path:

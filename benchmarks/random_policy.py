@@ -115,11 +115,12 @@ def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device:
     unfinished.rename(folder)
 
 
-def made(size: str) -> Path:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder = Path("runs") / f"policy-{size}"
-    make_policy(llama(size), [row["question"] for row in made_up_rows()], folder, device)
-    return folder
+def made(size: str, folder: Path = Path("runs"), device: str | None = None) -> Path:
+    """Returns the policy of a size in `folder`; makes it if it is not there."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    path = folder / f"policy-{size}"
+    make_policy(llama(size), [row["question"] for row in made_up_rows()], path, device)
+    return path
 
 
 def tiny() -> Path:

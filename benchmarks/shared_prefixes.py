@@ -1,8 +1,6 @@
 """What a step's forward and backward passes cost with the prompt read once, beside a copy of it for
 each response.
 
-    python -m benchmarks.shared_prefixes MODEL                 measure and print
-    python -m benchmarks.shared_prefixes MODEL --print-only    print what is there
     python -m benchmarks.shared_prefixes MODEL --groups 1 --repeats 1 --shapes 1500x40
     python -m benchmarks.shared_prefixes MODEL --device gpu --groups 16 --micro-batch-tokens 16384
 

@@ -25,8 +25,8 @@ import numpy as np
 import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
-from benchmarks.forced_lengths import Before, forced, long_tailed
-from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
+from benchmarks.forced_lengths import forced, long_tailed
+from benchmarks.random_policy import hashed, made, made_up_rows
 from benchmarks.runs import Borrowing, LentServer, OnlyTakes, lent_servers, quiet_trainer
 from benchmarks.timed_run import Steps
 from lrl.callbacks import Throughput, WeightSync
@@ -39,6 +39,9 @@ from lrl.types import Prompt
 log = logging.getLogger(__name__)
 
 GENERATORS = 2
+OTHERS = 1_000_000
+"""Number of the first group of an earlier epoch: more than a run has."""
+DECODE_LATENCY = DecodeLatency(step_ms=5.0, response_ms=0.4)
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 512
 CASES = ["RoundRobin:nothing", "LeastLoaded:nothing"]
 CASES += [
@@ -52,8 +55,6 @@ SETTINGS: dict[str, Any] = {
     "groups": (32, "prompts of a step"),
     "responses": (4, "to each"),
     "places": (32, "responses a generator writes at once"),
-    "step_ms": (5.0, "of SkewnessAware.decode_latency"),
-    "response_ms": (0.4, "of the same"),
     "prompt_share": (1.0, "1: a prompt's responses are alike"),
     "seed": (0, "of the lengths"),
 }
@@ -83,9 +84,10 @@ def generate(
     drawn: Lognormal,
     data: dict[str, Any],
     oracle: Oracle | None = None,
+    first: int = 0,
 ) -> list[float]:
-    """Trains every prompt once; returns the seconds of each step's generation. The rule asks the
-    `oracle` for lengths, if there is one."""
+    """Trains every prompt once, with the lengths of groups from `first` on; returns the seconds of
+    each step's generation. The rule asks the `oracle` for lengths, if there is one."""
     throughput = Throughput()
     kept = Steps(throughput, 1)
     trainer = quiet_trainer(
@@ -110,22 +112,20 @@ def generate(
         predictor: Any = module.length_predictor  # it still learns; dispatch asks the oracle
         predictor.expected = oracle.expected
         predictor.quantile = oracle.quantile
-    with forced(drawn, prompts=len(rows)):
-        trainer.fit(OnlyTakes(str(args.folder / "policy")), module)
+    with forced(drawn, len(rows), first):
+        trainer.fit(OnlyTakes(str(made("5m", args.folder, "cpu"))), module)
     return [step.wait for step in kept.times]
 
 
-def rule_of(name: str, decode_latency: DecodeLatency) -> DispatchPolicy:
+def rule_of(name: str) -> DispatchPolicy:
     if name == "SkewnessAware":
-        return SkewnessAware(decode_latency=decode_latency)
+        return SkewnessAware(decode_latency=DECODE_LATENCY)
     plain: DispatchPolicy = getattr(dispatch, name)()
     return plain
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
-    texts = [row["question"] for row in made_up_rows(args.steps * args.groups)]
-    policy = args.folder / "policy"
-    make_policy(llama("5m"), texts, policy, "cpu")
+    policy = made("5m", args.folder, "cpu")
     server = lrl.ServerSettings(
         max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
         max_num_seqs=args.places,
@@ -133,23 +133,18 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         kv_cache_gib=0.5,
         threads=1,
     )
-    decode_latency = DecodeLatency(step_ms=args.step_ms, response_ms=args.response_ms)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = LengthPredictor()
     oracle = Oracle(drawn, args.steps * args.groups, args.responses)
     with lent_servers(GENERATORS, policy, server, args.folder) as servers:
-        generate(servers, args, Before(drawn), {"length_predictor": before})
+        generate(servers, args, drawn, {"length_predictor": before}, first=OTHERS)
         for row in missing:
             rule, knows = row["case"].split(":")
             predictor = LengthPredictor()
             predictor.load_state_dict(before.state_dict())
-            data = {"dispatch": rule_of(rule, decode_latency), "length_predictor": predictor}
+            data = {"dispatch": rule_of(rule), "length_predictor": predictor}
             seconds = generate(servers, args, drawn, data, oracle if knows == "oracle" else None)
-            yield row | {
-                "step_ms": args.step_ms,
-                "response_ms": args.response_ms,
-                "seconds": [records.rounded(step) for step in seconds],
-            }
+            yield row | {"seconds": [records.rounded(step) for step in seconds]}
 
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.gpu.machine import Machine
+from benchmarks.weight_transports import new_policy
 from lrl.distributed.ranks import follow
 from lrl.weights import broadcast as communicator
 from lrl.weights import nccl
@@ -62,15 +62,7 @@ def measure(args: argparse.Namespace, wanted: list[Row]) -> Iterator[Row]:
     for row in wanted:
         with TemporaryDirectory() as name:
             folder = Path(name)
-            config = LlamaConfig(
-                vocab_size=30_720,
-                hidden_size=1024,
-                intermediate_size=2752,
-                num_hidden_layers=row["layers"],
-                num_attention_heads=16,
-                num_key_value_heads=16,
-            )
-            LlamaForCausalLM(config).save_pretrained(folder / "model")
+            new_policy(row["layers"]).save_pretrained(folder / "model")
             with ThreadPoolExecutor(1) as thread:
                 if row["transport"] == nccl.Nccl.backend:
                     thread.submit(be_worker, folder, row["ranks"])

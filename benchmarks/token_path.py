@@ -31,7 +31,7 @@ import psutil
 
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
-from benchmarks.random_policy import llama, made_up_rows, make_policy
+from benchmarks.random_policy import made
 from benchmarks.runs import lent_server, serve_first_version
 from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.generators.server import Server
@@ -141,8 +141,7 @@ def processes_of(server: Server) -> list[psutil.Process]:
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
-    policy = args.folder / "policy"
-    make_policy(llama("tiny"), [row["question"] for row in made_up_rows()], policy, "cpu")
+    policy = made("tiny", args.folder, "cpu")
     settings = ServerSettings(
         max_model_len=PROMPT_TOKENS + args.tokens,
         max_num_seqs=args.requests * args.responses,

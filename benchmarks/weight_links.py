@@ -53,7 +53,6 @@ BLOCKS_OF_A_MACHINE = 8
 
 
 def run(*words: str) -> None:
-    """Runs a program; it must succeed."""
     subprocess.run(words, check=True, capture_output=True, timeout=60)
 
 
@@ -150,7 +149,6 @@ class Trainer:
 
 
 def generators_on(machines: Sequence[Machine], folder: Path) -> list[FetchingGenerator]:
-    """Starts one on each machine."""
     found: list[FetchingGenerator] = []
     for number, machine in enumerate(machines):
         settings = ServerSettings(dtype="bfloat16", insecure=True, host=machine.address)
@@ -238,7 +236,6 @@ def simulate(sources: int, receivers: int, gigabytes: float, gbit: float) -> flo
 
 
 def main() -> None:
-    """Runs the benchmark."""
     parser = arguments.make_parser("weight_links", __doc__)
     arguments.add(
         parser,
@@ -253,29 +250,34 @@ def main() -> None:
     if args.simulate:
         print_simulated()
         return
-    lines = ["| trainer's machines | generators' | way | seconds | links | trainer sent (copies) |"]
-    lines.append("|---" * 6 + "|")
+    lines = []
     for sources, receivers in product(args.sources, args.receivers):
         for row in measure(sources, receivers, args.megabytes, args.mbit):
             records.append(args.out, row)
             copies = row["sent_mb"] / row["fetched_mb"] * receivers
-            lines.append(
-                f"| {sources} | {receivers} | {row['way']} | {row['seconds']:.2f} | "
-                f"{row['links']:.2f} | {copies:.2f} |"
-            )
+            figures = (f"{one:.2f}" for one in (row["seconds"], row["links"], copies))
+            lines.append([sources, receivers, row["way"], *figures])
             logging.info("%s", row)
-    print("\n".join(lines))
+    heads = (
+        "trainer's machines",
+        "generators'",
+        "way",
+        "seconds",
+        "links",
+        "trainer sent (copies)",
+    )
+    print(records.markdown(heads, lines))
 
 
 def print_simulated() -> None:
-    """Prints the table of the simulation."""
-    print("| version | trainer's machines | generators' | link (Gbit/s) | seconds | links |")
-    print("|---" * 6 + "|")
+    lines = []
     for name, gigabytes in SIZES.items():
         for sources, receivers in ((1, 256), (64, 256), (64, 64)):
             seconds = simulate(sources, receivers, gigabytes, 400.0)
             links = seconds / (gigabytes * 8 / 400)
-            print(f"| {name} | {sources} | {receivers} | 400 | {seconds:.1f} | {links:.2f} |")
+            lines.append([name, sources, receivers, 400, f"{seconds:.1f}", f"{links:.2f}"])
+    heads = ("version", "trainer's machines", "generators'", "link (Gbit/s)", "seconds", "links")
+    print(records.markdown(heads, lines))
 
 
 if __name__ == "__main__":

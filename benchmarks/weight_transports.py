@@ -182,10 +182,7 @@ METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {
 argument is the size of the version in bytes."""
 
 
-def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
-    """Trains a Llama on random tokens; returns its weights before and after the last of `steps`
-    steps."""
-    torch.manual_seed(0)
+def new_policy(layers: int) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=30_720,
         hidden_size=1024,
@@ -194,11 +191,18 @@ def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
         num_attention_heads=16,
         num_key_value_heads=16,
     )
-    network = LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
+
+
+def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
+    """Trains a Llama on random tokens; returns its weights before and after the last of `steps`
+    steps."""
+    torch.manual_seed(0)
+    network = new_policy(layers)
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     for _ in range(steps):
         before = copy_of(network)
-        tokens = torch.randint(0, config.vocab_size, (2, 32))
+        tokens = torch.randint(0, network.vocab_size, (2, 32))
         optimizer.zero_grad()
         network(input_ids=tokens, labels=tokens).loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

@@ -87,7 +87,6 @@ SETTINGS: dict[str, Any] = {
     "device": ("cpu", "of the runs", MACHINES),
     "only": (list(VARIATIONS), "these runs", VARIATIONS),
     "at_once": (0, "runs that share the machine; 0: on a GPU all, on a CPU one"),
-    "words": ([], "further settings of all, as NAME=VALUE"),
 }
 
 
@@ -96,7 +95,6 @@ def train(name: str, args: argparse.Namespace) -> Row:
     settings = VARIATIONS[name] | (ON_GPU if args.device == "gpu" else {})
     settings |= {f"trainer.logger.{setting}": value for setting, value in logger.items()}
     words = [f"--{setting}={value}" for setting, value in settings.items()]
-    words += [f"--{word}" for word in args.words]
     with (args.folder / f"{name}.log").open("w") as output:
         subprocess.run(
             [sys.executable, "-m", "lrl.cli.main", "fit", *words],

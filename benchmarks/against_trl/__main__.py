@@ -1,8 +1,5 @@
 """lrl against TRL's GRPOTrainer on the quickstart's task: accuracy over samples and over seconds.
 
-    python -m benchmarks.against_trl                 run what is missing, then print
-    python -m benchmarks.against_trl --print-only    print what is there
-
 A finished run has its rows in `--out`, one for each scored step, and is not repeated. Both sides
 have the same first policy, prompts, batches, loss, optimizer and learning rate, and are scored by
 one piece of code; docs/results/learning.md has all that is the same, and what is not.

@@ -1,9 +1,6 @@
 """Rewards that fail: the quickstart's task while one response in twenty raises, crashes its worker,
 hangs, ...
 
-    python -m benchmarks.chaos rewards                           run what is missing, then print
-    python -m benchmarks.chaos rewards --faults crash timeout    only these
-
 What is struck has to be left out, and everything else has to be trained. So the counts must equal
 the injected faults, every prompt is trained once, and the accuracy is that of the run without
 faults. Prompt and text decide what is struck; held-out problems are not. No share of failures ends
@@ -16,7 +13,6 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 import lrl
@@ -83,7 +79,7 @@ class CountingPool(RewardPool):
 
 
 def train(server: LentServer, args: argparse.Namespace, run: Row) -> Row:
-    settings = RunSettings(**{one.name: run[one.name] for one in fields(RunSettings)})
+    settings = RunSettings.of(run)
     reward = FaultyReward("" if run["fault"] == NONE else run["fault"], args.share, args.seed)
     limits = arguments.chosen(args, "workers", "timeout_s", "memory_gib")
     data = make_data(settings)

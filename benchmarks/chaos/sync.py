@@ -4,7 +4,6 @@ generators.
 A proxy between the trainer and each generator breaks one request at a time. Afterwards every
 trained token is computed again under the weights of the version it names: a token by half-updated
 weights agrees with none.
-
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, get_args
@@ -38,7 +36,6 @@ from lrl.system import job_supervisor
 
 INIT, RESUME, PROBE = "/init_weight_transfer_engine", "/resume", "probe"
 UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
-PHASES = [INIT, *UPDATE, RESUME, PROBE]
 TAKING_OUT: tuple[Kind, ...] = ("cut", "refused", "silent", "lie")
 """A resume or a probe that only comes late reaches a generator that is evicted already."""
 UNHEARD: tuple[Kind, ...] = ("silent", "late")
@@ -54,12 +51,8 @@ WAIT_S = 300.0
 """For a lost generator to come back."""
 SETTINGS: dict[str, Any] = {
     "seed": (0, "of the run"),
-    "groups": (8, "problems a step"),
-    "lr": (1e-4, "peak learning rate"),
     "deadline_s": (5.0, "for a phase"),
     "heartbeat_s": (5.0, "between two heartbeats"),
-    "phases": (PHASES, "only faults of these", PHASES),
-    "kinds": ([], "only faults of these kinds"),
 }
 
 
@@ -95,17 +88,6 @@ def make_plan() -> list[Planned]:
     return plan + [
         Planned(phase=phase, kind=kind, stays=True, takes_out=True) for phase, kind in stay.items()
     ]
-
-
-def planned(args: argparse.Namespace) -> list[Planned]:
-    found = [one for one in make_plan() if one.phase in args.phases]
-    return [one for one in found if not args.kinds or one.kind in args.kinds]
-
-
-@contextmanager
-def short_backoffs() -> Iterator[None]:
-    with mock.patch.object(job_supervisor, "LONGEST_BACKOFF_S", job_supervisor.FIRST_BACKOFF_S):
-        yield
 
 
 class BreakingSync(WeightSync):
@@ -193,18 +175,18 @@ class BehindProxies(lrl.AsyncSingleDevice):
 
 def runs(args: argparse.Namespace) -> list[Row]:
     asked = arguments.chosen(args, "seed", "deadline_s", "heartbeat_s")
-    return [asked | {"planned": [asdict(one) for one in planned(args)]}]
+    return [asked | {"planned": [asdict(one) for one in make_plan()]}]
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
-    plan = planned(args)
+    plan = make_plan()
     settings = RunSettings(
         seed=args.seed,
         max_lag=2,
-        lr=args.lr,
+        lr=1e-4,
         schedule="constant",
         steps=len(plan) + sum(fault.takes_out for fault in plan) + SPARE_STEPS,
-        groups=args.groups,
+        groups=8,
         responses=8,
     )
     proxies = dict[int, Proxy]()
@@ -230,7 +212,8 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     policy = make_module(settings, lrl.objectives.AIPO(rho=4.0))
     data = make_data(settings)
     started = time.monotonic()
-    with short_backoffs():
+    # Short backoffs: every lost generator comes back for the next fault.
+    with mock.patch.object(job_supervisor, "LONGEST_BACKOFF_S", job_supervisor.FIRST_BACKOFF_S):
         trainer.fit(policy, data)
     yield missing[0] | {
         "steps": settings.steps,

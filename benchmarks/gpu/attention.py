@@ -14,7 +14,7 @@ trees are left out. On a CPU, which has no kernel for it, lrl's attention comput
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def measure(way: Way, machine: Machine, rows: int, length: int) -> dict[str, Any
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = make_parser("attention", __doc__)
     arguments.add(
         parser,
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompt=(0, "tokens of each tree's prompt; 0 for rows of one sequence"),
         branches=(8, "of each tree"),
     )
-    args = parse(parser, argv)
+    args = parse(parser)
     machine = MACHINES[args.device]()
     for length in args.lengths:
         of_row = args.prompt + args.branches * (length + 1) if args.prompt else length
@@ -138,8 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found = {"works": False, "error": str(error).partition("\n")[0][:200]}
             records.append(args.out, settings | found)
             print(settings | found, flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

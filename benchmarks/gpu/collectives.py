@@ -16,7 +16,7 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -31,7 +31,7 @@ from benchmarks.gpu.memory_plan import GIB
 from benchmarks.gpu.row_processes import HOST
 from benchmarks.gpu.rows import NO_CPU_FORM, Lines, device_of, first_lines, make_parser, parse
 from benchmarks.gpu.step_of_ranks import Expected, Policy, gradient_of, micro_batches, passes
-from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
+from benchmarks.random_policy import SHAPES, llama, made
 from lrl.checkpoints.checkpoint_folder import read_weights, save_parts
 from lrl.distributed.ranks import Ranks
 from lrl.training.optimizers import norm_of
@@ -59,13 +59,10 @@ class Program(Lines):
         self.out, self.row = args.out, ""
         self.size = args.size
         self.machine: Machine = MACHINES[args.device]()
-        self.folder = args.folder / f"policy-{args.size}"
+        self.folder = made(args.size, args.folder, self.machine.device)
         self.parts = args.folder / "parts"
         self.device = device_of(args)
-        self.config = llama(args.size)
-        questions = [row["question"] for row in made_up_rows()]
-        make_policy(self.config, questions, self.folder, self.machine.device)
-        self.micros, self.tokens = micro_batches(self.config.vocab_size)
+        self.micros, self.tokens = micro_batches(llama(args.size).vocab_size)
         self.expected: Expected | None = None
 
     @property
@@ -185,10 +182,10 @@ def answer(program: Program, row: str) -> dict[str, Any]:
     return found | {"row_s": time.perf_counter() - started}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = make_parser("collectives", __doc__, ROWS)
     arguments.add(parser, size=("0.5b", "of the policy", SHAPES))
-    args = parse(parser, argv)
+    args = parse(parser)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     program = Program(args)
     wanted = args.only or list(ROWS)
@@ -196,8 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = [WHOLE, *wanted]
     for row in wanted:
         program.keep(**answer(program, row))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

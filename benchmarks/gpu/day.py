@@ -235,7 +235,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience_s)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = arguments.make_parser("gpu.day", __doc__)
     arguments.add(
         parser,
@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder=(Path("runs/gpu_day"), "of all files"),
     )
     parser.add_argument("--out", type=Path, help=f"of new records; left out: {ANSWERS.name}")
-    args = arguments.parse(parser, argv)
+    args = arguments.parse(parser)
     args.out = args.out or (args.folder / "rehearsal.jsonl" if args.rehearse else ANSWERS)
     known = [] if args.rehearse else [*records.read(ANSWERS), *records.read(args.out)]
     items = pending(known, with_vllm=find_spec("vllm") is not None)

@@ -173,7 +173,7 @@ def shard(part: Part) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     from benchmarks.gpu import step_of_ranks
-    from benchmarks.random_policy import llama, made_up_rows, make_policy
+    from benchmarks.random_policy import llama, made
     from lrl.training.sharding import Sharding, whole_on
 
     kind, config = part.device.type, llama(part.policy)
@@ -181,7 +181,7 @@ def shard(part: Part) -> None:
     micros, tokens = step_of_ranks.micro_batches(config.vocab_size)
     expected = None
     if part.number == 0:
-        make_policy(config, [row["question"] for row in made_up_rows()], folder, kind)
+        made(part.policy, part.folder, kind)
         whole = step_of_ranks.Policy(folder, part.device)
         found = step_of_ranks.passes(whole, micros, tokens)
         expected = step_of_ranks.Expected(*found, step_of_ranks.gradient_of(whole))

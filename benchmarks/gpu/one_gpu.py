@@ -202,7 +202,7 @@ STEP_SIZE = {
 """Settings of a run here and in `one_server`."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = rows.make_parser("one_gpu", __doc__)
     arguments.add(
         parser,
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts=(None, "GSM8K as a file, or any rows with a `question`; else made-up rows"),
         **STEP_SIZE,
     )
-    args = rows.parse(parser, argv, LEAST_STEPS)
+    args = rows.parse(parser, LEAST_STEPS)
     transports = MACHINES[args.device].transports
     args.transport = args.transport or transports[0]
     if args.transport not in transports:
@@ -222,8 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = measure(args)
     append(args.out, result)
     print(table(result))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import CONCURRENT_RESPONSES, GIB, plan_memory
 from benchmarks.gpu.one_gpu import LEAST_STEPS, MEASURED, STEP_SIZE, make_run, medians
 from benchmarks.gpu.rows import make_parser, parse
-from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
+from benchmarks.random_policy import SHAPES, llama, made, made_up_rows
 from benchmarks.runs import Borrowing, LentServer, lent_server
 from lrl.system.auth import bearer
 
@@ -38,8 +38,7 @@ SLEEP_DEADLINE_S = 60.0
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     config, machine = llama(args.size), MACHINES[args.device]()
     rows = list(made_up_rows())
-    folder = args.folder / f"policy-{args.size}"
-    make_policy(config, [row["question"] for row in rows], folder, machine.device)
+    folder = made(args.size, args.folder, machine.device)
     on_gpu = args.device == "gpu"
     server = lrl.ServerSettings(
         max_num_seqs=CONCURRENT_RESPONSES,
@@ -99,16 +98,15 @@ def post(lent: LentServer, route: str) -> float:
     return time.perf_counter() - started
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = make_parser("one_server", __doc__)
     size = ("1.5b", "of the policy", SHAPES)
     arguments.add(parser, size=size, steps=(6, "of each run"), **STEP_SIZE)
-    args = parse(parser, argv, LEAST_STEPS)
+    args = parse(parser, LEAST_STEPS)
     for found in measure(args):
         records.append(args.out, found | {"size": args.size, "command": args.command})
         print(found, flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -7,7 +7,7 @@ one of a row says whether it `works`: null where the row has no form, with the r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,10 @@ def make_parser(
     return parser
 
 
-def parse(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None, least_steps: int = 0
-) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, least_steps: int = 0) -> argparse.Namespace:
     """Returns the arguments; ends the program where there is no GPU that it is to use, or where
     fewer steps than `least_steps` would leave none that counts."""
-    args = arguments.parse(parser, argv)
+    args = arguments.parse(parser)
     if least_steps and args.steps < least_steps:
         parser.error(f"--steps {args.steps}: give at least {least_steps}; some do not count.")
     if args.device == "gpu" and not torch.cuda.is_available():

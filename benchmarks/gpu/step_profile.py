@@ -8,6 +8,8 @@ from typing import Any
 import lightning as L
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.records import markdown
+
 KINDS = {
     "matrices": ("gemm", "nvjet", "cutlass", "xmma", "aten::mm", "aten::addmm", "aten::bmm"),
     "attention": ("flash", "fmha", "attention", "flex"),
@@ -24,11 +26,7 @@ KERNELS = 40
 
 
 class StepProfile(L.Callback):
-    """Profiles one step.
-
-    Args:
-        step: Its number, from 0.
-    """
+    """Profiles the step of this number, from 0."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -83,13 +81,10 @@ def _is_kernel(event: Any) -> bool:
 
 def table(found: dict[str, Any]) -> str:
     busy = found["busy_ms"]
-    of_kinds = [
-        f"| {kind} | {ms:.1f} | {ms / busy:.0%} |" for kind, ms in found["kinds_ms"].items()
-    ]
-    of_kernels = [f"| {name} | {ms:.2f} | {calls} |" for name, ms, calls in found["kernels"]]
-    return "\n".join(
-        [
-            *("| work | ms | of busy time |", "| --- | --- | --- |", *of_kinds, ""),
-            *("| kernel | ms | calls |", "| --- | --- | --- |", *of_kernels),
-        ]
+    of_kinds = [(kind, f"{ms:.1f}", f"{ms / busy:.0%}") for kind, ms in found["kinds_ms"].items()]
+    of_kernels = [(name, f"{ms:.2f}", calls) for name, ms, calls in found["kernels"]]
+    tables = (
+        markdown(("work", "ms", "of busy time"), of_kinds),
+        markdown(("kernel", "ms", "calls"), of_kernels),
     )
+    return "\n\n".join(tables)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, get_args
 
@@ -29,7 +28,7 @@ from benchmarks.gpu import rows, step_profile
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import GIB
 from benchmarks.gpu.step_profile import StepProfile
-from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy, num_parameters
+from benchmarks.random_policy import SHAPES, llama, made, made_up_rows, num_parameters
 from benchmarks.ready_responses import ReadyResponses
 from benchmarks.records import append, origin
 from benchmarks.runs import EveryStep, quiet_trainer
@@ -104,8 +103,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     config = llama(args.size)
     machine = MACHINES[args.device]()
     problems = list(made_up_rows())
-    folder = args.folder / f"policy-{args.size}"
-    make_policy(config, [row["question"] for row in problems], folder, machine.device)
+    folder = made(args.size, args.folder, machine.device)
     prompts = lrl.Prompts(problems, prompt_column="question", shuffle=False)
     prompts.load(open_tokenizer(str(folder)), MAX_PROMPT_TOKENS)
     data = ReadyResponses(
@@ -213,7 +211,7 @@ def table(result: dict[str, Any]) -> str:
     return step if profiled is None else f"{step}\n\n{step_profile.table(profiled)}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = rows.make_parser("trainer", __doc__)
     backends = ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
     arguments.add(
@@ -235,12 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokens=(512, "of each response"),
         steps=(5, "the first two do not count"),
     )
-    args = rows.parse(parser, argv, LEAST_STEPS)
+    args = rows.parse(parser, LEAST_STEPS)
     result = measure(args)
     append(args.out, result)
     print(table(result))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from benchmarks import arguments
@@ -82,7 +81,7 @@ def one_part(args: argparse.Namespace) -> NoReturn:
     be_part(part, ROWS[row].parts[args.part])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = rows.make_parser("two_processes", __doc__, ROWS)
     arguments.add(
         parser,
@@ -92,13 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for name in ("--part", "--port", "--owner"):  # of the program's own processes
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    args = rows.parse(parser, argv)
+    args = rows.parse(parser)
     if args.part is not None:
         one_part(args)
     for name in args.only or ROWS:
         append(args.out, answer(args, name))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

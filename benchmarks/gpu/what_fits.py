@@ -9,7 +9,6 @@ and the allocator's loss. Nothing of it was measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import arguments
@@ -94,7 +93,7 @@ def table(args: Any) -> str:
     return markdown(["policy", "weights", "trainer GB", *devices], rows)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = arguments.make_parser("gpu.what_fits", __doc__)
     arguments.add(
         parser,
@@ -103,9 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokens=(2048, "of each"),
     )
     parser.add_argument("--policies", nargs="+", choices=POLICIES, help="(all)")
-    print(table(parser.parse_args(argv)))
-    return 0
+    print(table(parser.parse_args()))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks import forecast, overlap, timed_run
 from benchmarks.against_trl import speed
-from benchmarks.forced_lengths import Before, equal, long_tailed
+from benchmarks.forced_lengths import equal, long_tailed
 from benchmarks.lag_sweep import lag_cell
 from benchmarks.records import accuracy_interval
-from benchmarks.skewness import Oracle
+from benchmarks.skewness import OTHERS, Oracle
 from lrl.callbacks.throughput import StepTimes
 from lrl.evaluation import wilson_interval
 from lrl.planning.costs import LinearGenerator, LinearTrainer
@@ -44,7 +44,7 @@ def test_an_oracle_expects_the_drawn_responses_and_an_epoch_before_had_others() 
         drawn = lengths.of(prompt, prompt, 4)
         assert oracle.expected(Prompt(id=prompt, token_ids=[1], text="")) == sum(drawn) / 4
     assert oracle.quantile(1.0) == max(max(lengths.of(prompt, prompt, 4)) for prompt in range(64))
-    assert Before(lengths).of(7, 7, 4) != lengths.of(7, 7, 4)
+    assert lengths.of(7, OTHERS + 7, 4) != lengths.of(7, 7, 4)
 
 
 def test_a_mean_counts_the_step_that_waited() -> None:

@@ -84,17 +84,9 @@ def run(
     table: Callable[[list[Row]], str],
     words: Sequence[str] | None = None,
 ) -> None:
-    """Measures what the results lack, then prints a table of all.
-
-    Args:
-        name: Of the benchmark, as behind `python -m benchmarks.`.
-        about: Its description; the first paragraph counts.
-        settings: See `add`.
-        runs: Returns the settings of every run that is wanted.
-        measure: Yields a record, settings included, whenever one of the given runs has ended.
-        table: Makes a table of the records.
-        words: Of the command line; None for the process's own.
-    """
+    """Measures what the results lack, then prints a table of all: `runs` returns the settings of
+    every run that is wanted, and `measure` yields a record, settings included, whenever one of the
+    given runs has ended."""
     parser = make_parser(name, about)
     add(parser, **settings)
     add_places(parser, name.replace(".", "_").replace(" ", "_"))

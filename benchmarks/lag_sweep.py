@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 import lrl
 from benchmarks import arguments, records
@@ -26,7 +26,6 @@ from benchmarks.quickstart_run import (
     server_settings,
 )
 from benchmarks.runs import EveryStep, LentServer, lent_server
-from lrl.training.schedule import Schedule
 
 OBJECTIVES: dict[str, dict[str, float]] = {
     "AIPO": {"rho": 4.0},
@@ -37,14 +36,14 @@ OBJECTIVES: dict[str, dict[str, float]] = {
 """Arguments of each objective in `lrl.objectives`."""
 SERIES = ("reward", "tokens", "lag_mean", "lag_max", "ess", "clip_fraction", "kl_behaviour")
 SERIES += ("ratio_max",)
+EVALUATE_EVERY = 10
+"""Steps."""
 DIVERGED = "the gradient norm is"
 """Part of the policy's error when a step's gradient is not finite."""
 SETTINGS: dict[str, Any] = {
     "objectives": (list(OBJECTIVES), "of lrl.objectives", OBJECTIVES),
     "lags": ([0, 1, 2, 4, 8], "of max_lag"),
     "seeds": ([0, 1, 2], "of warm-up, order and torch"),
-    "schedule": ("constant", "of the learning rate", get_args(Schedule)),
-    "evaluate_every": (10, "steps between evaluations"),
     **arguments.of_training(lr=2e-4, steps=40),
 }
 
@@ -68,15 +67,15 @@ class History(EveryStep):
 
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:
-    how = arguments.chosen(args, "lr", "schedule", "steps", "groups", "responses")
+    how = arguments.chosen(args, "lr", "steps", "groups", "responses")
     for seed, lag, objective in product(args.seeds, args.lags, args.objectives):
-        settings = RunSettings(seed=seed, max_lag=lag, **how)
+        settings = RunSettings(seed=seed, max_lag=lag, schedule="constant", **how)
         yield {"objective": objective, "arguments": OBJECTIVES[objective], **asdict(settings)}
 
 
-def train(server: LentServer, run: Row, folder: Path, every: int) -> Row:
+def train(server: LentServer, run: Row, folder: Path) -> Row:
     settings = RunSettings.of(run)
-    history, evaluation = History(), held_out(every)
+    history, evaluation = History(), held_out(EVALUATE_EVERY)
     name = f"{run['objective']}-lag{settings.max_lag}-seed{settings.seed}"
     trainer = make_trainer(server, settings, [evaluation, history], folder / name)
     objective = getattr(lrl.objectives, run["objective"])(**run["arguments"])
@@ -104,7 +103,7 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         policy_of(seed)
     with lent_server(policy_of(missing[0]["seed"]), server_settings(), args.folder) as server:
         for run in missing:
-            yield train(server, run, args.folder, args.evaluate_every)
+            yield train(server, run, args.folder)
 
 
 def tables(rows: Sequence[Row]) -> str:

@@ -136,7 +136,9 @@ def table(found: Sequence[Row]) -> str:
     lines, sweep = [], []
     for one in found:
         names = ("reward", "reward_low", "reward_high")
-        curves = (one["evaluations"][name] for name in names)
+        # Records before version 0.3 say `accuracy`.
+        told = {name.replace("accuracy", "reward"): it for name, it in one["evaluations"].items()}
+        curves = (told[name] for name in names)
         for (step, value), (_, low), (_, high) in zip(*curves, strict=True):
             accuracy = f"{value:.3f} ({low:.3f} to {high:.3f})"
             lines.append((one["name"], step, accuracy, one["step_s"]))

@@ -62,7 +62,6 @@ SETTINGS: dict[str, Any] = {
     "steps": (4, "of a run that count"),
     "lengths": (list(LENGTHS), "of responses", LENGTHS),
     "systems": (NAMES, "in turn", NAMES),
-    "venv": (Path("runs/against_trl/venv"), "TRL's"),
 }
 
 
@@ -93,7 +92,7 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
     )
     Path(job.lengths).write_text(json.dumps(by_step))
     job.clock.unlink(missing_ok=True)
-    job.run(trl_python(args.venv.resolve()), "trl_side", threads=CORES)
+    job.run(trl_python(Path("runs/against_trl/venv").resolve()), "trl_side", threads=CORES)
     before, *steps = records.read(job.clock)
     if [step["tokens"] for step in steps] != [sum(step) for step in by_step]:
         raise RuntimeError(f"TRL's responses do not have the lengths in {job.lengths}.")

@@ -38,9 +38,7 @@ SETTINGS: dict[str, Any] = {
     "faults": ([NONE, *FAULTS], "in turn", [NONE, *FAULTS]),
     "share": (0.05, "that fails"),
     "seed": (0, "of the run"),
-    "workers": (2, "processes"),
     "timeout_s": (1.0, "of a call"),
-    "memory_gib": (1.0, "of one"),
     **arguments.of_training(lr=1e-4, steps=20),
 }
 HEADS = ("fault", "injected", "counted", "other failures", "retried", "replaced")
@@ -81,9 +79,10 @@ class CountingPool(RewardPool):
 def train(server: LentServer, args: argparse.Namespace, run: Row) -> Row:
     settings = RunSettings.of(run)
     reward = FaultyReward("" if run["fault"] == NONE else run["fault"], args.share, args.seed)
-    limits = arguments.chosen(args, "workers", "timeout_s", "memory_gib")
     data = make_data(settings)
-    pool = data.reward_pool = CountingPool(reward, **limits, max_failures=1.0)
+    pool = data.reward_pool = CountingPool(
+        reward, workers=2, timeout_s=args.timeout_s, memory_gib=1.0, max_failures=1.0
+    )
     evaluation, trained = held_out(settings.steps), Trained()
     evaluation.rewards = [correct]  # in a pool of its own: the fault is for the run alone
     folder = args.folder / run["fault"]

@@ -143,7 +143,6 @@ def write_tree(wheels: Sequence[Path], whole: bool, out: IO[bytes]) -> None:
 
 
 def compressed(path: str, preset: int, at: int) -> bytes:
-    """Returns one chunk of the file as an xz stream."""
     with open(path, "rb") as file:
         file.seek(at)
         return lzma.compress(file.read(CHUNK), preset=preset)
@@ -172,8 +171,7 @@ def pack(
     return [out / file for file in sums]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Packs one set and prints what each call carries."""
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.pack", description=__doc__)
     parser.add_argument("--set", choices=SETS, default="base", help="(%(default)s)")
     parser.add_argument("--also", action="append", default=[], help="one more package")
@@ -187,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--preset", type=int, default=6, help="of xz, 0 is fastest (%(default)s)")
     parser.add_argument("--whole", action="store_true", help="blank nothing in libraries")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     for folder in (args.out, args.wheels):
         folder.mkdir(parents=True, exist_ok=True)
     wheels = download([*SETS[args.set], *args.also], args.wheels)
@@ -196,8 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, piece in enumerate(pieces, 1):
         size = piece.stat().st_size / 10**6
         print(f"call {number} of {len(pieces)}: {args.out / args.set}.json {piece} ({size:.1f} MB)")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,7 +24,6 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -92,7 +91,6 @@ def link_clone(target: Path) -> None:
 
 
 def environment(target: Path) -> dict[str, str]:
-    """Returns the variables that a run needs."""
     own = {"PYTHONPATH": f"{target.resolve()}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")}
     return own if importlib.util.find_spec("flashinfer") else {**own, SAMPLER: "0"}
 
@@ -139,13 +137,12 @@ def check(target: Path, seconds: int) -> None:
         raise ValueError(f"vLLM did not answer in {seconds} s: exit status {done.returncode}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Unpacks, links, checks, and prints the variables for a run."""
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("carried", type=Path, nargs="?", default=Path("carried"))
     parser.add_argument("target", type=Path, nargs="?", default=Path("carried/site"))
     parser.add_argument("--check", type=int, metavar="SECONDS", help="have vLLM answer once")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     try:
         unpack(args.carried, args.target)
         compileall.compile_dir(args.target, quiet=2, workers=0)  # by all cores, before each process

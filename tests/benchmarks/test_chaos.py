@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.chaos.journal import surviving, trained
-from benchmarks.chaos.token_proof import TokenRecorder
+from benchmarks.chaos.sync import TokenRecorder
 from lrl.types import Group, Prompt, Rollout
 
 PROMPTS = 4

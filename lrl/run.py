@@ -10,13 +10,19 @@ callbacks) passes them on to the run, in this order:
     next_step()   the loader of the data        a stream of micro-batches, packed as groups finish
       (the policy's training_step adds up their gradients and does one optimizer step)
     sync()        WeightSync.on_train_batch_end    generators get the new version; admits prompts
-    evaluate()    Evaluation                    on spare slots, beside the next steps
+    evaluate()    Evaluation                    on slots of its own, beside the next steps
     end()         strategy.teardown             whatever it has started has ended, after errors too
 
-Each rank has a run; the one of rank 0 owns the generators, the workers and the controller. Groups
-are admitted and handed out in `lrl.rollouts.controller` and its ledger, requests get their slots in
-`lrl.generators.pool`, `lrl.generators.fleet` replaces generators, and one sync is in
-`lrl.weights.sync`.
+Each rank has a run; the one of rank 0 owns the generators, the workers (processes with the user's
+rewards and environments) and the controller, and starts, syncs and evaluates. Whoever waits on it
+calls `poll()`.
+
+    lrl.rollouts.ledger         which groups may start, and which is handed out next
+    lrl.rollouts.controller     a group's way from the request to the trainer
+    lrl.routing.request_queue   requests get slots of generators, and free them
+    lrl.generators.fleet        generators are watched and replaced
+    lrl.workers                 workers are started, and killed at a deadline
+    lrl.weights.sync            one sync
 """
 
 from __future__ import annotations
@@ -191,8 +197,9 @@ class Run:
         """Gives the policy's weights to the generators that write rollouts, and admits the prompts
         that may start under the new version.
 
-        The trainer continues as soon as the weights are copied, unless it has nothing else to do
-        (`max_lag` 0) or no generator has served yet.
+        It waits for the sync before, and then until the weights are copied; until the end where
+        the trainer has nothing else to do (`max_lag` 0), where no generator has served yet, and
+        with transports that do not copy.
         """
         version, pool = self.trainer.global_step, self.fleet.rollouts
         sync = self.syncs[pool]
@@ -208,7 +215,8 @@ class Run:
         sync.sync(version, on_synced, in_background=beside_the_step)
 
     def poll(self) -> None:
-        """Syncs generators that were replaced; a waiting trainer calls it a few times a second.
+        """Syncs generators that have joined or were replaced; a waiting trainer calls it a few times
+        a second.
 
         Raises:
             SIGTERMException: The run was stopped.

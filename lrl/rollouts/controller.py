@@ -98,7 +98,7 @@ class Controller:
         """Tokens written in this run, without tokens of the checkpoint."""
         self.resumed: Resumed | None = None
         self._asking = asyncio.Semaphore(GROUPS_ASKED_AT_ONCE)
-        self._version = 0  # of the generators
+        self._version = -1  # of the generators
         self._skips_left = 0  # under that version
         self._warned = False
         # Groups that ran in the checkpoint, until the first version.
@@ -108,9 +108,10 @@ class Controller:
         self._failure: BaseException | None = None
 
     async def new_version(self, version: int) -> None:
-        """Admits the groups that may start now that the generators hold `version`."""
-        self._version = version
-        self._skips_left = self.max_skipped
+        """Admits the groups that may start now that the generators hold `version`, or that one more
+        of them does."""
+        if version > self._version:
+            self._version, self._skips_left = version, self.max_skipped
         resuming, self._resuming = self._resuming, []
         self._start(resuming)
         self._admit()

@@ -104,6 +104,8 @@ async def train(
         for _ in range(pacing.groups_in(step)):
             group = await controller.next_group(step)
             trained.append((step, asyncio.get_running_loop().time(), group))
+            if step % every_n_steps == 0:  # a generator was replaced
+                await controller.new_version(step)
         await asyncio.sleep(seconds())
         if (step + 1) % every_n_steps == 0:
             fleet.version = step + 1

@@ -36,7 +36,7 @@ class Export(OnRankZero):
         push_to_hub: Name on the Hugging Face hub, `user/name`, to which the folder is uploaded as
             well; null uploads nothing.
         private: Whether only its owner sees it there, if it is new.
-        upload_timeout_s: Seconds after which the run ends without the upload.
+        upload_timeout_s: Seconds after which the run ends without the upload; null for 1800.
 
     Raises:
         ConfigError: The hub would not take such a name, or the seconds are none.
@@ -47,7 +47,7 @@ class Export(OnRankZero):
         folder: str | None = None,
         push_to_hub: str | None = None,
         private: bool = True,
-        upload_timeout_s: float = 1800.0,
+        upload_timeout_s: float | None = None,
     ) -> None:
         self.folder = folder
         self.push_to_hub = push_to_hub
@@ -123,7 +123,7 @@ class Export(OnRankZero):
         # Not here: where the hub's storage cannot be reached, its client tries for minutes.
         work = partial(_send, name, folder, steps=steps, private=self.private)
         uploading = start_daemon_call(work, "lrl-upload")
-        timeout_s = min(self.upload_timeout_s, TIMEOUT_MAX)
+        timeout_s = min(self.upload_timeout_s or 1800.0, TIMEOUT_MAX)
         reason: object = f"it is not there after {timeout_s:.0f} s (Export.upload_timeout_s)"
         if wait([uploading], timeout_s).done:
             try:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ class Timeline(OnRankZero):
         with best_effort("The timeline", path):
             known = timeline.truncate(path, trainer.global_step)
             self._now_s = known[-1].started_s + known[-1].seconds if known else 0.0
+        # Else the update's kernels would be counted as the sync that waits for them.
+        wait = partial(self.on_after_backward, trainer, pl_module)
+        self._hook = trainer.optimizers[0].register_step_post_hook(lambda *_: wait())
         fleet = run_of(trainer).fleet
         self._work.clear()
         self._sampling = fleet.loop.submit(sample(fleet.rollouts, self._work.append))
@@ -90,6 +94,7 @@ class Timeline(OnRankZero):
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Stops the measurements."""
         if self._sampling is not None:
+            self._hook.remove()
             self._sampling.cancel()
             self._sampling = None
 

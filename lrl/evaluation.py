@@ -306,5 +306,5 @@ def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, i
             )
         value = writable(str(group.prompt.columns[column]))
         means.setdefault(value, []).append(fmean(group.rewards))
-    ordered = sorted(means, key=lambda value: (len(value), value))  # 2 before 10
+    ordered = sorted(means, key=lambda text: (int(text) if text.isdecimal() else math.inf, text))
     return {value: (fmean(means[value]), len(means[value])) for value in ordered}

@@ -97,17 +97,18 @@ class RunFolderLock:
                 logger._version = None
                 _ = logger.version  # takes the next free number
             folder = run_folder(trainer)
+            is_new = bool(numbered) and folder != tried
             try:
-                return self.acquire(folder)
-            except ConfigError:
-                if not numbered or folder == tried:  # its name has no number
+                return self.acquire(folder, is_new)
+            except (ConfigError, FileExistsError):  # another run has made it since
+                if not is_new:  # or its name has no number
                     raise
             tried = folder
 
-    def acquire(self, folder: Path) -> None:
+    def acquire(self, folder: Path, is_new: bool = False) -> None:
         """Makes and locks `folder` and releases the last; ConfigError if a live run has it."""
         self.release()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=not is_new)  # decides also where there are no locks
         opened = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

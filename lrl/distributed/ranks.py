@@ -33,8 +33,9 @@ from lrl.system.signals import Signals
 P = ParamSpec("P")
 T = TypeVar("T")
 
-STOPPING_S = 5.0
-"""Seconds that a rank has for its answer once a signal has come: most are about to give it."""
+STOPPING_S = 20.0
+"""Seconds that a rank has for its answer once a signal has come, as most will: without it a sharded
+policy cannot be saved."""
 
 
 class Ranks:

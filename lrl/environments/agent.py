@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 
 from lrl.environments.agent_conversation import AgentConversation
 from lrl.environments.agent_server import server_of_this_process
@@ -23,6 +24,8 @@ from lrl.system import processes
 from lrl.system.import_by_name import function
 from lrl.system.processes import die_with
 
+LONGEST_OUTPUT = 2**20
+"""Bytes of a program's output that are read, from its end."""
 MOST_THREADS = 256
 """Plain functions that run at once in a process; more wait. Their stacks, of 8 MiB each, count in
 data.environment_memory_gib."""
@@ -146,22 +149,24 @@ async def run_command(
         RuntimeError: It cannot be started, or ended with another status than 0.
     """
     owner = os.getpid()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", processes.__file__, *map(str, command)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {f"OPENAI_{name.upper()}": value for name, value in address.items()},
-        start_new_session=True,
-        preexec_fn=lambda: die_with(owner, signal.SIGTERM),
-    )
-    try:
-        said = await process.communicate(json.dumps(row, default=str).encode())
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-    output, errors = (text.decode(errors="replace").strip() for text in said)
+    # Files: of pipes, all that a program writes would stay in the worker's memory.
+    with TemporaryFile() as output_file, TemporaryFile() as error_file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", processes.__file__, *map(str, command)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output_file,
+            stderr=error_file,
+            env=os.environ | {f"OPENAI_{name.upper()}": value for name, value in address.items()},
+            start_new_session=True,
+            preexec_fn=lambda: die_with(owner, signal.SIGTERM),
+        )
+        try:
+            await process.communicate(json.dumps(row, default=str).encode())
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+        output, errors = _end_of(output_file), _end_of(error_file)
     if process.returncode:
         last = (errors or output).splitlines()[-1:]
         raise RuntimeError(f"{command[0]} ended with status {process.returncode}: {' '.join(last)}")
@@ -170,3 +175,9 @@ async def run_command(
     except ValueError:
         return None
     return float(found["reward"]) if isinstance(found, dict) and "reward" in found else None
+
+
+def _end_of(output: BinaryIO) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - LONGEST_OUTPUT))
+    return output.read().decode(errors="replace").strip()

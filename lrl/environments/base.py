@@ -157,6 +157,10 @@ class Turns(Environment):
             turn = await policy.turn(observation, reward)
             answer = self.reply(turn.token_ids if self.reads_tokens else turn.text)
             observation, done, reward = await _result(answer)
+            if type(done).__name__ not in ("bool", "bool_"):  # numpy's
+                raise TypeError(
+                    f"reply gives (observation, done, reward), and done is {done!r:.80}"
+                )
             if done:
                 return reward
 

@@ -143,11 +143,13 @@ class JoinSession(ABC):
             failure = str(error)
             raise
         finally:
-            self.stop()
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-            with contextlib.suppress(NotRunning):  # the run may have ended
-                self.client.withdraw(kind=self.kind, number=self.number, why=failure)
+            try:
+                self.stop()
+            finally:
+                for signum, handler in before.items():
+                    signal.signal(signum, handler)
+                with contextlib.suppress(NotRunning):  # the run may have ended
+                    self.client.withdraw(kind=self.kind, number=self.number, why=failure)
 
     def say(self, line: str) -> None:
         sys.stdout.write(f"{self.kind} {self.number}: {line.rstrip('.')}.\n")

@@ -168,13 +168,15 @@ class GeneratorAdmission:
 
     async def poll(self) -> None:
         """Looks once at the registry."""
-        for member in self.registry.members(Kind.GENERATOR):
+        members = self.registry.members(Kind.GENERATOR)
+        for member in members:
             if (known := self._generators.get(member.number)) is not None:
                 server, generator = known
                 server.alive = member.alive
                 self._report(member, generator)
             elif member.alive and not member.status.over:
                 self._begin(member.number, member.location)
+        for member in members:  # by itself: the end of a server takes longer than a lease
             if member.leaving:
                 await self._remove(member.number)
 

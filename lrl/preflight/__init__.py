@@ -29,7 +29,7 @@ def check_run(run: Run) -> None:
     """
     policy, data, evaluations = run.policy, run.data, run.evaluations
     check_settings(run)
-    check_monitors(run.trainer, evaluations)
+    check_monitors(run.trainer, data, evaluations)
     read = check_data(data, evaluations)
     shape = check_policy(policy, data, read, run.strategy.server_settings.max_model_len)
     check_resources(run, shape)

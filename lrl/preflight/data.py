@@ -73,7 +73,9 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
                 ) from error
 
 
-def check_monitors(trainer: Any, evaluations: Sequence[Evaluation]) -> None:
+def check_monitors(
+    trainer: Any, data: RolloutDataModule, evaluations: Sequence[Evaluation]
+) -> None:
     """Checks that checkpoints and early stopping monitor an evaluation of this run: Lightning would
     end the run at the first one."""
     given = [f"eval/{one.prompts.name}/reward" for one in evaluations]
@@ -81,7 +83,13 @@ def check_monitors(trainer: Any, evaluations: Sequence[Evaluation]) -> None:
         metric = callback.monitor if isinstance(callback, ModelCheckpoint | EarlyStopping) else None
         if not metric or not metric.startswith("eval/"):
             continue
-        if not metric.startswith(tuple(one.removesuffix("reward") for one in given)):
+        of_binary = metric.rpartition("/")[2].startswith(("accuracy", "pass@"))
+        gives = (
+            metric.startswith(f"eval/{one.prompts.name}/")
+            and (not of_binary or one.is_binary(data))
+            for one in evaluations
+        )
+        if not any(gives):
             known = did_you_mean(metric, given) or f" It gives {', '.join(given) or 'nothing'}."
             raise ConfigError(
                 f"{type(callback).__name__}.monitor is {metric!r}, which no lrl.callbacks.Evaluation "

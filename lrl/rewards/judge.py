@@ -137,7 +137,7 @@ class Judge(Reward):
         digest = hashlib.sha256(request.encode()).hexdigest()
         # A folder for each first two letters: a run may have millions.
         file = self._cache / digest[:2] / f"{digest}.json"
-        with suppress(FileNotFoundError, ValueError, TypeError):  # not there, or cut by a crash
+        with suppress(OSError, ValueError, TypeError):  # not there, or cut by a crash
             return self._score(Answer(**json.loads(file.read_text())))
         answer = await self._endpoint.ask(body, _answer_in)
         score = self._score(answer)

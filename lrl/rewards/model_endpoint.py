@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from lrl.errors import CountedError
+from lrl.system.config_errors import fault
 from lrl.system.endpoint import stays_here
 
 T = TypeVar("T")
@@ -49,10 +50,13 @@ class ModelEndpoint:
     error: type[CountedError] = CountedError
 
     def __post_init__(self) -> None:
-        self.url = self.url.rstrip("/")
-        end = self.route.removeprefix("/v1")
-        if not self.url.endswith(end):
-            self.url += end if urlsplit(self.url).path else self.route
+        address = urlsplit(self.url)
+        if "@" in address.netloc:
+            fault("A url has a user or a password in it (not shown): set api_key_env.")
+        path, end = address.path.rstrip("/"), self.route.removeprefix("/v1")
+        if not path.endswith(end):
+            path += end if path else self.route
+        self.url = address._replace(path=path).geturl()
 
     async def ask(self, body: dict[str, Any], read: Callable[[Any], T]) -> T:
         """Returns the answer to a request; raises an `error` of kind `<kind>_refused`, or of kind
@@ -96,6 +100,7 @@ class ModelEndpoint:
             timeout=self.timeout_s,
             max_retries=self.retries,
             http_client=openai.DefaultAsyncHttpxClient(
+                follow_redirects=False,  # to a host that nobody has named, and a POST becomes a GET
                 trust_env=not stays_here(urlsplit(self.url).hostname or ""),  # no proxy leads here
                 verify=_certificates(),
             ),
@@ -103,7 +108,8 @@ class ModelEndpoint:
         client.organization = client.project = None  # OpenAI's, of the environment
         try:
             async with client, asyncio.timeout(self.deadline_s):
-                return await client.post(self.url, body=body, cast_to=str)
+                without: Any = {} if key else {"headers": {"Authorization": openai.Omit()}}
+                return await client.post(self.url, body=body, cast_to=str, options=without)
         except openai.APIStatusError as error:
             reason = self._shown(str(error))
             if error.status_code not in (408, 409, 429) and error.status_code < 500:

@@ -71,6 +71,10 @@ class RewardPool:
         self.rewards = [as_reward(reward) for reward in rewards]
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
+        if not 0 < max_failures <= 1:
+            fault(
+                f"data.max_reward_failures is {max_failures}; it is a share, above 0 and up to 1."
+            )
         self._limits: dict[str, Any] = {
             "timeout_s": timeout_s,
             "memory_gib": memory_gib,
@@ -246,7 +250,8 @@ class RewardPool:
             outcomes = await job.begin(packed, partial(read_outcomes, count=count))
         except CallFailed as error:
             # It has ended the worker: the failure is that of the response whose code ran.
-            name = "" if error.part is None else f"{self.rewards[error.part].name}: "
+            known = error.part is not None and error.part < len(self.rewards)
+            name = f"{self.rewards[error.part or 0].name}: " if known else ""
             failed = 0 if count == 1 else error.item
             reason = f"{error.kind}: {name}{error.message}"
             return [reason if item == failed else None for item in range(count)]

@@ -217,4 +217,7 @@ def read_outcomes(values: Any, count: int) -> list[Outcome]:
     what is none."""
     if not isinstance(values, list) or len(values) != count:
         raise BadAnswer(f"no list of {count} outcomes")
-    return [Scored(*value) if isinstance(value, list) else value for value in values]
+    try:
+        return [Scored(*value) if isinstance(value, list) else value for value in values]
+    except TypeError as error:
+        raise BadAnswer(f"no outcomes ({error})") from error

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -217,6 +218,7 @@ class RankLauncher(_SubprocessScriptLauncher):
             num_devices=self.num_processes, num_nodes=self.num_nodes
         )
         if not self.cluster_environment.creates_processes_externally:
+            check_program(self.num_processes)
             os.environ[STARTED_BY] = str(os.getpid())
             try:
                 self._call_children_scripts()
@@ -231,6 +233,17 @@ class RankLauncher(_SubprocessScriptLauncher):
         own."""
         super().kill(signum)
         forget_place(self)
+
+
+def check_program(ranks: int) -> None:
+    """Raises ConfigError if other ranks are to run this program and it is in no file: Lightning would
+    start `python ./-c`, which ends at once, and rank 0 would wait for it for `MEETING`."""
+    main = sys.modules["__main__"]
+    if ranks > 1 and getattr(main, "__spec__", None) is None and not Path(sys.argv[0]).is_file():
+        fault(
+            f"{ranks} ranks are to train, each in a process that runs this program again, and "
+            f"{sys.argv[0]!r} is no file: write it to a file, such as train.py, and run that."
+        )
 
 
 def forget_place(launcher: _SubprocessScriptLauncher) -> None:

@@ -42,7 +42,7 @@ TOKENIZER = (
 """Files of a tokenizer, besides those that its class names."""
 NO_SAMPLING = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of generation that belong into config.json."""
-DTYPE = re.compile(r'("(?:torch_)?dtype": ?)"\w+"')
+DTYPE = re.compile(r'("(?:torch_)?dtype": ?)(?:"\w+"|null)')
 """A dtype in a config.json."""
 
 

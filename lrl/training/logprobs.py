@@ -25,7 +25,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +201,9 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("token_logprobs has no second derivative: leave create_graph out")
         hidden, weight, bias, logprobs = ctx.saved_tensors
         chunk_tokens = ctx.softmax.chunk_tokens
         by_hidden, by_weight, by_bias = (

@@ -43,6 +43,8 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Numbers that are weights as they are, by their names in a file of safetensors."""
 PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
 """The ends of names of weights; a buffer of integers, such as a mask, has another."""
+LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
+"""Words in errors of an installation that does not fit, never of a model."""
 FUSED_HEAD = "lrl_fused_head"
 """The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
 
@@ -194,10 +196,13 @@ def _quantised(folder: Path) -> tuple[str, str] | None:
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
     """Opens a model on the meta device: shapes only. Raises ValueError if it cannot."""
     config = open_config(folder)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, trust_remote_code=False
-        )
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention, trust_remote_code=False
+            )
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"model={folder!r}: {shortened(error)}") from error
 
 
 def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
@@ -336,7 +341,11 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
     try:
         with varlen.in_its_dtype(network):
             yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
+        raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
+        if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
+            raise
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
             f"tokens and their positions alone ({shortened(error)}). Take another model, or another "

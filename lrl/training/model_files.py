@@ -41,7 +41,12 @@ def open_on_ranks(
     config = ranks.share(config)
     network = opened.open_empty(config) if in_parts or whole is None else whole
     if not in_parts and ranks.size > 1:
+        # transformers keeps some weights of some families in float32 when it opens files.
+        own = {} if whole is None else {k: one.dtype for k, one in whole.state_dict().items()}
+        dtypes = ranks.share(own)
         if whole is None:
+            for name, tensor in network.state_dict(keep_vars=True).items():
+                tensor.data = tensor.data.to(dtypes[name])
             give_memory(network, device, device)
         with explain_broken_collective():
             for tensor in network.state_dict().values():

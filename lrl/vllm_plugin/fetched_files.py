@@ -173,6 +173,7 @@ class VersionFile:
         """The numbers of the blocks that are right."""
         self.differences = dict[int, bytes]()
         """Of blocks that came as differences, for other generators."""
+        self.draft.unlink(missing_ok=True)  # of an attempt for which there was no room
         self._file = open_new(self.draft)
         self._file.write(header.text)
         self._file.truncate(header.size)

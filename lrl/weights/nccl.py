@@ -144,7 +144,7 @@ class Nccl(Transport):
         except BaseException:
             calls.exclude_evicted()
             why = f"{broken}, and nothing ends it in a generator."
-            calls.exclude(dict.fromkeys(waiting, why) | failed)
+            calls.exclude(dict.fromkeys(waiting, why) | failed, hopeless=True)
             self.policy.end_broadcast(self.name, True, calls.deadline_s)
             raise
         self.policy.end_broadcast(self.name, False, calls.deadline_s)

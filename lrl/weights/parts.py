@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import os
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -157,11 +158,28 @@ class Part:
         self.header = header
         self.blocks = header.parts[rank]
         self._base = base
-        self._older = older
-        self._differences: dict[int, bytes] = {}
+        self._differences: list[Future[bytes]] = []
         self._file = os.fdopen(descriptor, "rb")
         if older is not None:
             older.end_differences()
+            self._differ(older)
+
+    def _differ(self, older: Part) -> None:
+        """Begins to make the differences of all blocks, in their order."""
+        threads = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
+
+        def made(index: int) -> bytes:
+            before, after = (np.frombuffer(part.read(index), np.uint8) for part in (older, self))
+            return compressed(before, after)
+
+        def free(differences: list[Future[bytes]]) -> None:
+            wait(differences)
+            older.close()
+
+        self._differences = [pool.submit(made, index) for index in range(len(self.blocks))]
+        pool.submit(free, self._differences)
+        pool.shutdown(wait=False)
 
     def read(self, index: int) -> bytes:
         """Returns the bytes of a block; raises ValueError when it is closed."""
@@ -170,37 +188,28 @@ class Part:
     @cached_property
     def base(self) -> str:
         """The version whose differences are worth fetching; empty if none are."""
-        if self._older is None:
-            return ""
-        tried = self.blocks[:BLOCKS_THAT_DECIDE]
-        small = sum(len(self.difference(block.index)) for block in tried)
-        if small <= MAX_DELTA_SHARE * sum(block.nbytes for block in tried):
+        tried = self._differences[:BLOCKS_THAT_DECIDE]
+        small = sum(len(one.result()) for one in tried)
+        if small <= MAX_DELTA_SHARE * sum(block.nbytes for block in self.blocks[: len(tried)]):
             return self._base
         self.end_differences()
         return ""
 
     def difference(self, index: int) -> bytes:
-        """Returns the difference of a block to the older one, made when it is first asked for."""
-        if index not in self._differences:
-            assert self._older is not None, "there is a base"
-            before, after = (
-                np.frombuffer(part.read(index), np.uint8) for part in (self._older, self)
-            )
-            self._differences[index] = compressed(before, after)
-            if len(self._differences) == len(self.blocks):
-                self._older.close()
-        return self._differences[index]
+        """Returns the difference of a block to the older one, once it is made; raises IndexError if
+        it is not made any more."""
+        return self._differences[index].result()
 
     def end_differences(self) -> None:
-        """Frees the differences, and the older part."""
-        self._differences = {}
-        if self._older is not None:
-            self._older.close()
+        """Frees the differences, and makes no more."""
+        differences, self._differences = self._differences, []
+        for one in differences:
+            one.cancel()
 
     def close(self) -> None:
         """Frees it; idempotent."""
-        self._file.close()
         self.end_differences()
+        self._file.close()
 
 
 class PartServer(TokenServer):

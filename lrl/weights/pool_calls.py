@@ -70,9 +70,8 @@ class PoolCalls:
         self.participants = [one for one in generators if one not in self.failed]
 
     def exclude(self, failed: Mapping[Generator, str], hopeless: bool = False) -> None:
-        """Excludes generators from the following calls, as failed. Who breaks a collective is always
-        hopeless: its server does not leave it."""
-        if hopeless or self.collective:
+        """Excludes generators from the following calls, as failed."""
+        if hopeless:
             self.hopeless |= failed.keys()
         self.failed = {**failed, **self.failed}  # the first failure says most
         self.include(self.participants)
@@ -95,8 +94,9 @@ class PoolCalls:
 
     def each(self, phase: str, call: Call, short: bool = False) -> None:
         """Runs one phase in all participants. In a `short` one each call has `silence_s`, and who
-        lets it pass is hopeless: its event loop stands still."""
-        self.exclude(self.try_each(phase, call, short))
+        lets it pass is hopeless: its event loop stands still. So is who breaks a collective: its
+        server does not leave it."""
+        self.exclude(self.try_each(phase, call, short), hopeless=self.collective)
 
     def try_each(
         self,
@@ -163,7 +163,7 @@ class PoolCalls:
             times.append(time.monotonic())
             await generator.confirm("/is_paused", {"is_paused": False}, self.silence_s)
 
-        self.each("/resume", resume, short=True)
+        self.exclude(self.try_each("/resume", resume, short=True))
         return times[-1]
 
     # ---- an update, by vLLM's routes

@@ -174,14 +174,21 @@ def _write_part(
 
 
 def _write(rows: Iterator[Piece], empty: Header, order: StageOrder, descriptor: int) -> None:
+    left = set(empty.places)
+
     def placed() -> Iterator[tuple[int, Tensor]]:
         for piece in rows:
+            left.remove(piece.name)
             spec = spec_of(piece, order.narrow)
             place = empty.places[piece.name] + piece.start * spec.row_bytes
             yield place, piece.rows.detach().to(spec.dtype)
 
     for place, content in host_bytes(placed()):
         write_at(descriptor, content, place)
+    if left:
+        raise RuntimeError(
+            f"The policy has no {min(left)} any more, which it had at the first sync."
+        )
 
 
 def write_at(descriptor: int, content: memoryview | bytes, place: int) -> None:

@@ -154,6 +154,12 @@ def test_a_retained_graph_gives_the_same_gradients_twice() -> None:
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
+def test_a_second_derivative_is_refused() -> None:
+    hidden, weight, labels, _ = inputs(9)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(token_logprobs(hidden, weight, labels).sum(), hidden, create_graph=True)
+
+
 def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_allocated() -> None:
     hidden, weight, labels, _ = inputs(40)
     with Watch([hidden, weight, labels]) as watch:

@@ -63,11 +63,11 @@ def interpreter(python: str, user: int | None) -> tuple[str, tuple[str, ...]]:
     Without a path it is that of this process without its packages, or the system's if the user
     cannot reach it.
     """
-    how: dict[str, Any] = {"stderr": subprocess.DEVNULL, "cwd": "/", "timeout": 20.0}
+    how: dict[str, Any] = {"stderr": subprocess.DEVNULL, "cwd": "/", "env": {}, "timeout": 20.0}
     if user is not None:
         how |= {"user": user, "group": user, "extra_groups": []}
     own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    for path in [python] if python else [own, "/usr/bin/python3"]:
+    for path in [os.path.abspath(python)] if python else [own, "/usr/bin/python3"]:
         command = [path, "-I", "-c", _PREFIXES]
         try:
             said = subprocess.check_output(command, **how)
@@ -77,7 +77,7 @@ def interpreter(python: str, user: int | None) -> tuple[str, tuple[str, ...]]:
         outside = {each for each in json.loads(said) if not Path(each).is_relative_to("/usr")}
         if "/" in outside:
             raise RuntimeError("the interpreter's folder is /: all files would be in the sandbox")
-        return os.path.abspath(path), tuple(outside)
+        return path, tuple(outside)
     raise RuntimeError(found)
 
 

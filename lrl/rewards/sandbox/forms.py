@@ -21,7 +21,8 @@ _CALLED = ("functional", "function_call")
 _REFUSED = {
     *("mock", "monkeypatch", "capsys", "capfd", "caplog", "asyncio"),
     *("redirect_stdout", "redirect_stderr", "stdin", "stdout"),
-    *("fixture", "parametrize", "setup_method", "setup_class", "tmp_path", "tmpdir"),
+    *("fixture", "parametrize", "setup_method", "setup_class", "setup_module", "setup_function"),
+    *("skipif", "xfail", "tmp_path", "tmpdir"),
 }
 """What works only in the program's own process, or under pytest."""
 _MAIN = re.compile(r"\b(unittest|pytest)\.main\(")
@@ -220,6 +221,11 @@ def _steps(source: str, columns: Mapping[str, Any]) -> list[Step]:
 
 def _collected(found: ast.FunctionDef | ast.ClassDef) -> list[str]:
     """Returns the calls of the tests in a function or class, as pytest would collect them."""
+    for each in ast.walk(found):
+        if isinstance(each, ast.FunctionDef) and each.name.startswith("test"):
+            given = [one.arg for one in each.args.args if one.arg != "self"]
+            if len(given) > len(each.args.defaults):
+                raise ValueError(f"`{each.name}` has an argument, `{given[0]}`: it needs pytest")
     if isinstance(found, ast.FunctionDef):
         return [f"{found.name}()"] if found.name.startswith("test") else []
     methods = [part.name for part in found.body if isinstance(part, ast.FunctionDef)]

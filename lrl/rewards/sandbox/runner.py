@@ -112,7 +112,7 @@ class Watch:
         broken: tuple[Any, ...] = ()
         while not (ended or broken):
             ended = bool(select.select([end], [], [], _POLL_S)[0])
-            broken = self._broken()
+            broken = self._too_large() or (() if ended else self._too_late())
         os.close(end)
         return broken
 
@@ -122,12 +122,15 @@ class Watch:
         run_s = time.monotonic() - self._began
         return counted_s + run_s - sum(map(waited_s, self._pids)), wall_s + run_s
 
-    def _broken(self) -> tuple[Any, ...]:
+    def _too_large(self) -> tuple[Any, ...]:
         if os.fstat(1).st_size + os.fstat(2).st_size > self._max_output_bytes:
             return "over", f"the limit of {self._max_output_bytes} bytes of output"
         places = map(os.statvfs, ("/tmp", "/dev/shm") if self._is_isolated else ())
         if sum(place.f_files - place.f_ffree for place in places) > _MOST_FILES:
             return "over", f"the limit of {_MOST_FILES} files"
+        return ()
+
+    def _too_late(self) -> tuple[Any, ...]:
         counted_s, wall_s = self._seconds()
         if counted_s <= self._timeout_s and wall_s <= 2 * self._timeout_s:
             return ()

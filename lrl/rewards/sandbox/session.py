@@ -8,6 +8,7 @@ The runner inside says how a run ended, and that is the program's doing. Whateve
 sandbox is the machine's fault, and an error.
 """
 
+import fcntl
 import functools
 import inspect
 import json
@@ -242,7 +243,9 @@ def _prepare(owner: int, user: int | None) -> None:
 
 def _memory_file(resources: ExitStack) -> BinaryIO:
     """Returns a file that is in memory only, until `resources` are closed."""
-    return resources.enter_context(open(os.memfd_create("lrl"), "r+b", 0))
+    descriptor = os.memfd_create("lrl")
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # prints come behind all else
+    return resources.enter_context(open(descriptor, "r+b", 0))
 
 
 def _oom_kills() -> str:

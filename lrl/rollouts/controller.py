@@ -111,7 +111,8 @@ class Controller:
         """Admits the groups that may start now that the generators hold `version`, or that one more
         of them does."""
         if version > self._version:
-            self._version, self._skips_left = version, self.max_skipped
+            self._version = version
+            self._skips_left = self.max_skipped
         resuming, self._resuming = self._resuming, []
         self._start(resuming)
         self._admit()

@@ -78,16 +78,15 @@ def check_monitors(
 ) -> None:
     """Checks that checkpoints and early stopping monitor an evaluation of this run: Lightning would
     end the run at the first one."""
-    given = [f"eval/{one.prompts.name}/reward" for one in evaluations]
+    given = {f"eval/{one.prompts.name}/reward": one for one in evaluations}
     for callback in trainer.callbacks if trainer.state.fn == "fit" else ():
         metric = callback.monitor if isinstance(callback, ModelCheckpoint | EarlyStopping) else None
         if not metric or not metric.startswith("eval/"):
             continue
         of_binary = metric.rpartition("/")[2].startswith(("accuracy", "pass@"))
         gives = (
-            metric.startswith(f"eval/{one.prompts.name}/")
-            and (not of_binary or one.is_binary(data))
-            for one in evaluations
+            metric.startswith(tag.removesuffix("reward")) and (not of_binary or one.is_binary(data))
+            for tag, one in given.items()
         )
         if not any(gives):
             known = did_you_mean(metric, given) or f" It gives {', '.join(given) or 'nothing'}."

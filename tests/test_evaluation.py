@@ -198,19 +198,6 @@ def test_only_a_reward_that_tells_right_from_wrong_has_an_accuracy() -> None:
     )
 
 
-def test_the_table_names_versions_and_sampling() -> None:
-    groups = [group(0, [1.0, 0.0], level=3), group(1, [None, 1.0], level=4)]
-    table = evaluate("sums", groups, greedy=False, binary=True, by=["level"]).as_table()
-    for words in (
-        "sums: 2 problems x 2 responses, sampled, version 3-8",
-        "accuracy 0.750",
-        "pass@2",
-        "3  0.500  (n = 1)",
-    ):
-        assert words in table
-    assert "without a reward 1" in table
-
-
 def test_the_line_of_an_evaluation_names_what_is_missing_from_it() -> None:
     whole = evaluate("sums", [group(0, [1.0]), group(1, [0.0])], greedy=True, binary=True)
     whole.truncated = 0

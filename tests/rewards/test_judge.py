@@ -109,6 +109,21 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
+def test_a_url_keeps_its_query_and_has_no_password():
+    whole = judge_at("https://host/v1/chat/completions?version=2")._endpoint
+    short = judge_at("https://host/v1?version=2")._endpoint
+    assert whole.url == short.url == "https://host/v1/chat/completions?version=2"
+    with pytest.raises(ValueError, match="not shown") as raised:
+        judge_at("https://me:secret@host")
+    assert "secret" not in str(raised.value)
+
+
+def test_without_a_key_none_is_sent(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "mine")
+    score(judge_at(server.url))
+    assert not {"Authorization", "OpenAI-Organization"} & set(server.headers[0])
+
+
 def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
     failures = [fails(429, Retry_After="0"), fails(500), fails(503, Retry_After="soon")]
     server.replies["r"] = [*failures, CLOSE, HANG, verdict(7)]

@@ -137,6 +137,8 @@ def test_async_rewards_of_a_group_overlap():
     [
         ({"rewards": []}, "rewards is empty"),
         ({"workers": 0}, "data.reward_workers is 0"),
+        ({"max_failures": 10}, "data.max_reward_failures is 10"),
+        ({"max_failures": 0}, "data.max_reward_failures is 0"),
         ({"rewards": [odd_rewards.obey] * 2}, "more than one named 'obey'"),
     ],
 )

@@ -92,6 +92,7 @@ def test_a_run_of_many_versions_keeps_two_parts() -> None:
     for number in range(2 * sys.getrecursionlimit()):
         older, part = part, part_of(b"1" * 2**12, str(number), part)
         wait_for(lambda older=older: older._file.closed)
+    assert part.read(0) == b"1" * 2**12
     part.close()
 
 

@@ -118,6 +118,10 @@ def test_a_right_program_is_worth_1_and_a_wrong_one_0_in_the_public_forms(form):
         ({"inputs": ["1"], "outputs": []}, "shorter than"),
         ({"question": "1"}, "KeyError"),
         ({"inputs": "12", "outputs": "34"}, "have to be lists"),
+        (
+            "def test_it(request):\n    assert add(1, 2) == 3",
+            "`test_it` has an argument, `request`",
+        ),
         ("def test_it(capsys):\n    assert add(1, 2) == 3", "capsys"),
         ("@fixture\ndef two():\n    return 2\nassert add(1, 1) == 2", "`fixture`"),
         ("async def test_it():\n    assert await add(1, 2) == 3", "asyncio"),

@@ -28,7 +28,7 @@ import lightning as L
 from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
-from lrl.system.config_errors import at_least, fault
+from lrl.errors import ConfigError, at_least
 from lrl.system.stopwatch import GENERATOR, shares
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Elastic(OnRankZero):
     ) -> None:
         at_least(1, "Elastic", steps=steps, max_generators=max_generators)
         if command is not None and shutil.which((shlex.split(command) or [""])[0]) is None:
-            fault(
+            raise ConfigError(
                 f"Elastic.command is {command!r}, which does not begin with a program on the path: "
                 f"give the words that start a generator ({JOIN}), or null."
             )

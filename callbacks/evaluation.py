@@ -23,12 +23,12 @@ from rich.console import Console
 
 from lrl.callbacks.base import OnRankZero, run_of
 from lrl.checkpoints.run_folder import run_folder
+from lrl.errors import ConfigError, above, at_least
 from lrl.evaluation import Report, evaluate, write_responses
 from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
-from lrl.system.config_errors import above, at_least, fault
 from lrl.system.terminal import progress_bar
 from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
@@ -70,15 +70,17 @@ class Evaluation(OnRankZero):
         at_least(0, "Evaluation", temperature=temperature)
         above(0, "Evaluation", timeout_s=timeout_s)
         if 0 < temperature < LEAST_TEMPERATURE:
-            fault(
+            raise ConfigError(
                 f"Evaluation.temperature is {temperature}: vLLM would sample at "
                 f"{LEAST_TEMPERATURE}. Use at least that, or 0 for greedy responses."
             )
         many = f"Evaluation.samples is {samples}"
         if concurrency < samples:
-            fault(f"{many} and Evaluation.concurrency {concurrency}: raise the second.")
+            raise ConfigError(f"{many} and Evaluation.concurrency {concurrency}: raise the second.")
         if samples > 1 and temperature == 0:
-            fault(f"{many} with temperature 0: all responses would be the same. Raise it.")
+            raise ConfigError(
+                f"{many} with temperature 0: all responses would be the same. Raise it."
+            )
         self.prompts = Prompts.coerce(prompts, split="test")
         self.sampling = Sampling(n=samples, temperature=temperature)
         self.rewards = as_list(rewards) if rewards is not None else None

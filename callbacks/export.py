@@ -17,10 +17,9 @@ from safetensors import SafetensorError
 from lrl.callbacks.base import OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.checkpoints.run_folder import run_folder
-from lrl.errors import ExportError
+from lrl.errors import ConfigError, ExportError, above
 from lrl.rollouts import chat_template
 from lrl.system import hub
-from lrl.system.config_errors import above, fault
 
 log = logging.getLogger(__name__)
 
@@ -58,23 +57,27 @@ class Export(OnRankZero):
             try:
                 validate_repo_id(push_to_hub)
             except HFValidationError as error:
-                fault(f"Export.push_to_hub is {push_to_hub!r}: {error}")
+                raise ConfigError(f"Export.push_to_hub is {push_to_hub!r}: {error}") from error
             if "/" not in push_to_hub:
-                fault(f"Export.push_to_hub is {push_to_hub!r}: give it as `user/{push_to_hub}`.")
+                raise ConfigError(
+                    f"Export.push_to_hub is {push_to_hub!r}: give it as `user/{push_to_hub}`."
+                )
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Raises ConfigError, before any server starts, if the folder is the model's own, the hub
         cannot be reached, or there is no token for it."""
         if self.folder and Path(self.folder).resolve() == Path(pl_module.policy_folder).resolve():
-            fault(f"Export.folder is {self.folder!r}, the model's own folder.")
+            raise ConfigError(f"Export.folder is {self.folder!r}, the model's own folder.")
         if self.push_to_hub is None or stage != "fit":
             return
         wanted = f"Export.push_to_hub is {self.push_to_hub!r}, and"
         if not hub.reach():
             later = "Leave it out, and upload the folder later: hf upload NAME FOLDER."
-            fault(f"{wanted} the hub cannot be reached. {later}")
+            raise ConfigError(f"{wanted} the hub cannot be reached. {later}")
         if get_token() is None:
-            fault(f"{wanted} there is no token for it. Type `hf auth login`, or set HF_TOKEN.")
+            raise ConfigError(
+                f"{wanted} there is no token for it. Type `hf auth login`, or set HF_TOKEN."
+            )
 
     def path(self, trainer: L.Trainer) -> Path:
         """Returns the folder this run exports to."""

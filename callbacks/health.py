@@ -16,8 +16,7 @@ from typing import Any
 import lightning as L
 
 from lrl.callbacks.base import NewMetrics, OnRankZero
-from lrl.errors import ConfigError
-from lrl.system.config_errors import at_least
+from lrl.errors import ConfigError, at_least
 
 log = logging.getLogger(__name__)
 

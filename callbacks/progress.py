@@ -17,7 +17,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes, Throughput
-from lrl.system.config_errors import at_least
+from lrl.errors import at_least
 
 FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 LOGGERS = ("", "lightning.pytorch", "lightning.fabric")

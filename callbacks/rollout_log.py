@@ -10,11 +10,11 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from torch import Tensor
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, run_of
+from lrl.errors import at_least
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.controller import Resumed
 from lrl.system.best_effort import may_not_log, writable
-from lrl.system.config_errors import at_least
 from lrl.types import Group, Prompt, Rollout
 
 REWARD_COUNTS = ("gave_up", *KINDS, "retried", "replaced", "moved")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, get_args
 import lightning as L
 
 from lrl.callbacks.base import OnRankZero, run_of
+from lrl.errors import above, at_least, one_of
 from lrl.generators.generator import Generator, KeysAndValues, State
 from lrl.generators.pool import GeneratorPool
-from lrl.system.config_errors import above, at_least, one_of
 from lrl.weights.proof import (
     FIRST_PROOF_TOKENS,
     FIRST_PROOF_TOKENS_ON_CPU,

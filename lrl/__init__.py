@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from lrl.training.lora import LoRA
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
-if "torch" not in sys.modules:  # which reads it once: waiting threads then sleep (`cpu_affinity`)
+if (
+    "torch" not in sys.modules
+):  # which reads it once: waiting threads then sleep (`lrl.system.machine`)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _names, _of_module, __dir__ = lazy_names(__name__)

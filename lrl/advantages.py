@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lrl.system.config_errors import fault, one_of
+from lrl.errors import ConfigError, one_of
 from lrl.types import Rollout, Turn
 
 Over = Literal["token", "turn"]
@@ -126,7 +126,7 @@ class GRPO(Baseline):
 
     def __init__(self, epsilon: float = 1e-4) -> None:
         if not epsilon > 0:
-            fault(
+            raise ConfigError(
                 f"GRPO(epsilon={epsilon}): it must be above 0, or groups of equal rewards divide "
                 "by 0."
             )
@@ -170,7 +170,7 @@ class ReinforcePlusPlus(Baseline):
 
     def __init__(self, decay: float = 0.9, epsilon: float = 1e-4) -> None:
         if not 0 <= decay < 1 or not epsilon > 0:
-            fault(
+            raise ConfigError(
                 f"ReinforcePlusPlus(decay={decay}, epsilon={epsilon}): it must be 0 <= decay < 1 "
                 "and epsilon > 0."
             )
@@ -227,7 +227,7 @@ class RewardToGo(Advantages):
 
     def __init__(self, gamma: float = 1.0) -> None:
         if not 0 <= gamma <= 1:
-            fault(f"RewardToGo(gamma={gamma}): it must be in [0, 1].")
+            raise ConfigError(f"RewardToGo(gamma={gamma}): it must be in [0, 1].")
         self.gamma = gamma
 
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
@@ -278,11 +278,11 @@ class GAE(Advantages):
         over: Over = "token",
     ) -> None:
         if not 0 <= lam <= 1:
-            fault(f"GAE(lam={lam}): it must be in [0, 1].")
+            raise ConfigError(f"GAE(lam={lam}): it must be in [0, 1].")
         if alpha is not None and not alpha > 0:
-            fault(f"GAE(alpha={alpha}): it must be above 0, or null.")
+            raise ConfigError(f"GAE(alpha={alpha}): it must be above 0, or null.")
         if alpha is not None and lam == 1:
-            fault(
+            raise ConfigError(
                 f"GAE(alpha={alpha}, lam=1.0): lam is the least lambda, so alpha would change "
                 "nothing. Set lam below 1, such as 0.9."
             )

@@ -15,7 +15,7 @@ from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import Settings, changes
 from lrl.checkpoints.newest_checkpoint import find_by_lrl
 from lrl.environments import Environment
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, above, at_least, instances, one_of
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
@@ -33,7 +33,6 @@ from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import terminal
 from lrl.system.aliases import answers_aliases
-from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.types import LEAST_TEMPERATURE, Sampling
 from lrl.workers.worker import START_TIMEOUT_S
 
@@ -240,7 +239,7 @@ class RolloutDataModule(L.LightningDataModule):
         above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
         temperature = self.sampling.temperature
         if not LEAST_TEMPERATURE <= temperature < float("inf"):
-            fault(
+            raise ConfigError(
                 f"data.temperature is {temperature}: it must be at least {LEAST_TEMPERATURE}, and "
                 f"1.0 is usual. vLLM samples at {LEAST_TEMPERATURE} instead of a lower one, and "
                 "greedily at 0, without a log-prob to learn from."
@@ -249,13 +248,13 @@ class RolloutDataModule(L.LightningDataModule):
     def _check_together(self) -> None:
         needs = self.advantages.min_rollouts
         if self.sampling.n < needs:
-            fault(
+            raise ConfigError(
                 f"data.rollouts_per_group is {self.sampling.n}; data.advantages "
                 f"{type(self.advantages).__name__} needs at least {needs}. Raise it, or take "
                 "lrl.advantages.ReinforcePlusPlus, or GAE with model.critic: they need one."
             )
         if self.max_skipped_per_step and not self.advantages.of_group_alone:
-            fault(
+            raise ConfigError(
                 f"data.max_skipped_per_step is {self.max_skipped_per_step}, and with data.advantages "
                 f"{type(self.advantages).__name__} responses of equal rewards have a gradient: "
                 "leave it out."
@@ -533,7 +532,7 @@ def _environment_of_run(
     """Returns the environment of a run; None without one, whose settings must not be set then."""
     if environment is None:
         if settings.changed:
-            fault(
+            raise ConfigError(
                 f"data.{settings.changed[0]} is set, and there is no data.environment: a response "
                 "is a single turn. Name one, or leave the setting out."
             )
@@ -543,7 +542,7 @@ def _environment_of_run(
 
     found = EnvironmentOfRun(environment, settings, **limits)
     if settings.environment_workers == 0 and launcher is None:
-        fault(
+        raise ConfigError(
             "data.environment_workers is 0, and there is no data.worker_launcher: nothing would play "
             "episodes. Raise it, or name a launcher (Given, if others start it)."
         )

@@ -22,12 +22,11 @@ from lrl import preflight
 from lrl.callbacks.base import run_of
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.distributed.ranks import explain_broken_collective
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, above, at_least, instances, one_of
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.base import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
 from lrl.system.aliases import answers_aliases
-from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.training.beside.critic import Critic, ValueSums
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank, each_rollout, try_step
@@ -153,15 +152,15 @@ class PolicyModule(PolicyModel):
             try:
                 find_model(self.model)
             except ValueError as error:
-                fault(f"model.{error}")
+                raise ConfigError(f"model.{error}") from error
         if self.objective.needs_reference and self.reference is None:
-            fault(
+            raise ConfigError(
                 f"model.objective {type(self.objective).__name__} needs a reference policy: set "
                 "model.reference to lrl.Reference (its coefficient may stay 0)."
             )
         refresh = None if self.reference is None else self.reference.refresh_every_n_steps
         if self.lora is not None and refresh is not None:
-            fault(
+            raise ConfigError(
                 f"model.reference.refresh_every_n_steps is {refresh}, and model.lora trains adapters, "
                 "which a reference has not. Leave one of them out."
             )
@@ -187,7 +186,7 @@ class PolicyModule(PolicyModel):
             abort_on_mismatch=self.abort_on_mismatch,
         )
         if not all(0 <= beta < 1 for beta in self.betas):
-            fault(f"model.betas is {self.betas}; both must be at least 0 and below 1.")
+            raise ConfigError(f"model.betas is {self.betas}; both must be at least 0 and below 1.")
 
     # ---- a step
 

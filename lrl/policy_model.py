@@ -25,7 +25,7 @@ from lrl.objectives.base import Objective
 from lrl.rollouts import chat_template
 from lrl.rollouts.response_text import stop_tokens
 from lrl.system.endpoint import Endpoint
-from lrl.system.memory import trim_heap
+from lrl.system.machine import trim_heap
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank

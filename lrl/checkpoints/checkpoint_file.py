@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrl.system.best_effort import os_error
-from lrl.system.memory import trim_heap
+from lrl.system.machine import trim_heap
 
 log = logging.getLogger(__name__)
 

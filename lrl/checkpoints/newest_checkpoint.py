@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lrl.checkpoints.checkpoint_file import READ_ERRORS
-from lrl.system.config_errors import fault
+from lrl.errors import ConfigError
 from lrl.system.signals import run_of_job
 
 SLURM_RUN = "slurm_run"
@@ -58,7 +58,7 @@ def newest_checkpoint(trainer: L.Trainer) -> str:
     folders = _runs(trainer)
     runs = [paths for folder in folders if (paths := _checkpoints(folder))]
     if not runs:
-        fault(
+        raise ConfigError(
             f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0][0])!r}. Name the "
             "run by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path out."
         )

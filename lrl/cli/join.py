@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lrl.errors import NotRunning
 from lrl.members.registry import Kind
-from lrl.system.cpu_affinity import usable_cores
 from lrl.system.import_by_name import with_current_folder
+from lrl.system.machine import usable_cores
 
 ENDPOINT_OPTIONS = ("host", "tls_cert", "tls_key", "insecure")
 

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from lrl.environments.base import Environment, Message, Policy, ToolCall
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, at_least
 from lrl.system.best_effort import writable
-from lrl.system.config_errors import at_least
 from lrl.system.import_by_name import function
 from lrl.workers.worker import message_of
 

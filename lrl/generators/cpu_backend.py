@@ -5,7 +5,7 @@ import ctypes
 from typing import Any
 
 from lrl.generators.settings import ServerSettings
-from lrl.system.cpu_affinity import half_of_the_cores, trainer_has_all_cores
+from lrl.system.machine import half_of_the_cores, trainer_has_all_cores
 
 NICE = ["nice", "-n", "10"]
 """A generator sometimes needs more than its half of the cores: engine and API server, besides the

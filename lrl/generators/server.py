@@ -22,11 +22,10 @@ from typing import Any
 import psutil
 from numpy.random import SeedSequence
 
-from lrl.errors import ServerError
+from lrl.errors import ConfigError, ServerError
 from lrl.generators import cpu_backend, supervisor
 from lrl.generators.settings import SPARE_SLOTS, ServerSettings, as_flags, dashed
 from lrl.system.auth import TOKEN_VARIABLE
-from lrl.system.config_errors import fault
 from lrl.system.endpoint import Location, connect
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,9 @@ class Server:
     def __post_init__(self) -> None:
         size = self.settings.tensor_parallel_size
         if self.devices and len(self.devices) != size:
-            fault(f"Generator {self.number} has devices {self.devices} for {size} processes.")
+            raise ConfigError(
+                f"Generator {self.number} has devices {self.devices} for {size} processes."
+            )
         self.token = self.token or secrets.token_urlsafe(32)
         self.log_path = Path(self.folder) / f"generator-{self.number}.log"
         self._visible = _visible_devices(self.devices)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from lrl.system.config_errors import fault, one_of
+from lrl.errors import ConfigError, one_of
 from lrl.system.endpoint import LOOPBACK, Endpoint
 
 ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -102,7 +102,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                fault(f"strategy.server.{name} is {value}; it must be above 0.")
+                raise ConfigError(f"strategy.server.{name} is {value}; it must be above 0.")
         one_of(
             "strategy.server",
             dtype=(get_args(ServerDtype), self.dtype),
@@ -110,7 +110,9 @@ class ServerSettings:
             tls_trust=(get_args(TlsTrust), self.tls_trust),
         )
         if (share := self.gpu_memory_utilization) > 1:
-            fault(f"strategy.server.gpu_memory_utilization is {share}, a share: give at most 1.")
+            raise ConfigError(
+                f"strategy.server.gpu_memory_utilization is {share}, a share: give at most 1."
+            )
         setting_names = {dashed(name) for name in vars(self)}
         for name in self.extra_args:
             _check_flag(name, setting_names)
@@ -138,14 +140,16 @@ def _check_flag(name: str, setting_names: set[str]) -> None:
     """Refuses a flag that lrl sets, in each spelling that vLLM reads as that flag."""
     where = f"strategy.server.extra_args: {name!r}"
     if not FLAG.fullmatch(name):
-        fault(f"{where} is no name of a flag of vLLM: give the name alone, and its value.")
+        raise ConfigError(
+            f"{where} is no name of a flag of vLLM: give the name alone, and its value."
+        )
     flag = _switch(name)
     # argparse takes the beginning of a flag's name for the flag.
     if taken := sorted(one for one in setting_names if one.startswith(flag)):
         setting = f"strategy.server.{taken[0].replace('-', '_')}"
-        fault(f"{where} is a setting besides extra_args, {setting}; set it there.")
+        raise ConfigError(f"{where} is a setting besides extra_args, {setting}; set it there.")
     if any(_switch(one).startswith(flag) for one in OWNED):
-        fault(
+        raise ConfigError(
             f"{where} is set by lrl, which needs the model's own log-probs, weights that it can "
             "replace, and no way around the run's token. Leave it out."
         )
@@ -161,12 +165,14 @@ def _check_speculation(extra_args: dict[str, Any]) -> None:
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
         if dashed(name) != "speculative-config" or not isinstance(value, dict):
-            fault(f"{where} is given as {name!r}: give it as one mapping, {{method: ..., ...}}.")
+            raise ConfigError(
+                f"{where} is given as {name!r}: give it as one mapping, {{method: ..., ...}}."
+            )
         sampler = {dashed(key): found for key, found in value.items()}.get(
             "rejection-sample-method", "standard"
         )
         if sampler not in EXACT_SAMPLERS:
-            fault(
+            raise ConfigError(
                 f"{where} has rejection_sample_method {sampler!r}, which accepts tokens that the "
                 f"policy would not have drawn so often. Choose from {', '.join(EXACT_SAMPLERS)}."
             )

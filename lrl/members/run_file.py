@@ -21,10 +21,9 @@ from pathlib import Path
 import psutil
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
-from lrl.errors import NotRunning
+from lrl.errors import ConfigError, NotRunning
 from lrl.members.registry import RegistryServer, RunClient
 from lrl.system.auth import TOKEN_VARIABLE, TokenClient, given_secret
-from lrl.system.config_errors import fault
 from lrl.system.endpoint import Endpoint, Location, first_certificate
 from lrl.system.processes import ProcessIdentity
 
@@ -56,7 +55,7 @@ def token_of_run() -> str:
 
 def fault_without_token(setting: str, members: str) -> None:
     """Raises ConfigError: `setting` says that others start `members`, who lack the run's token."""
-    fault(
+    raise ConfigError(
         f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
         f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
         "chance (openssl rand -hex 32)."

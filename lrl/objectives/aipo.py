@@ -9,8 +9,8 @@ newest policy and does not hold it near the last one.
 
 from torch import Tensor
 
+from lrl.errors import ConfigError
 from lrl.objectives.base import Objective, Tokens
-from lrl.system.config_errors import fault
 
 
 class AIPO(Objective):
@@ -23,7 +23,7 @@ class AIPO(Objective):
 
     def __init__(self, rho: float = 4.0) -> None:
         if not rho >= 1:
-            fault(
+            raise ConfigError(
                 f"AIPO(rho={rho}): rho must be at least 1, the weight of an on-policy token. Use a "
                 "value in [2, 10]."
             )

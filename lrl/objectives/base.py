@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lrl.errors import ConfigError
-from lrl.system.config_errors import fault
 from lrl.types import MicroBatch, Step
 
 MAX_LOG_RATIO = 20.0
@@ -141,7 +140,9 @@ def k3(log_ratio: Tensor) -> Tensor:
 def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
     """Returns `by`; reports a fault if it is no divisor."""
     if by not in ("token", "sequence") and not (isinstance(by, int) and by > 0):
-        fault(f"model.normalise_by is {by!r}: use token, sequence, or a number of tokens above 0.")
+        raise ConfigError(
+            f"model.normalise_by is {by!r}: use token, sequence, or a number of tokens above 0."
+        )
     return by
 
 

@@ -17,9 +17,9 @@ gradient.
 import torch
 from torch import Tensor
 
+from lrl.errors import ConfigError
 from lrl.objectives.base import Tokens, clamp_log_ratio
 from lrl.objectives.ppo import PPO
-from lrl.system.config_errors import fault
 
 
 class DecoupledPPO(PPO):
@@ -38,7 +38,9 @@ class DecoupledPPO(PPO):
     ) -> None:
         super().__init__(epsilon_low, epsilon_high)
         if max_weight is not None and not max_weight >= 1:
-            fault(f"DecoupledPPO(max_weight={max_weight}): use at least 1, the weight on-policy.")
+            raise ConfigError(
+                f"DecoupledPPO(max_weight={max_weight}): use at least 1, the weight on-policy."
+            )
         self.max_weight = max_weight
 
     def token_losses(self, tokens: Tokens) -> Tensor:

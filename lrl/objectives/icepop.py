@@ -12,8 +12,8 @@ it.
 
 from torch import Tensor
 
+from lrl.errors import ConfigError
 from lrl.objectives.base import Objective, Tokens
-from lrl.system.config_errors import fault
 
 
 class IcePop(Objective):
@@ -26,7 +26,7 @@ class IcePop(Objective):
 
     def __init__(self, low: float = 0.5, high: float = 5.0) -> None:
         if not 0 < low <= 1 <= high:
-            fault(f"IcePop(low={low}, high={high}): use 0 < low <= 1 <= high.")
+            raise ConfigError(f"IcePop(low={low}, high={high}): use 0 < low <= 1 <= high.")
         self.low = low
         self.high = high
 

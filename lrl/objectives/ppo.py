@@ -11,8 +11,8 @@ and learn nothing. docs/results/learning.md has measurements.
 import torch
 from torch import Tensor
 
+from lrl.errors import ConfigError
 from lrl.objectives.base import Objective, Tokens
-from lrl.system.config_errors import fault
 
 
 class PPO(Objective):
@@ -49,6 +49,6 @@ class PPO(Objective):
 def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
     """Raises ValueError for bounds that do not enclose a ratio of 1."""
     if not 0 < epsilon_low <= 1:
-        fault(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
+        raise ConfigError(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
     if not epsilon_high > 0:
-        fault(f"{name}(epsilon_high={epsilon_high}): it must be above 0.")
+        raise ConfigError(f"{name}(epsilon_high={epsilon_high}): it must be above 0.")

@@ -18,8 +18,8 @@ must be rewards minus the group's mean (`GroupMean`), not divided by anything.
 import torch
 from torch import Tensor
 
+from lrl.errors import ConfigError
 from lrl.objectives.base import NormaliseBy, Objective, Tokens, sum_by
-from lrl.system.config_errors import fault
 
 
 class TBA(Objective):
@@ -38,7 +38,9 @@ class TBA(Objective):
 
     def __init__(self, beta: float = 0.01) -> None:
         if not beta > 0:
-            fault(f"TBA(beta={beta}): beta must be above 0; the optimum divides the reward by it.")
+            raise ConfigError(
+                f"TBA(beta={beta}): beta must be above 0; the optimum divides the reward by it."
+            )
         self.beta = beta
 
     def token_losses(self, tokens: Tokens) -> Tensor:

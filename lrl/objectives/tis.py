@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from lrl.errors import ConfigError, one_of
 from lrl.objectives.base import Objective, Tokens
-from lrl.system.config_errors import fault, one_of
 
 Level = Literal["token", "sequence"]
 
@@ -31,7 +31,9 @@ class TIS(Objective):
 
     def __init__(self, cap: float = 2.0, level: Level = "token") -> None:
         if not cap >= 1:
-            fault(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
+            raise ConfigError(
+                f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token."
+            )
         one_of("TIS", level=(get_args(Level), level))
         self.cap = cap
         self.level = level

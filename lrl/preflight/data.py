@@ -11,11 +11,10 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.checkpoints.checkpoint_file import READ_ERRORS
-from lrl.errors import ConfigError
+from lrl.errors import EXPECTED, ConfigError
 from lrl.rewards import Reward
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.prompts import Prompts
-from lrl.system.config_errors import EXPECTED
 from lrl.system.import_by_name import did_you_mean
 
 if TYPE_CHECKING:

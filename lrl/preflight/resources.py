@@ -17,7 +17,7 @@ import torch
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError
 from lrl.preflight.model import Shape
-from lrl.system.memory import GIB, in_gib
+from lrl.system.machine import GIB, in_gib
 from lrl.weights.version_file import SHARED_MEMORY
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
+from lrl.errors import ConfigError, above, one_of
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.sandbox.forms import Pair, Tests, tests_in
 from lrl.rewards.sandbox.session import Isolation, Run, Sandbox, Session, check
-from lrl.system.config_errors import above, fault, one_of
 
 _TRIED_ROWS = 16
 """Rows whose tests are tried before a run; those of the others when they are first used."""
@@ -89,11 +89,11 @@ class Code(Reward):
         try:
             check(self.sandbox)
         except (OSError, RuntimeError) as error:
-            fault(
+            raise ConfigError(
                 f"Code.isolation is {isolation!r}, and no program can run so on this machine: "
                 f"{error}. (docs/rewards.md, section Code, has the remedies; `isolation: none` "
                 "runs programs without a sandbox.)"
-            )
+            ) from error
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
         tests = tests_in(columns, self.tests)

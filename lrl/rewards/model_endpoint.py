@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from lrl.errors import CountedError
-from lrl.system.config_errors import fault
+from lrl.errors import ConfigError, CountedError
 from lrl.system.endpoint import stays_here
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ class ModelEndpoint:
     def __post_init__(self) -> None:
         address = urlsplit(self.url)
         if "@" in address.netloc:
-            fault("A url has a user or a password in it (not shown): set api_key_env.")
+            raise ConfigError("A url has a user or a password in it (not shown): set api_key_env.")
         path, end = address.path.rstrip("/"), self.route.removeprefix("/v1")
         if not path.endswith(end):
             path += end if path else self.route

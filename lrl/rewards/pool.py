@@ -16,12 +16,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lrl.errors import CallFailed, ConfigError, WorkerLost, WorkersClosed
+from lrl.errors import CallFailed, ConfigError, WorkerLost, WorkersClosed, at_least
 from lrl.rewards.base import OneReward, Reward, as_reward, trial_response
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
 from lrl.rewards.simple import TurnRewards
-from lrl.system.config_errors import at_least, fault
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
@@ -72,7 +71,7 @@ class RewardPool:
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
         if not 0 < max_failures <= 1:
-            fault(
+            raise ConfigError(
                 f"data.max_reward_failures is {max_failures}; it is a share, above 0 and up to 1."
             )
         self._limits: dict[str, Any] = {
@@ -282,7 +281,7 @@ def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
     if timeout_s is None:
         return max(_USUAL_TIMEOUT_S, needed)
     if 0 < timeout_s < 2 * give_up_s or 0 < timeout_s <= deadline_s:
-        fault(
+        raise ConfigError(
             f"data.reward_timeout_s is {timeout_s:g}, and rewards end a response by themselves "
             f"only after {max(give_up_s, deadline_s):g} s: leave it out, or set it to at least "
             f"{needed:g}."
@@ -293,9 +292,13 @@ def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
 def _check_rewards(rewards: list[Reward]) -> None:
     """Refuses rewards that no worker could load, or whose names do not tell them apart."""
     if not rewards:
-        fault("rewards is empty; give at least one. Without any only an environment has rewards.")
+        raise ConfigError(
+            "rewards is empty; give at least one. Without any only an environment has rewards."
+        )
     names = [reward.name for reward in rewards]
     for reward in rewards:
         if names.count(reward.name) > 1:
-            fault(f"rewards has more than one named {reward.name!r}; give one another `name`.")
+            raise ConfigError(
+                f"rewards has more than one named {reward.name!r}; give one another `name`."
+            )
         pickled(reward, f"rewards has {reward.name!r}")

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lrl.errors import ConfigError
 from lrl.rewards.base import Reward, reference_of
-from lrl.system.config_errors import fault
 
 
 class ExactMatch(Reward):
@@ -80,7 +80,7 @@ class LengthPenalty(Reward):
     ) -> None:
         super().__init__(weight, name)
         if not 0 <= free_tokens < max_tokens:
-            fault(
+            raise ConfigError(
                 f"LengthPenalty(free_tokens={free_tokens}, max_tokens={max_tokens}): free_tokens "
                 "must be at least 0 and below max_tokens."
             )

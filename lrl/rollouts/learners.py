@@ -23,10 +23,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lrl.advantages import Advantages, rewards_of
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
+from lrl.errors import ConfigError, at_least
 from lrl.rewards import Reward
 from lrl.rollouts.serialisation import has_same_columns, load_group, save_group
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.system.config_errors import at_least, fault
 from lrl.types import Group, Prompt, Sampling
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Replay:
     ) -> None:
         at_least(1, "data.replay", groups_per_step=groups_per_step, max_lag=max_lag)
         if not 0 <= newest_share <= 1:
-            fault(f"data.replay.newest_share is {newest_share}; it must be in [0, 1].")
+            raise ConfigError(f"data.replay.newest_share is {newest_share}; it must be in [0, 1].")
         self.groups_per_step = groups_per_step
         self.max_lag = max_lag
         self.seed = seed

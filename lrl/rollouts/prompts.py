@@ -24,11 +24,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lrl.environments.base import Message
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, at_least, one_of
 from lrl.rollouts import chat_template
 from lrl.rollouts.chat_template import TOOLS, VARIABLES
 from lrl.rollouts.sources import Row, known_source, read_rows
-from lrl.system.config_errors import at_least, one_of
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from itertools import accumulate, islice, pairwise
 from typing import Any, Literal, get_args
 
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, one_of
 from lrl.rewards.reasoning_gym import registered
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.sources import Row
-from lrl.system.config_errors import one_of
 
 Split = Literal["train", "test"]
 Settings = dict[str, Any]

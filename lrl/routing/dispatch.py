@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from lrl.errors import ConfigError, one_of
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.system.config_errors import fault, one_of
 from lrl.types import Prompt, Rollout
 
 LONG, REST = 0.9, 0.5
@@ -265,7 +265,7 @@ class SkewnessAware(LeastTokens):
     ) -> None:
         super().__init__()
         if not 0 < long_tail < 1:
-            fault(
+            raise ConfigError(
                 f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 "
                 "and 1."
             )

@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lrl.checkpoints.checkpoint_folder import CheckpointFolder
 from lrl.distributed.ranks import explain_broken_collective
+from lrl.errors import ConfigError, at_least, one_of
 from lrl.strategies.several_ranks import SeveralRanks
-from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.sharding import ReduceGradients, Sharding
 
 
@@ -63,7 +63,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
             **kwargs,
         )
         if kwargs.get("data_parallel_size", "auto") != "auto":
-            fault(
+            raise ConfigError(
                 f"strategy.data_parallel_size is {kwargs['data_parallel_size']}. It follows from "
                 "the other sizes: the ranks over strategy.tensor_parallel_size. Leave it out."
             )
@@ -84,7 +84,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         ranks, size = self.num_processes * self.num_nodes, self.tensor_parallel_size
         one_group, one_rank = ranks // size < 2, self.shards < 2 <= self.replicas
         if ranks % (self.replicas * size) or one_group or one_rank:
-            fault(
+            raise ConfigError(
                 f"strategy.replicas is {self.replicas}, strategy.tensor_parallel_size is {size}, "
                 f"and there are {ranks} trainer ranks (trainer.devices less "
                 "strategy.generator_devices, times trainer.num_nodes): their product must be a "
@@ -92,7 +92,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
                 "tensor-parallel groups. lrl.AsyncDDP trains whole copies."
             )
         if self.saves_parts and not isinstance(self.checkpoint_io, CheckpointFolder):
-            fault(
+            raise ConfigError(
                 f"trainer.plugins has {type(self.checkpoint_io).__name__}, which writes a "
                 "checkpoint on one rank, and strategy.save_distributed_checkpoint writes one on "
                 "all. Remove it, or set that to false."

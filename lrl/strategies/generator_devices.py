@@ -21,15 +21,14 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.ranks import Ranks
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, above, at_least, one_of
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import Launcher
 from lrl.members.run_file import RUN_TOKEN, fault_without_token, token_of_run
 from lrl.strategies.generator_servers import seed_of, server_settings
 from lrl.strategies.graceful_shutdown import GracefulShutdown
-from lrl.system.config_errors import above, at_least, fault, one_of
-from lrl.system.cpu_affinity import share_cores
+from lrl.system.machine import share_cores
 from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
 from lrl.weights import Machine, Transport, choose_transport
@@ -277,14 +276,14 @@ class GeneratorDevices(GracefulShutdown):
 
 def check_launcher(launcher: Launcher, generator_devices: int, evaluation_generators: int) -> None:
     if generator_devices:
-        fault(
+        raise ConfigError(
             f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
             "generators on other devices: set generator_devices to 0."
         )
     if not launcher.starts and not os.environ.get(RUN_TOKEN):
         fault_without_token(f"strategy.launcher is {type(launcher).__name__}", "generators")
     if evaluation_generators:
-        fault(
+        raise ConfigError(
             f"strategy.evaluation_generators is {evaluation_generators}, and the generators of "
             "strategy.launcher all write rollouts: set it to 0, or leave strategy.launcher out."
         )

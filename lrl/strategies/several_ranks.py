@@ -34,10 +34,10 @@ from torch.nn.parallel import DistributedDataParallel
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.ranks import Ranks, explain_broken_collective
 from lrl.distributed.rendezvous import check_seen, check_writes, close_silent_connections, meet
+from lrl.errors import ConfigError, above
 from lrl.members.launchers import LaunchedMembers, Local
 from lrl.members.registry import Kind, RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.system.config_errors import above, fault
 from lrl.system.endpoint import is_loopback
 from lrl.system.processes import die_with, unbind_from_parent
 
@@ -153,7 +153,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         super().check()
         host = self.server_settings.host
         if self.generators_of_other_nodes and is_loopback(host):
-            fault(
+            raise ConfigError(
                 f"strategy.server.host is {host}, which the generators of the other nodes do not "
                 "reach: give rank 0's address in the network of the nodes, with server.tls_cert and "
                 "tls_key, or server.insecure if nobody else is on it."
@@ -240,7 +240,7 @@ def check_program(ranks: int) -> None:
     start `python ./-c`, which ends at once, and rank 0 would wait for it for `MEETING`."""
     main = sys.modules["__main__"]
     if ranks > 1 and getattr(main, "__spec__", None) is None and not Path(sys.argv[0]).is_file():
-        fault(
+        raise ConfigError(
             f"{ranks} ranks are to train, each in a process that runs this program again, and "
             f"{sys.argv[0]!r} is no file: write it to a file, such as train.py, and run that."
         )
@@ -277,7 +277,7 @@ class AsyncDDP(SeveralRanks, DDPStrategy):
         super().__init__(**kwargs)
         for name, default in WRAPPER_SETTINGS.items():
             if kwargs.get(name, default) != default:
-                fault(
+                raise ConfigError(
                     f"strategy.{name} is {kwargs[name]}. It is for torch's DistributedDataParallel, "
                     "without which lrl.AsyncDDP works. Leave it out."
                 )

@@ -24,8 +24,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from lrl.errors import NoAnswer, NotRunning
-from lrl.system.config_errors import fault
+from lrl.errors import ConfigError, NoAnswer, NotRunning
 from lrl.system.endpoint import Endpoint, Location, connect
 from lrl.system.event_loop import LoopThread
 
@@ -184,7 +183,7 @@ def given_secret(variable: str, holder_can: str) -> str:
     ConfigError if it is easily guessed; `holder_can` says what whoever has it can do."""
     secret = os.environ.pop(variable, "")
     if secret and len(secret) < SHORTEST_SECRET:
-        fault(
+        raise ConfigError(
             f"{variable} has {len(secret)} characters: whoever guesses it can {holder_can}. Give "
             f"{SHORTEST_SECRET} or more: export {variable}=$(openssl rand -hex 32)"
         )

@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.falcon.modeling_falcon import FalconLinear
 
-from lrl.errors import ConfigError
-from lrl.system.config_errors import above, at_least, fault
+from lrl.errors import ConfigError, above, at_least
 from lrl.training.sharding import whole_on
 
 NAME = "default"
@@ -51,7 +50,7 @@ class LoRA:
         above(0, "model.lora", alpha=self.alpha)
         modules = self.target_modules
         if not modules or (isinstance(modules, str) and modules != ALL):
-            fault(
+            raise ConfigError(
                 f"model.lora.target_modules is {modules!r}; give {ALL}, or a list of the ends of "
                 "names, such as [q_proj, v_proj]."
             )

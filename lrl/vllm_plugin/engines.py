@@ -39,7 +39,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from lrl.system.memory import trim_heap
+from lrl.system.machine import trim_heap
 from lrl.training.merging import UP
 from lrl.weights.broadcast import abort, join_communicator
 from lrl.weights.buckets import Bucket, Plan, buckets_of, damaged, exchange, raise_if_damaged

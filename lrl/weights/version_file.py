@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from lrl.system.memory import in_gib
+from lrl.system.machine import in_gib
 from lrl.training.merging import DOWN, UP, merge
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ wrong.
 The command runs in a process of its own, with real reward workers, and ends where the first server
 would start.
 
-Covers lrl/system/config_errors.py.
+Covers lrl/errors.py.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(readers_folder: Path) -> None:
-    script = "import lrl.system.config_errors\nraise KeyError('nobody meant this')\n"
+    script = "import lrl.errors\nraise KeyError('nobody meant this')\n"
     done = run_script(script, readers_folder)
     assert done.returncode == 1 and "Traceback" in done.stderr
     assert "nobody meant this" in done.stderr

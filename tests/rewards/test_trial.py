@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lrl import errors
 from lrl.rewards import GSM8K, ExactMatch, Math, RewardPool
-from lrl.system import config_errors
 from lrl.types import Prompt
 from tests.leftovers import lives, wait_for_none, words
 from tests.rewards import odd_rewards
@@ -41,7 +41,7 @@ def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_lef
 ):
     before = set(psutil.Process().children(recursive=True))
     pool = RewardPool([reward], workers=1, timeout_s=1.0 if "timeout" in named else 60.0)
-    with pytest.raises(config_errors.EXPECTED) as caught:
+    with pytest.raises(errors.EXPECTED) as caught:
         pool.start(prompt(**columns))
     message = str(caught.value)
     assert named in message and "to prompt 7" in message and "\n" not in message

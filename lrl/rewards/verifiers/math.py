@@ -10,11 +10,11 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
+from lrl.errors import above
 from lrl.rewards.base import GaveUp, Reward, reference_of
 from lrl.rewards.verifiers import expression
 from lrl.rewards.verifiers.final_answer import final_answers, marked_answers
 from lrl.rewards.verifiers.limits import TooMuchError, check_magnitude, within
-from lrl.system.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right
 # response would be wrong on a busy machine.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from lrl.system.config_errors import above, at_least
+from lrl.errors import above, at_least
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, check_prompt
 from lrl.rollouts.episodes.observations import Transcript, call_tokens, check_result
 from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
-from lrl.system.config_errors import fault
 from lrl.types import Prompt
 from lrl.workers.pool import WorkerPool
 from lrl.workers.worker import START_TIMEOUT_S
@@ -42,7 +41,7 @@ class EnvironmentOfRun:
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         if (longest := settings.max_turn_tokens or max_tokens) > max_tokens:
-            fault(
+            raise ConfigError(
                 f"data.max_turn_tokens is {longest}, more than data.max_response_tokens, "
                 f"{max_tokens}, which the whole episode has: lower it, or leave it out."
             )
@@ -56,7 +55,7 @@ class EnvironmentOfRun:
         """The pool, if lrl does not start the agents."""
         if isinstance(environment, Agent) and environment.port is not None:
             if unused := [name for name in settings.changed if name.startswith("environment_")]:
-                fault(
+                raise ConfigError(
                     f"data.{unused[0]} is set, and agents play that lrl does not start "
                     "(Agent.port): leave it out."
                 )

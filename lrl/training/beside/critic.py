@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
-from lrl.system.config_errors import above, at_least, fault
+from lrl.errors import ConfigError, above, at_least
 from lrl.training.collate import Numbers
 from lrl.training.model import ModelSource, decoder_of, last_hidden
 from lrl.training.model_files import open_on_ranks
@@ -70,9 +70,9 @@ class Critic(nn.Module):
         at_least(0, own, lr=lr, value_only_steps=value_only_steps, trunk_gradient=trunk_gradient)
         above(0, own, max_grad_norm=max_grad_norm, clip=clip)
         if not 0 <= lam <= 1:
-            fault(f"model.critic.lam is {lam}; it must be in [0, 1].")
+            raise ConfigError(f"model.critic.lam is {lam}; it must be in [0, 1].")
         if trunk_gradient and model is not None:
-            fault(
+            raise ConfigError(
                 f"model.critic.trunk_gradient is {trunk_gradient}, and model.critic.model names a "
                 "model of its own, from which no gradient reaches the policy. Leave one out."
             )

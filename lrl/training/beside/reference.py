@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError, at_least, one_of
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
-from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.collate import Numbers
 from lrl.training.model import LabelLogprobs, ModelSource, unique_tensors, whole_tensors
 from lrl.training.model_files import open_on_ranks
@@ -74,7 +74,7 @@ class Reference:
             penalty_in=(get_args(PenaltyIn), penalty_in),
         )
         if coefficient and (estimator, penalty_in) == ("k1", "loss"):
-            fault(
+            raise ConfigError(
                 "model.reference.estimator k1 with penalty_in loss: its gradient is zero on average. "
                 "Use k2 or k3, or penalty_in reward."
             )

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.errors import TeacherError
+from lrl.errors import ConfigError, TeacherError, above
 from lrl.objectives.base import Tokens, clamp_log_ratio
 from lrl.rewards.model_endpoint import ModelEndpoint
-from lrl.system.config_errors import above, fault
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import by_rollout, whole_samples
 from lrl.types import Group
@@ -67,7 +66,7 @@ class Teacher(Reference):
         above(0, "model.reference", coefficient=coefficient)
         self.worth = coefficient
         if (url is None) == (model is None):
-            fault(
+            raise ConfigError(
                 f"model.reference.url is {url!r} and model.reference.model is {model!r}: give one "
                 "of them."
             )
@@ -84,7 +83,7 @@ class Teacher(Reference):
             )
             self.url = self.endpoint.url
         elif (api_key_env, timeout_s, deadline_s) != (None, TIMEOUT_S, DEADLINE_S):
-            fault(
+            raise ConfigError(
                 "model.reference.api_key_env, timeout_s and deadline_s are for a teacher at "
                 "model.reference.url: leave them out."
             )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.advantages import discounted, rewards_by_action
-from lrl.system.config_errors import fault
+from lrl.errors import ConfigError
 from lrl.training.beside.critic import Critic, apply_head
 from lrl.training.collate import Numbers
 from lrl.training.model import last_hidden
@@ -70,9 +70,9 @@ class TurnCritic(Critic):
             trunk_gradient=trunk_gradient,
         )
         if not 0 <= gamma <= 1:
-            fault(f"model.critic.gamma is {gamma}; it must be in [0, 1].")
+            raise ConfigError(f"model.critic.gamma is {gamma}; it must be in [0, 1].")
         if not 0 < tau <= 1:
-            fault(f"model.critic.tau is {tau}; it must be above 0 and at most 1.")
+            raise ConfigError(f"model.critic.tau is {tau}; it must be above 0 and at most 1.")
         self.gamma = gamma
         self.tau = tau
         self.target_trunk: PreTrainedModel | None = None

@@ -25,7 +25,7 @@ from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.gpu.machine import Machine
 from benchmarks.weight_transports import new_policy
-from lrl.distributed.ranks import follow
+from lrl.system.ranks import follow
 from lrl.weights import broadcast as communicator
 from lrl.weights import nccl
 from lrl.weights.broadcast import JoinOrder

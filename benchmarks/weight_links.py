@@ -31,9 +31,9 @@ import numpy as np
 import torch
 
 from benchmarks import arguments, records
-from lrl.distributed.ranks import Ranks
 from lrl.generators.settings import ServerSettings
 from lrl.system.endpoint import Endpoint, Location
+from lrl.system.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
 from lrl.vllm_plugin.fetched_files import FROM_TRAINER, THREADS
 from lrl.weights.parts import FetchOrder, FetchReport

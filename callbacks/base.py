@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import lightning as L
 from torch import Tensor
 
-from lrl.distributed.ranks import follow
 from lrl.errors import ConfigError
+from lrl.system.ranks import follow
 
 if TYPE_CHECKING:
     from lrl.run import Run

@@ -16,10 +16,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn import Module
 
 from lrl.checkpoints.checkpoint_file import ADVICE, CheckpointFile, unreadable
-from lrl.checkpoints.newest_checkpoint import SLURM_RUN
+from lrl.checkpoints.resume import SLURM_RUN
 from lrl.checkpoints.run_folder import run_folder
-from lrl.distributed.ranks import collective, follow
 from lrl.errors import ConfigError, RankLostError
+from lrl.system.ranks import collective, follow
 from lrl.system.signals import run_of_job
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The model of a policy: opened on all ranks, read by all of them together, and exported.
 
 With several ranks no single one may have all weights, so every read of them is a collective
-(`lrl.distributed.ranks`).
+(`lrl.system.ranks`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lrl.distributed.ranks import Ranks, collective
 from lrl.errors import ConfigError
 from lrl.objectives.base import Objective
 from lrl.rollouts import chat_template
 from lrl.rollouts.response_text import stop_tokens
 from lrl.system.endpoint import Endpoint
 from lrl.system.machine import trim_heap
+from lrl.system.ranks import Ranks, collective
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank

@@ -40,7 +40,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lrl import preflight
 from lrl.callbacks.base import find, find_all
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.checkpoints.newest_checkpoint import steps_done
+from lrl.checkpoints.resume import steps_done
 from lrl.checkpoints.run_folder import RunFolderLock, continue_logs, run_folder
 from lrl.datamodule import RolloutDataModule
 from lrl.evaluation import answer
@@ -52,8 +52,7 @@ from lrl.rewards import RewardPool
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
-from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.strategies.generator_servers import make_fleet, make_members
+from lrl.strategies.generator_devices import GeneratorDevices, make_fleet, make_members
 from lrl.system.stopwatch import Stopwatch
 from lrl.system.terminal import progress_bar
 from lrl.types import Group, Sampling, Step

@@ -1,7 +1,4 @@
-"""What the data module restores from a checkpoint, and the parts of a run that get its settings.
-
-Covers lrl/strategies/generator_servers.py.
-"""
+"""What the data module restores from a checkpoint, and the parts of a run that get its settings."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +13,7 @@ from lrl.rollouts.prompts import Prompts
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
-from lrl.strategies.generator_servers import make_fleet
+from lrl.strategies.generator_devices import make_fleet
 from lrl.types import Group, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_prompts import characters

@@ -27,7 +27,6 @@ from transformers import (
     Qwen2Config,
 )
 
-from lrl.distributed.ranks import Ranks
 from lrl.objectives import (
     AIPO,
     CISPO,
@@ -43,6 +42,7 @@ from lrl.objectives import (
 )
 from lrl.objectives.base import denominator
 from lrl.policy import PolicyModule
+from lrl.system.ranks import Ranks
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA
 from lrl.training.schedule import lr_factor

@@ -33,7 +33,7 @@ from benchmarks.gpu.rows import NO_CPU_FORM, Lines, device_of, first_lines, make
 from benchmarks.gpu.step_of_ranks import Expected, Policy, gradient_of, micro_batches, passes
 from benchmarks.random_policy import SHAPES, llama, made
 from lrl.checkpoints.checkpoint_folder import read_weights, save_parts
-from lrl.distributed.ranks import Ranks
+from lrl.system.ranks import Ranks
 from lrl.training.optimizers import norm_of
 from lrl.training.sharding import Sharding, on_cpu, shard_again, whole_on
 

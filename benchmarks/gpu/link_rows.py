@@ -22,8 +22,8 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from benchmarks.gpu.row_processes import WAIT_S, Part, connect
 from benchmarks.gpu.rows import first_lines
-from lrl.distributed.ranks import Ranks
 from lrl.system.event_loop import start_daemon_call
+from lrl.system.ranks import Ranks
 from lrl.weights import broadcast as communicator
 
 UNWATCHED = {

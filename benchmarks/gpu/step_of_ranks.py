@@ -13,8 +13,8 @@ from torch import Tensor
 import lrl
 from benchmarks.random_policy import random_group, random_tokens
 from lrl.advantages import Baseline
-from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
+from lrl.system.ranks import Ranks
 from lrl.training.collate import blank
 from lrl.training.optimizers import scale_and_clip
 from lrl.training.sharding import Sharding, on_cpu, whole_on

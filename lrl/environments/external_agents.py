@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
+from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.environments.agent import Agent
 from lrl.environments.agent_conversation import AgentConversation, refusal
 from lrl.environments.agent_server import AgentServer, address_of

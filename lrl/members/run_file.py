@@ -1,7 +1,7 @@
 """How another process finds a live run and gets its token.
 
 A run writes its address to `fleet/run.json` in its folder. Only the same user can write there
-(`lrl.checkpoints.owner_only_files`), because an impostor would be given the run's token.
+(`lrl.checkpoints.run_folder`), because an impostor would be given the run's token.
 
 The token itself is never in a file. On the run's machine it comes from a generator: a log in the
 run's folder leads to the supervisor that has it open, the supervisor's command line gives the
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
+from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning
 from lrl.members.registry import RegistryServer, RunClient
 from lrl.system.auth import TOKEN_VARIABLE, TokenClient, given_secret

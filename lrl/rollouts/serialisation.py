@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrl.checkpoints.made_with import fingerprint
+from lrl.checkpoints.resume import fingerprint
 from lrl.types import Fork, Group, Prompt, Rollout
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
-from lrl.distributed.ranks import Command, HasRanks
 from lrl.errors import LrlError
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer, Round
 from lrl.system.event_loop import LoopThread
+from lrl.system.ranks import Command, HasRanks
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, MicroBatch, Step
 

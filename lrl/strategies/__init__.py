@@ -1,4 +1,4 @@
 """Lightning strategies that divide a job's devices between the trainer and the generators.
 
-Hides the start and stop of generators and the graceful shutdown.
+Hides the start and stop of generators, the meeting of ranks and the graceful shutdown.
 """

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lrl.checkpoints.checkpoint_folder import CheckpointFolder
-from lrl.distributed.ranks import explain_broken_collective
 from lrl.errors import ConfigError, at_least, one_of
 from lrl.strategies.several_ranks import SeveralRanks
+from lrl.system.ranks import explain_broken_collective
 from lrl.training.sharding import ReduceGradients, Sharding
 
 

@@ -2,13 +2,13 @@
 end.
 
 Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the other ranks compute
-(`lrl.distributed.ranks`). After an error it calls no collective and kills the ranks that it has
+(`lrl.system.ranks`). After an error it calls no collective and kills the ranks that it has
 started. Before the ranks have met there is no connection whose end they could notice: until then the
 kernel ends a rank together with the rank 0 that has started it, and the first signal ends any rank
 at once.
 
 Ranks of several machines meet at their start, before anything costs time, where a missing one is
-named (`lrl.distributed.rendezvous`); all connect when rank 0 has made its checks.
+named (`lrl.strategies.rendezvous`); all connect when rank 0 has made its checks.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from torch.distributed.rendezvous import _torchelastic_use_agent_store
 from torch.nn.parallel import DistributedDataParallel
 
 from lrl.checkpoints.run_folder import run_folder
-from lrl.distributed.ranks import Ranks, explain_broken_collective
-from lrl.distributed.rendezvous import check_seen, check_writes, close_silent_connections, meet
 from lrl.errors import ConfigError, above
 from lrl.members.launchers import LaunchedMembers, Local
 from lrl.members.registry import Kind, RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.rendezvous import check_seen, check_writes, close_silent_connections, meet
 from lrl.system.endpoint import is_loopback
 from lrl.system.processes import die_with, unbind_from_parent
+from lrl.system.ranks import Ranks, explain_broken_collective
 
 if TYPE_CHECKING:
     import lightning as L

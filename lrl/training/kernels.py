@@ -18,8 +18,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
+from lrl.system.ranks import Ranks
 from lrl.training.model import FUSED_HEAD, shortened
 from lrl.training.sharding import layers_of, own_part
 from lrl.training.trials import Result, gap, rounding_gap

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
-from lrl.distributed.ranks import Ranks, explain_broken_collective
 from lrl.errors import ConfigError
+from lrl.system.ranks import Ranks, explain_broken_collective
 from lrl.training.model import ModelSource, open_config
 from lrl.training.sharding import give_memory
 from lrl.training.trials import cannot_have_varlen

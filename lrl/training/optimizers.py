@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from lrl.distributed.ranks import explain_rank_loss
 from lrl.errors import ConfigError
+from lrl.system.ranks import explain_rank_loss
 from lrl.training.merging import rounded
 from lrl.training.sharding import own_part
 

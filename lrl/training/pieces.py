@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
-from lrl.distributed.ranks import Ranks
+from lrl.system.ranks import Ranks
 from lrl.training.lora import adapted_weights, factors_of, held_adapters
 from lrl.training.merging import DOWN, UP, merge
 from lrl.training.model import base_tensors, layer_of

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from lrl.distributed.ranks import explain_broken_collective, explain_rank_loss
 from lrl.errors import ConfigError
+from lrl.system.ranks import explain_broken_collective, explain_rank_loss
 
 ReduceGradients = Literal["each", "once"]
 

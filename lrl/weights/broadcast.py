@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lrl.distributed.ranks import Ranks
 from lrl.errors import StuckTransfer
 from lrl.system.event_loop import start_daemon_call
+from lrl.system.ranks import Ranks
 from lrl.weights.buckets import Bucket, Plan, buckets_of, exchange, plan_of
 from lrl.weights.version_file import Pieces, spec_of
 

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
 from lrl.system.machine import in_gib
+from lrl.system.ranks import Ranks
 from lrl.weights.version_file import Header, Pieces, require_room, spec_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
 
     from torch import Tensor, dtype
 
-    from lrl.distributed.ranks import Ranks
     from lrl.generators.settings import ServerSettings
+    from lrl.system.ranks import Ranks
     from lrl.weights.broadcast import JoinOrder
     from lrl.weights.buckets import Plan
     from lrl.weights.pool_calls import Failures, PoolCalls

@@ -9,12 +9,12 @@ import torch
 
 import lrl
 from lrl.callbacks import WeightSync
-from lrl.distributed.ranks import Ranks
 from lrl.generators.fleet import OutageLimit
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.run import Run
 from lrl.system.event_loop import LoopThread
+from lrl.system.ranks import Ranks
 from tests.weights.model_sync import Client, Direct, make_generators, weights
 
 

@@ -31,7 +31,7 @@ from lrl.members import join
 from lrl.members.join import JoinSession, LocalOverrides
 from lrl.members.registry import Kind
 from lrl.members.run_file import RUN_TOKEN
-from lrl.strategies.generator_servers import join_spec
+from lrl.strategies.generator_devices import join_spec
 from lrl.system.endpoint import LOOPBACK
 from tests.members.served_run import TOKEN, served, spec_of
 

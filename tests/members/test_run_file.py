@@ -1,8 +1,5 @@
 """The trust between a run and a process that joins: whose file it is, whose process, and who has
-the token.
-
-Covers lrl/checkpoints/owner_only_files.py.
-"""
+the token."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
+from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
 from lrl.members import run_file
 from lrl.members.registry import RegistryServer

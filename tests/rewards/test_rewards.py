@@ -11,7 +11,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 import lrl.rewards
-from lrl.checkpoints.made_with import fingerprint
+from lrl.checkpoints.resume import fingerprint
 from lrl.rewards import (
     Code,
     ExactMatch,

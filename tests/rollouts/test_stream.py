@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lrl.advantages import GroupMean
-from lrl.distributed.ranks import Ranks
 from lrl.errors import LrlError
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import ControllerCalls, StepStream
 from lrl.system.event_loop import LoopThread
+from lrl.system.ranks import Ranks
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, Rollout
 from tests.rollouts.test_packing import make_group

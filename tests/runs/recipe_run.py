@@ -11,8 +11,7 @@ from typing import Any
 
 from lrl.cli.main import main as lrl
 from lrl.run import Run
-from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.strategies.generator_servers import server_settings
+from lrl.strategies.generator_devices import GeneratorDevices, server_settings
 from lrl.system.endpoint import Location
 from tests.lent_server import end_half_sync
 from tests.strategies.run_of_ranks import ServerElsewhere

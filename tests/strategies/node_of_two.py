@@ -21,9 +21,9 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
-from lrl.distributed import rendezvous
-from lrl.distributed.rendezvous import GLOO, NCCL
 from lrl.errors import ConfigError
+from lrl.strategies import rendezvous
+from lrl.strategies.rendezvous import GLOO, NCCL
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
 from tests.run_without_generators import trainer

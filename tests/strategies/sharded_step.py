@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import lrl
 from lrl.advantages import GAE, Advantages, ArCHer, GroupMean
-from lrl.distributed.ranks import Ranks, follow
 from lrl.rollouts.stream import RankStream
+from lrl.system.ranks import Ranks, follow
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
 from tests.policies import make_group

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import lrl
-from lrl.distributed.ranks import Ranks, collective, follow
+from lrl.system.ranks import Ranks, collective, follow
 from lrl.training.lora import whole_adapters
 from lrl.training.model import checkpoint_weights
 from lrl.training.sharding import Sharding

@@ -1,6 +1,6 @@
 """Several ranks that train a step together: real processes, real collectives, no generators.
 
-Covers lrl/distributed/ranks.py.
+Covers lrl/system/ranks.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 
 import lrl
 from lrl.generators.settings import ServerSettings
-from lrl.strategies.generator_servers import server_settings
+from lrl.strategies.generator_devices import server_settings
 from lrl.system.machine import share_cores
 
 CORES = len(os.sched_getaffinity(0))

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from lrl.checkpoints.newest_checkpoint import find_by_lrl
+from lrl.checkpoints.resume import find_by_lrl
 from lrl.cli.main import main
 from tests.leftovers import wait_for
 from tests.run_without_generators import fit, trainer

@@ -23,8 +23,8 @@ from transformers import Qwen3Config
 from transformers.models.llama import modeling_llama
 
 import lrl
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
+from lrl.system.ranks import Ranks
 from lrl.training import logprobs
 from lrl.training.kernels import fuse_tried
 from lrl.training.model import FUSED_HEAD

@@ -19,10 +19,10 @@ from torch import Tensor
 
 import lrl
 from lrl.advantages import GroupMean
-from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import NormaliseBy
 from lrl.preflight.model import shape_of
 from lrl.rollouts.packing import Packer
+from lrl.system.ranks import Ranks
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource, open_config

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import lrl
 from lrl.advantages import GroupMean
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.rollouts.packing import Packer
+from lrl.system.ranks import Ranks
 from lrl.training import varlen
 from lrl.training.collate import fill_rows
 from lrl.training.model import ModelSource

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from lrl.distributed.ranks import Ranks
 from lrl.errors import FetchFailed
 from lrl.system.endpoint import Endpoint, Location, first_certificate
+from lrl.system.ranks import Ranks
 from lrl.vllm_plugin import fetched_files
 from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.weights.parts import PARTS, FetchOrder

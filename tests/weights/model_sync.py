@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lrl.distributed.ranks import Ranks
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
+from lrl.system.ranks import Ranks
 from lrl.weights import Transport
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Policy

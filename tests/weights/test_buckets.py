@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.distributed.ranks import Ranks
+from lrl.system.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights import broadcast as communicator
 from lrl.weights.broadcast import Broadcast, JoinOrder

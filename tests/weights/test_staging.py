@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lrl.distributed.ranks import Ranks
+from lrl.system.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.staging import StageOrder, Staging
 from lrl.weights.version_file import Header, check_file, read_header

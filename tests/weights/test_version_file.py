@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrl.distributed.ranks import Ranks
+from lrl.system.ranks import Ranks
 from lrl.training.pieces import piece_of
 from lrl.weights.version_file import TensorSpec, spec_of
 

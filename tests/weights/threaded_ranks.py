@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from lrl.distributed.ranks import Ranks
+from lrl.system.ranks import Ranks
 
 T = TypeVar("T")
 

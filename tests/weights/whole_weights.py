@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, dtype
 
-from lrl.distributed.ranks import Ranks
 from lrl.system.endpoint import Endpoint
+from lrl.system.ranks import Ranks
 from lrl.training.merging import DOWN, UP
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.broadcast import Broadcast, JoinOrder

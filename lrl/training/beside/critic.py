@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.advantages import gae, of_tokens
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError, above, at_least
+from lrl.system.ranks import Ranks
 from lrl.training.collate import Numbers
 from lrl.training.model import ModelSource, decoder_of, last_hidden
 from lrl.training.model_files import open_on_ranks

@@ -13,9 +13,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError, at_least, one_of
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
+from lrl.system.ranks import Ranks
 from lrl.training.collate import Numbers
 from lrl.training.model import LabelLogprobs, ModelSource, unique_tensors, whole_tensors
 from lrl.training.model_files import open_on_ranks

@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lrl.advantages import GAE, Advantages, ArCHer
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
 from lrl.preflight.model import check_beside, shape_of
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
+from lrl.system.ranks import Ranks
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
 from lrl.training.beside.turn_critic import TurnCritic

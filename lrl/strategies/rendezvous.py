@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import torch.distributed as dist
 
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError, RendezvousError
 from lrl.system.endpoint import is_loopback
+from lrl.system.ranks import Ranks
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 ANY_PORT = 9

@@ -15,7 +15,7 @@ from typing import Any
 
 from lrl.generators import generator
 from lrl.generators.client import GeneratorClient
-from lrl.planning.responses import Lognormal
+from lrl.planning.workload import Lognormal
 from lrl.types import Rollout, Sampling
 
 

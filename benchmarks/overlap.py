@@ -35,7 +35,7 @@ from benchmarks.random_policy import llama
 from benchmarks.ready_responses import ReadyResponses
 from benchmarks.runs import quiet_trainer
 from benchmarks.timed_run import CORES, LENGTHS, MICRO_BATCH_TOKENS, System
-from lrl.planning.responses import Lognormal
+from lrl.planning.workload import Lognormal
 from lrl.training.model import Dtype, open_tokenizer
 
 ALONE = ("writing", "training")

@@ -14,7 +14,7 @@ from benchmarks.random_policy import random_group
 from benchmarks.runs import EveryStep
 from lrl.advantages import GroupMean
 from lrl.callbacks.throughput import StepTimes
-from lrl.planning.responses import Lognormal
+from lrl.planning.workload import Lognormal
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepLoader, StepStream

@@ -30,7 +30,7 @@ from benchmarks.random_policy import hashed, made, made_up_rows
 from benchmarks.runs import Borrowing, LentServer, OnlyTakes, lent_servers, quiet_trainer
 from benchmarks.timed_run import Steps
 from lrl.callbacks import Throughput, WeightSync
-from lrl.planning.responses import Lognormal
+from lrl.planning.workload import Lognormal
 from lrl.routing import dispatch
 from lrl.routing.dispatch import DecodeLatency, DispatchPolicy, SkewnessAware
 from lrl.routing.length_predictor import LengthPredictor

@@ -20,7 +20,7 @@ from benchmarks.runs import Borrowing, EveryStep, LentServer, OnlyTakes, lent_se
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import run_of
 from lrl.callbacks.throughput import StepTimes
-from lrl.planning.responses import Lognormal
+from lrl.planning.workload import Lognormal
 from lrl.quickstart.task import problems
 from lrl.training.model import Dtype
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from lrl.cli.recipes import recipes
+from lrl.cli.main import recipes
 from lrl.planning.model_shape import read_shape
-from lrl.planning.report import bottleneck, recipe_of, table
+from lrl.planning.report import bottleneck, compare, recipe_of, table
 from lrl.planning.roofline import (
     DEVICES_PER_NODE,
     GB,
@@ -32,8 +32,6 @@ def main(argv: Sequence[str]) -> int:
     """Runs `lrl plan`; returns the exit status. Raises ValueError if nothing fits."""
     args = parser().parse_args(argv)
     if args.compare is not None:
-        from lrl.planning.comparison import compare
-
         print(compare(args.compare))
     elif args.model is None or args.cluster is None or args.lengths is None:
         raise ValueError("give --model, --cluster and --lengths, or --compare alone.")

@@ -1,15 +1,23 @@
 """`lrl ray`: runs a command of lrl on nodes of a Ray cluster, as srun does on those of SLURM.
 
 `lrl ray --nodes 2 --gpus 8 fit ...` trains; `lrl.members.launchers.Ray` starts each member so. A
-placement group reserves the nodes. On each, an actor starts the command under a guard
-(`lrl.cli.ray_guard`), with torchrun's variables for the ranks of several nodes.
+placement group reserves the nodes. On each, an actor starts the command under a guard, with torchrun's
+variables for the ranks of several nodes.
 
 `ray job submit` can stand before the command, and not in its place: it places no nodes, kills what
 it runs 3 s after `ray job stop`, and its exit status is 1 whatever the run's was. Nor does Ray
 Train's integration of Lightning: it kills the ranks before they can save, and their devices are
 theirs alone, without some for generators. What a node prints is read from it, since Ray's own
 forwarding loses the last lines of a run in one of three cases (Ray 2.60).
+
+The guard is a program of its own, `python -m lrl.cli.ray GRACE_S COMMAND ...`, for Ray kills the
+children of its actors, and nothing below them. Its first process only passes on signals and the exit
+status. Its second runs the command: SIGTERM, and the end of the first, however it ends, ask the command
+to end, which then has GRACE_S seconds to save; SIGQUIT kills it at once. What it has started is killed
+behind it.
 """
+
+from __future__ import annotations
 
 import logging
 import os
@@ -24,19 +32,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ray
-from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
-from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
+from lrl.generators.supervisor import TICK_S, Tree
+from lrl.system.processes import (
+    adopt_orphans,
+    bound_to_this_process,
+    die_with,
+    shell_status,
+    start_bound,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lrl.system.processes import bound_to_this_process
+if __name__ != "__main__":  # the guard lives as long as the run, and needs none of it
+    import ray
+    from jsonargparse import ArgumentParser
+    from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+    from ray.exceptions import ActorUnavailableError, RayError
+    from ray.util.placement_group import (
+        PlacementGroup,
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 TRAINS = ("fit", "validate")
 EXAMPLE = "lrl ray --nodes 2 --gpus 8 fit --config own.yaml"
@@ -52,6 +68,10 @@ READ_S = 1.0
 PLACING_S = 20.0
 """Longest wait for the end of Ray's placing, which takes milliseconds."""
 PLACING = ("QUEUED", "SCHEDULING_STARTED")
+BEHIND_S = 40.0
+"""Seconds that what the command has started may outlast it: supervisors end vLLM and remove its
+files."""
+PASSED_ON = (signal.SIGTERM, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -184,7 +204,7 @@ class NodeActor:
             for name, value in os.environ.items()
             if not name.startswith("SLURM_") and name != "OMP_NUM_THREADS"
         }
-        guard = [sys.executable, "-P", "-m", "lrl.cli.ray_guard", str(grace_s)]
+        guard = [sys.executable, "-P", "-m", "lrl.cli.ray", str(grace_s)]
         self._process = subprocess.Popen(
             bound_to_this_process([*guard, str(Path(sys.executable).with_name("lrl")), *words]),
             env=own | variables,
@@ -314,3 +334,42 @@ def say(what: str) -> None:
 def _cause(error: Exception) -> str:
     """Ray puts it into the last line, behind its traceback."""
     return str(error).strip().splitlines()[-1]
+
+
+def guard(command: list[str], grace_s: float) -> int:
+    """Runs `command`; returns its exit status as a shell gives it (128 + signal)."""
+    adopt_orphans()
+    child = start_bound(command, by=signal.SIGKILL, stdin=subprocess.DEVNULL)
+    asked: list[int] = []
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, lambda number, _: asked.append(number))
+    while child.poll() is None and not asked:
+        time.sleep(TICK_S)
+    child.terminate()  # once: a second SIGTERM would end the command at once
+    end = time.monotonic() + grace_s
+    while child.poll() is None and signal.SIGQUIT not in asked and time.monotonic() < end:
+        time.sleep(TICK_S)
+    child.kill()
+    Tree(child).end(BEHIND_S)
+    return shell_status(child.poll())
+
+
+def guard_program() -> int:
+    """Runs the guard's two processes; returns the command's exit status."""
+    # Ray blocks SIGINT in its processes, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, PASSED_ON)
+    owner = os.getpid()
+    if (child := os.fork()) == 0:
+        die_with(owner, by=signal.SIGHUP)
+        for ignored in (signal.SIGINT, signal.SIGHUP, *PASSED_ON):
+            signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which the command would inherit
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        return guard(sys.argv[2:], float(sys.argv[1]))
+    for signum in PASSED_ON:
+        signal.signal(signum, lambda number, _: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256
+
+
+if __name__ == "__main__":
+    sys.exit(guard_program())

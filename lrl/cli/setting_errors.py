@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import NamedTuple
 
 from lrl.cli import fit_help
-from lrl.cli.recipes import recipes
 from lrl.system import aliases, import_by_name
 
 NOISE = (
@@ -102,8 +101,6 @@ def _no_setting(word: str, line: Line) -> str:
 
 def _instead(name: str, known: Iterable[str]) -> str:
     """Returns what a wrong name should be; empty if nothing is near."""
-    if name in recipes():
-        return f" Did you mean --config {name}?"
     last = name.rpartition(".")[2].strip("-").replace("-", "_").lower()
     if answer := aliases.setting(last):
         return f" {answer}"

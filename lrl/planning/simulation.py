@@ -19,7 +19,7 @@ from typing import Any, Literal
 from lrl.planning import clock
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.generator_model import ModelGenerator, SimulatedResponse
-from lrl.planning.responses import Lognormal, ReplayedLengths
+from lrl.planning.workload import Lognormal, ReplayedLengths
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import BinPacker, Rows

@@ -1,5 +1,5 @@
-"""The work of one optimizer step (prompts, responses, and how long they are), and the seconds of its
-generation under continuous batching, drained or in a steady flow.
+"""How long responses are; the work of one optimizer step; and the seconds of its generation under
+continuous batching, drained or in a steady flow.
 
 A step's responses are taken at evenly spread quantiles and not drawn: a plan then has no noise, and
 the longest of n responses grows with n as it does in a run.
@@ -13,7 +13,8 @@ import csv
 import json
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
@@ -100,6 +101,47 @@ def _lognormal(mean: float, max: float, sigma: float = 1.0) -> Quantiles:
         else:
             high = middle
     return Quantiles(tuple(np.clip(high * shape, 1, max).tolist()))
+
+
+@dataclass
+class Lognormal:
+    """Lengths in tokens: exp of a normal number (mean log(`median`), deviation `sigma`), cut at
+    `longest`. They are drawn as a function of seed, prompt and group: the same under every dispatch.
+
+    Responses to one prompt are alike, for length is largely a matter of the prompt's difficulty
+    (StreamRL, 2504.15930, ranks prompts by it), so a part of the normal number is the prompt's.
+    """
+
+    median: float
+    sigma: float
+    longest: int
+    prompt_share: float = field(default=0.5, kw_only=True)
+    """Share of the variance between prompts, in [0, 1]: at 1 a prompt's responses are equally long."""
+    seed: int = field(default=0, kw_only=True)
+
+    def of(self, prompt: int, index: int, responses: int) -> list[int]:
+        """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is
+        `Group.index`, as another epoch has other responses to the same prompt."""
+        of_prompt = np.random.default_rng([self.seed, 0, prompt]).standard_normal()
+        of_responses = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
+        own = math.sqrt(1 - self.prompt_share) * of_responses
+        normal = math.sqrt(self.prompt_share) * of_prompt + own
+        tokens = self.median * np.exp(self.sigma * normal)
+        return tokens.clip(1, self.longest).astype(np.int64).tolist()
+
+
+class ReplayedLengths:
+    """A run's lengths, group by group in order; later groups draw from all of them."""
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        self._groups = groups
+        self._all = [length for group in groups for length in group]
+
+    def of(self, prompt: int, index: int, responses: int) -> list[int]:
+        """See `Lognormal.of`."""
+        if index < len(self._groups) and len(self._groups[index]) == responses:
+            return list(self._groups[index])
+        return np.random.default_rng(index).choice(self._all, responses).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lrl.errors import ConfigError
-from lrl.quickstart.whole_folder import find_or_make
+from lrl.quickstart.warmup import find_or_make
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,16 @@ import os
 import random
 import shutil
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import transformers
+from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lrl.quickstart.task import problems, worked
-from lrl.quickstart.whole_folder import find_or_make
 from lrl.system.terminal import progress_bar
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ VOCABULARY = [PAD, BOS, EOS, *"0123456789+=,>"]
 MARKER = "warmup.json"
 USUAL_STEPS = 330
 """Steps in which the working is learned: five seeds took 265 to 395, so the loss decides when."""
+LOCK_TIMEOUT = 900.0
+"""Seconds. Nothing takes longer than two minutes to make: a longer wait means a stuck process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +72,11 @@ def policy() -> Path:
 
 def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
     """Makes a warmed-up policy, or finds the one made before with the same seed and settings;
-    returns `folder`.
-
-    All ranks may call it at once: the first one makes the policy, the others wait and find it. The
-    folder appears complete or not at all. The caller's random state does not change: a run is the
-    same if it made or found the policy.
-
-    Args:
-        folder: Folder of the policy, in the Hugging Face format.
-        seed: Seeds the initial weights and the examples.
-        warm_up: Settings of the warm-up; the quickstart's own if None.
+    returns `folder`. The caller's random state does not change: a run is the same if it made or found
+    the policy.
 
     Raises:
         FileExistsError: The folder exists and was not made here.
-        filelock.Timeout: Another process has held the folder's lock for 15 minutes.
     """
     warm_up = warm_up or WarmUp()
     fingerprint = warm_up.fingerprint(seed)
@@ -91,6 +85,32 @@ def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
         found=lambda folder: _found(folder, fingerprint),
         make=lambda unfinished: _make(unfinished, seed, warm_up),
     )
+
+
+def find_or_make(folder: Path, found: Callable[[Path], bool], make: Callable[[Path], None]) -> Path:
+    """Returns `folder`, made if it is not there: complete or not at all.
+
+    All ranks may call it at once: the first one makes the folder, the others wait and find it.
+
+    Args:
+        folder: The folder.
+        found: Tells whether the folder holds what is wanted; removes what may be made again, and
+            raises if it holds anything else.
+        make: Fills a folder of another name, which does not exist.
+
+    Raises:
+        filelock.Timeout: Another process has held the folder's lock for 15 minutes.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock", timeout=LOCK_TIMEOUT):
+        if not found(folder):
+            unfinished = folder.with_name(f"{folder.name}.unfinished")
+            # This process has the lock, so the process that wrote it was killed.
+            if unfinished.exists():
+                shutil.rmtree(unfinished)
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -1,7 +1,4 @@
-"""`lrl plan`: output, recipe, errors and imports.
-
-Covers lrl/planning/report.py.
-"""
+"""`lrl plan`: output, recipe, errors and imports."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning.costs import LinearGenerator, LinearTrainer, fit_generator, fit_trainer
-from lrl.planning.responses import Lognormal
 from lrl.planning.simulation import Simulation
+from lrl.planning.workload import Lognormal
 from lrl.rollouts.timeline import GeneratorRecord, Record, StepRecord, read, write
 
 GENERATOR = LinearGenerator(

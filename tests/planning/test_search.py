@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lrl.planning.responses import ReplayedLengths
 from lrl.planning.roofline import parse_cluster, usable
 from lrl.planning.search import Plan, Search, best
 from lrl.planning.simulation import Simulation
-from lrl.planning.workload import Workload, parse_lengths
+from lrl.planning.workload import ReplayedLengths, Workload, parse_lengths
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")

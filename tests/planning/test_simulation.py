@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning.costs import LinearGenerator, LinearTrainer
-from lrl.planning.responses import Lognormal
 from lrl.planning.simulation import Forecast, Simulation
+from lrl.planning.workload import Lognormal
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record
 from lrl.routing.dispatch import LeastLoaded, Request
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning.costs import LinearGenerator
-from lrl.planning.workload import Workload, drained, parse_lengths, slots_of, steady
+from lrl.planning.workload import (
+    Lognormal,
+    ReplayedLengths,
+    Workload,
+    drained,
+    parse_lengths,
+    slots_of,
+    steady,
+)
 from lrl.training.prefix_tree import prefix_trees
 from tests.training.test_prefix_tree import drawn
 
@@ -103,3 +112,32 @@ def test_the_tokens_to_train_are_those_that_are_packed(
     assert work.tokens == 3 * sum(map(len, trees))
     squared = 3 * sum(len(tree) ** 2 for tree in trees)
     assert work.tokens_squared == pytest.approx(squared, rel=0.01)
+
+
+def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
+    lengths, same = (Lognormal(100, 1.0, 10_000, seed=3) for _ in range(2))
+    for number in (5, 2, 5):
+        assert lengths.of(number, number, 4) == same.of(number, number, 4)
+    assert lengths.of(5, 5, 4) != Lognormal(100, 1.0, 10_000, seed=4).of(5, 5, 4)
+    # Another epoch's responses to the same prompt.
+    assert lengths.of(5, 5, 4) != lengths.of(5, 6, 4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_variance_between_prompts_has_its_share(share: float) -> None:
+    lengths = Lognormal(1e6, 1.0, 10**9, prompt_share=share)
+    logs = np.log([lengths.of(prompt, prompt, 2) for prompt in range(3000)])
+    assert np.corrcoef(logs.T)[0, 1] == pytest.approx(share, abs=0.06)
+    next_epoch = np.log([lengths.of(prompt, 3000 + prompt, 1)[0] for prompt in range(3000)])
+    assert np.corrcoef(logs[:, 0], next_epoch)[0, 1] == pytest.approx(share, abs=0.06)
+
+
+def test_lengths_follow_their_distribution() -> None:
+    drawn = [length for n in range(2000) for length in Lognormal(100, 1.0, 800).of(n, n, 4)]
+    assert median(drawn) == pytest.approx(100, rel=0.05) and max(drawn) == 800 and min(drawn) >= 1
+
+
+def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
+    lengths = ReplayedLengths([[3, 9], [7, 7]])
+    assert [lengths.of(prompt=5, index=index, responses=2) for index in (0, 1)] == [[3, 9], [7, 7]]
+    assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}

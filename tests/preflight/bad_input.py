@@ -55,7 +55,6 @@ WORDS = [
     ("--data.max_lagg 1", "data.max_lagg", "Did you mean data.max_lag?"),
     ("--data.prompts.sorce x", "data.prompts", "sorce"),
     (f"{STRATEGY}.max_num_seqs 1", "Did you mean trainer.strategy.server.max_num_seqs?"),
-    ("quickstart", "Did you mean --config quickstart?"),
     ("--data.num_generations 8", "data.rollouts_per_group"),
     ("--model.objective grpo", "--model.objective PPO --data.advantages GRPO"),
     ("--model.objective GPSO", "model.objective", "Did you mean GSPO?"),

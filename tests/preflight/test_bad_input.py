@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 import lrl
-from lrl.cli.main import main
-from lrl.cli.recipes import recipes
+from lrl.cli.main import main, recipes
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from lrl.trainer import USUAL_CALLBACKS

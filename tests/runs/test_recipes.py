@@ -28,8 +28,8 @@ from benchmarks.gpu.what_fits import CARDS, POLICIES, generator_bytes
 from lrl.callbacks import Evaluation
 from lrl.callbacks.base import find_all
 from lrl.cli.lightning import LrlCLI
-from lrl.cli.main import main
-from lrl.cli.recipes import FOLDER, recipes
+from lrl.cli.main import RECIPES as FOLDER
+from lrl.cli.main import main, recipes
 from lrl.planning.roofline import Held, parse_cluster, training_memory, usable
 from lrl.quickstart.calculator import calculate
 from lrl.routing.dispatch import LeastLoaded

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from lrl.cli.main import main
-from lrl.planning.comparison import PARTS, read_run
-from lrl.planning.report import TIMELINE, with_timeline
-from lrl.planning.responses import Lognormal, ReplayedLengths
+from lrl.planning.report import PARTS, TIMELINE, read_run, with_timeline
 from lrl.planning.simulation import Simulation
+from lrl.planning.workload import Lognormal
 from lrl.rollouts.timeline import Record, write
 from tests.planning.test_costs import GENERATOR, TRAINER
 
@@ -95,12 +94,6 @@ def test_a_run_slower_than_its_forecast_shows_in_the_table(
 def off_by(printed: str, row: str) -> float:
     line = next(line for line in printed.splitlines() if line.startswith(f"{row}  "))
     return float(line.split()[-1].strip("%"))
-
-
-def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
-    lengths = ReplayedLengths([[3, 9], [7, 7]])
-    assert [lengths.of(prompt=5, index=index, responses=2) for index in (0, 1)] == [[3, 9], [7, 7]]
-    assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}
 
 
 def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:

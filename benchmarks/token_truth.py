@@ -39,10 +39,9 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.rollouts.episodes import EpisodeSettings
-from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
+from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun, EpisodeSettings
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.response_text import PolicyText
+from lrl.rollouts.policy_text import PolicyText
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
 
@@ -210,7 +209,14 @@ async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: 
     text = PolicyText(tokenizer=tokenizer, ends=frozenset(ends[:1]), skip_special_tokens=True)
     agent = Agent(plays)
     agent.stop = ENDS
-    settings = EpisodeSettings(max_turns=TURNS, max_turn_tokens=TURN_TOKENS)
+    settings = EpisodeSettings(
+        max_turns=TURNS,
+        max_turn_tokens=TURN_TOKENS,
+        turn_timeout_s=60.0,
+        episode_timeout_s=1800.0,
+        environment_workers=1,
+        environment_memory_gib=4.0,
+    )
     of_run = EnvironmentOfRun(agent, settings, EPISODE_TOKENS, PROMPT_TOKENS)
     of_run.start(text, None, parses=False)
     generator = Generator(server, capacity=SLOTS)

@@ -18,7 +18,7 @@ from lrl.callbacks.base import OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, ExportError, above
-from lrl.rollouts import chat_template
+from lrl.rollouts.policy_text import form_of, save_form
 from lrl.system import hub
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Export(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         evaluations = find_all(trainer, Evaluation)
         pl_module.export(folder)
-        chat_template.save_form(chat_template.form_of(data), folder)
+        save_form(form_of(data), folder)
         steps = trainer.global_step
         model_card.write(folder, policy=pl_module, data=data, steps=steps, evaluations=evaluations)
 

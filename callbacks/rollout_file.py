@@ -15,7 +15,7 @@ from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.rollout_log import reference
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import above, at_least
-from lrl.rollouts.response_text import TokenTexts
+from lrl.rollouts.policy_text import TokenTexts
 from lrl.rollouts.stream import StepStream
 from lrl.system.best_effort import best_effort
 from lrl.training.prefix_tree import TrainingSample

@@ -1,6 +1,7 @@
 """LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state
 is the ledger."""
 
+import inspect
 from collections import UserList
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,12 +21,11 @@ from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.controller import Controller, Write
-from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.learners import Learners, Replay, settings_of
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import Packer
+from lrl.rollouts.policy_text import PolicyText
 from lrl.rollouts.prompts import PromptPart, Prompts
-from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -148,12 +148,12 @@ class RolloutDataModule(L.LightningDataModule):
         prepend_opened_tag: bool = True,
         rollout_timeout_s: float = 1800.0,
         environment: Environment | None = None,
-        max_turns: int = EpisodeSettings.max_turns,
-        max_turn_tokens: int | None = EpisodeSettings.max_turn_tokens,
-        turn_timeout_s: float = EpisodeSettings.turn_timeout_s,
-        episode_timeout_s: float = EpisodeSettings.episode_timeout_s,
-        environment_workers: int = EpisodeSettings.environment_workers,
-        environment_memory_gib: float | None = EpisodeSettings.environment_memory_gib,
+        max_turns: int = 16,
+        max_turn_tokens: int | None = None,
+        turn_timeout_s: float = 60.0,
+        episode_timeout_s: float = 1800.0,
+        environment_workers: int = 1,
+        environment_memory_gib: float | None = 4.0,
     ) -> None:
         super().__init__()
         self.prompts = Prompts.coerce(prompts)
@@ -196,14 +196,14 @@ class RolloutDataModule(L.LightningDataModule):
         }
         self.environment = _environment_of_run(
             environment,
-            EpisodeSettings(
-                max_turns=max_turns,
-                max_turn_tokens=max_turn_tokens,
-                turn_timeout_s=turn_timeout_s,
-                episode_timeout_s=episode_timeout_s,
-                environment_workers=environment_workers,
-                environment_memory_gib=environment_memory_gib,
-            ),
+            {
+                "max_turns": max_turns,
+                "max_turn_tokens": max_turn_tokens,
+                "turn_timeout_s": turn_timeout_s,
+                "episode_timeout_s": episode_timeout_s,
+                "environment_workers": environment_workers,
+                "environment_memory_gib": environment_memory_gib,
+            },
             worker_launcher,
             max_tokens=max_response_tokens,
             max_prompt_tokens=max_prompt_tokens,
@@ -524,23 +524,31 @@ def _with_turn_rewards(
 
 def _environment_of_run(
     environment: Environment | None,
-    settings: EpisodeSettings,
+    settings: dict[str, Any],
     launcher: Launcher | None,
     **limits: Any,
 ) -> "EnvironmentOfRun | None":
     """Returns the environment of a run; None without one, whose settings must not be set then."""
+    defaults = inspect.signature(RolloutDataModule).parameters
+    changed = [name for name, value in settings.items() if value != defaults[name].default]
     if environment is None:
-        if settings.changed:
+        if changed:
             raise ConfigError(
-                f"data.{settings.changed[0]} is set, and there is no data.environment: a response "
-                "is a single turn. Name one, or leave the setting out."
+                f"data.{changed[0]} is set, and there is no data.environment: a response is a "
+                "single turn. Name one, or leave the setting out."
             )
         return None
     # Here: most runs have none.
-    from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
+    from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun, EpisodeSettings
 
-    found = EnvironmentOfRun(environment, settings, **limits)
-    if settings.environment_workers == 0 and launcher is None:
+    found = EnvironmentOfRun(environment, EpisodeSettings(**settings), **limits)
+    of_processes = [name for name in changed if name.startswith("environment_")]
+    if found.external and of_processes:
+        raise ConfigError(
+            f"data.{of_processes[0]} is set, and agents play that lrl does not start (Agent.port): "
+            "leave it out."
+        )
+    if settings["environment_workers"] == 0 and launcher is None:
         raise ConfigError(
             "data.environment_workers is 0, and there is no data.worker_launcher: nothing would play "
             "episodes. Raise it, or name a launcher (Given, if others start it)."

@@ -21,8 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lrl.errors import ConfigError
 from lrl.objectives.base import Objective
-from lrl.rollouts import chat_template
-from lrl.rollouts.response_text import stop_tokens
+from lrl.rollouts.policy_text import form_of, stop_tokens
 from lrl.system.endpoint import Endpoint
 from lrl.system.machine import trim_heap
 from lrl.system.ranks import Ranks, collective
@@ -340,7 +339,7 @@ class PolicyModel(L.LightningModule):
         """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
         reference's state."""
         checkpoint["policy_folder"] = _absolute(self.policy_folder)
-        checkpoint["prompt_form"] = chat_template.form_of(self.trainer.datamodule)  # type: ignore[attr-defined]
+        checkpoint["prompt_form"] = form_of(self.trainer.datamodule)  # type: ignore[attr-defined]
         if self.lora is not None:
             checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
         if self.critic is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lrl.rollouts import chat_template
+from lrl.rollouts.policy_text import ends_of_text, read_form, stop_tokens
 from lrl.system.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     add("--temperature", type=float, default=0.0, help=likeliest)
     add("--max_tokens", type=int, default=512, help="longest response, in tokens (512)")
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
-    form = NO_FORM if args.plain else chat_template.read_form(args.folder)
+    form = NO_FORM if args.plain else read_form(args.folder)
     policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
     shown = ("system_prompt", "template", "tools")
     if used := [name.replace("_", " ") for name in shown if form.get(name)]:
@@ -76,7 +76,6 @@ def open_policy(
             logging,
         )
 
-        from lrl.rollouts.response_text import stop_tokens
         from lrl.training.model import open_config
 
     logging.disable_progress_bar()
@@ -103,8 +102,6 @@ def respond(
     ValueError if the prompt cannot be encoded."""
     import torch
     from transformers import TextStreamer
-
-    from lrl.rollouts.response_text import ends_of_text
 
     class Stream(TextStreamer):
         def put(self, value: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.rollouts import chat_template
+from lrl.rollouts.policy_text import save_form
 from lrl.system.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         lora=lora,
         adapters=() if lora is None else whole_adapters(network),
     )
-    chat_template.save_form(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
+    save_form(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
     return int(state["global_step"])
 
 

@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
-from lrl.environments.agent_conversation import AgentConversation
-from lrl.environments.agent_server import server_of_this_process
+from lrl.environments.agent_server import AgentConversation, server_of_this_process
 from lrl.environments.base import Environment, Policy
 from lrl.errors import ConfigError
 from lrl.system import processes

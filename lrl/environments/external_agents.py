@@ -26,8 +26,7 @@ from aiohttp import web
 
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.environments.agent import Agent
-from lrl.environments.agent_conversation import AgentConversation, refusal
-from lrl.environments.agent_server import AgentServer, address_of
+from lrl.environments.agent_server import AgentConversation, AgentServer, address_of, refusal
 from lrl.environments.base import Written
 from lrl.environments.play import Play, Reply, finite
 from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S

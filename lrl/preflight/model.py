@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lrl.errors import EXPECTED, ConfigError, TeacherError
 from lrl.preflight.data import check_prompts_per_step
+from lrl.rollouts.policy_text import turn_stop_tokens
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.response_text import turn_stop_tokens
 from lrl.system.event_loop import run_apart
 from lrl.training.lora import LoRA
 from lrl.training.model import open_meta_model, open_tokenizer, read_config

@@ -25,7 +25,7 @@ from lrl.advantages import Advantages, rewards_of
 from lrl.checkpoints.resume import Settings, changes, fingerprint
 from lrl.errors import ConfigError, at_least
 from lrl.rewards import Reward
-from lrl.rollouts.serialisation import has_same_columns, load_group, save_group
+from lrl.rollouts.ledger import has_same_columns, load_group, save_group
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Group, Prompt, Sampling
 

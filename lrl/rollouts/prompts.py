@@ -25,8 +25,8 @@ from tqdm.auto import tqdm
 
 from lrl.environments.base import Message
 from lrl.errors import ConfigError, at_least, one_of
-from lrl.rollouts import chat_template
-from lrl.rollouts.chat_template import TOOLS, VARIABLES
+from lrl.rollouts import policy_text
+from lrl.rollouts.policy_text import TOOLS, VARIABLES
 from lrl.rollouts.sources import Row, known_source, read_rows
 from lrl.types import Chat, Prompt
 
@@ -139,7 +139,7 @@ class Prompts:
         return form | {"tools": self.tools} if self.tools else form
 
     def _messages(self, row: int) -> list[Message]:
-        return chat_template.messages_of(self.rows[row][self.prompt_column])
+        return policy_text.messages_of(self.rows[row][self.prompt_column])
 
     def typed(self, prompt: Prompt) -> str | None:
         """Returns the text that becomes `prompt` by `form`; None if other columns, or several
@@ -238,7 +238,7 @@ class Prompts:
         for column in IMAGES:
             if (image := row.get(column)) is not None and image != []:
                 raise ConfigError(f"column {column!r}: lrl trains on text alone.")
-        messages = chat_template.messages_of(row.get(self.prompt_column))
+        messages = policy_text.messages_of(row.get(self.prompt_column))
         question = [message for message in messages if message["role"] == "user"][-1]
         if not self._renders:
             self._refuse_chat(row, messages)
@@ -249,14 +249,14 @@ class Prompts:
         if self._renders:
             chat = self._chat_of(tokenizer, row, messages)
             header = self._part == "whole"
-            token_ids = chat_template.encode_chat(tokenizer, chat, header=header)
+            token_ids = policy_text.encode_chat(tokenizer, chat, header=header)
             if self._part == "first token":
                 token_ids = token_ids[:1]
                 chat = Chat([], variables=chat.variables)
         else:
-            alone = chat_template.encode(tokenizer, question["content"])
+            alone = policy_text.encode(tokenizer, question["content"])
             added = tokenizer.encode(question["content"])
-            token_ids = chat_template.with_beginning(added, alone)
+            token_ids = policy_text.with_beginning(added, alone)
         return Prompt(
             id=row_id,
             token_ids=token_ids,
@@ -286,17 +286,17 @@ class Prompts:
                 raise ConfigError("it has a system message of its own. Leave `system_prompt` out.")
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         # `template` has rendered them.
-        tools = [] if TOOLS in self._fields else chat_template.tools_of(row)
+        tools = [] if TOOLS in self._fields else policy_text.tools_of(row)
         if tools and self.tools:
             raise ConfigError(
                 f"column {TOOLS!r}: data.environment has tools of its own, and would not run those "
                 "of the row. Leave the column out."
             )
-        variables = chat_template.without_nulls(row.get(VARIABLES) or {})
+        variables = policy_text.without_nulls(row.get(VARIABLES) or {})
         chat = Chat(messages, self.tools or tools, variables)
         form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
         if form not in self._whole_forms:
-            chat_template.check_whole(tokenizer, chat)
+            policy_text.check_whole(tokenizer, chat)
             self._whole_forms.add(form)
         return chat
 

@@ -16,7 +16,7 @@ from lrl.callbacks import RolloutFile
 from lrl.callbacks.rollout_file import MB, group_lines, log_ratios, spread
 from lrl.objectives import AIPO, Diagnostics, Tokens
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.response_text import TokenTexts
+from lrl.rollouts.policy_text import TokenTexts
 from lrl.types import ENVIRONMENT, Fork, Group, MicroBatch, Prompt, Rollout
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.tiny_policies import byte_tokenizer

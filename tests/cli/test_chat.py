@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from lrl.callbacks.summary import chat_command
 from lrl.cli import chat
 from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
-from lrl.rollouts import chat_template
+from lrl.rollouts import policy_text
 from lrl.rollouts.prompts import Prompts
 from tests.cli.conftest import Say
 from tests.tiny_policies import with_special_tokens
@@ -154,7 +154,7 @@ def test_the_system_prompt_and_the_template_of_the_run_are_used_and_said(
     folder: Path, tmp_path: Path, say: Say
 ) -> None:
     policy = shutil.copytree(folder, tmp_path / "policy")
-    chat_template.save_form(FORMS["a template"].form, policy)
+    policy_text.save_form(FORMS["a template"].form, policy)
     told = "With the template of the run (--plain leaves them out).\n"
     assert say("chat", policy, "1+7") == (0, "8\n", told)
     assert say("chat", policy, "--plain", "1+7=") == (0, "8\n", "")
@@ -166,7 +166,7 @@ def test_a_template_with_other_columns_asks_for_a_whole_prompt(
     policy = shutil.copytree(folder, tmp_path / "policy")
     prompts = Prompts([{"prompt": "1+7", "level": "3"}], template="{level}{prompt}=")
     prompts.load(make_tokenizer(), 100)
-    chat_template.save_form(prompts.form, policy)
+    policy_text.save_form(prompts.form, policy)
     status, _, message = say("chat", policy, "1+7")
     assert status == 2
     assert "`template` names level" in message and "--plain" in message

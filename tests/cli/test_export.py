@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.cli.main import main
-from lrl.rollouts import chat_template
+from lrl.rollouts import policy_text
 from lrl.rollouts.prompts import Prompts
 from lrl.training.model import ModelSource, open_tokenizer
 from tests.cli.conftest import Say
@@ -55,14 +55,14 @@ def test_the_form_of_the_runs_prompts_goes_from_the_checkpoint_into_the_policys_
     run: Path, tmp_path: Path
 ) -> None:
     assert main(["export", str(run / "step=2.ckpt"), str(tmp_path / "without")]) == 0
-    form = tmp_path / "without" / chat_template.FORM_FILE
+    form = tmp_path / "without" / policy_text.FORM_FILE
     assert not form.exists(), "this run had no data set of lrl's"
     state = torch.load(run / "step=2.ckpt")
     prompts = Prompts([{"question": "2+2"}], prompt_column="question", template="{question}=")
-    state["prompt_form"] = chat_template.form_of(SimpleNamespace(prompts=prompts))
+    state["prompt_form"] = policy_text.form_of(SimpleNamespace(prompts=prompts))
     torch.save(state, tmp_path / "with.ckpt")
     assert main(["export", str(tmp_path / "with.ckpt"), str(tmp_path / "with")]) == 0
-    assert chat_template.read_form(tmp_path / "with") == prompts.form
+    assert policy_text.read_form(tmp_path / "with") == prompts.form
 
 
 def test_a_model_that_was_moved_is_given_by_name(run: Path, tmp_path: Path, say: Say) -> None:

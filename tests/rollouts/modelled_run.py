@@ -22,8 +22,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import VirtualClock
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.episodes.episode import Episodes
-from lrl.rollouts.ledger import Ledger, Pacing
-from lrl.rollouts.serialisation import flattened
+from lrl.rollouts.ledger import Ledger, Pacing, flattened
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
 from tests.checkpoints.through_files import as_file, from_file
 from tests.environments.here import Here

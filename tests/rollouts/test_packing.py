@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
+from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import BinPacker, Packer, Rows
-from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
 

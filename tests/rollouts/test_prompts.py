@@ -1,6 +1,6 @@
 """Prompts: their order, their tokens, and the rows that are refused by name.
 
-Covers lrl/rollouts/chat_template.py.
+Covers lrl/rollouts/policy_text.py.
 """
 
 import json
@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lrl.rollouts.chat_template import VARIABLES, render_chat
+from lrl.rollouts.policy_text import VARIABLES, render_chat
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Chat
 from tests.tiny_policies import with_special_tokens

@@ -25,8 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lrl.rollouts.ledger import Ledger, Pacing
-from lrl.rollouts.serialisation import flattened
+from lrl.rollouts.ledger import Ledger, Pacing, flattened
 from tests.checkpoints.through_files import from_file
 from tests.rollouts.modelled_run import COUNTS, ModelledRun, Row, whole_turns, writing
 

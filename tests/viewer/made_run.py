@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from lrl.callbacks.rollout_file import group_lines
-from lrl.rollouts.response_text import TokenTexts
+from lrl.rollouts.policy_text import TokenTexts
 from lrl.training.prefix_tree import TrainingSample
 from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
 from tests.tiny_policies import byte_tokenizer

@@ -1,8 +1,9 @@
-"""The environment of a run: its processes, and the episodes that are played with it."""
+"""The environment of a run: its settings, its processes, and the episodes that are played with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,12 @@ from lrl.environments import Agent, Environment, Written
 from lrl.environments.external_agents import ExternalAgents
 from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
-from lrl.errors import ConfigError, EpisodeError
+from lrl.errors import ConfigError, EpisodeError, above, at_least
 from lrl.rewards.base import trial_response
-from lrl.rollouts.chat_template import encode
 from lrl.rollouts.controller import Write
-from lrl.rollouts.episodes import EpisodeSettings
 from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, check_prompt
 from lrl.rollouts.episodes.observations import Transcript, call_tokens, check_result
-from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
+from lrl.rollouts.policy_text import PolicyText, encode, turn_stop_tokens
 from lrl.types import Prompt
 from lrl.workers.pool import WorkerPool
 from lrl.workers.worker import START_TIMEOUT_S
@@ -26,6 +25,29 @@ from lrl.workers.worker import START_TIMEOUT_S
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
     from lrl.rollouts.prompts import PromptPart
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """The settings of `RolloutDataModule` that have a meaning with an environment alone."""
+
+    max_turns: int
+    max_turn_tokens: int | None
+    turn_timeout_s: float
+    episode_timeout_s: float
+    environment_workers: int
+    environment_memory_gib: float | None
+
+    def __post_init__(self) -> None:
+        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
+        at_least(0, "data", environment_workers=self.environment_workers)
+        above(
+            0,
+            "data",
+            turn_timeout_s=self.turn_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            environment_memory_gib=self.environment_memory_gib,
+        )
 
 
 class EnvironmentOfRun:
@@ -54,11 +76,6 @@ class EnvironmentOfRun:
         self.external: ExternalAgents | None = None
         """The pool, if lrl does not start the agents."""
         if isinstance(environment, Agent) and environment.port is not None:
-            if unused := [name for name in settings.changed if name.startswith("environment_")]:
-                raise ConfigError(
-                    f"data.{unused[0]} is set, and agents play that lrl does not start "
-                    "(Agent.port): leave it out."
-                )
             self.pool = self.external = ExternalAgents(environment, settings.turn_timeout_s)
         else:
             self.pool = EnvironmentPool(

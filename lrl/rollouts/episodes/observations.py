@@ -24,8 +24,7 @@ from lrl.environments import Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
-from lrl.rollouts.chat_template import encode, encode_chat, render_chat
-from lrl.rollouts.response_text import decoded
+from lrl.rollouts.policy_text import decoded, encode, encode_chat, render_chat
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:

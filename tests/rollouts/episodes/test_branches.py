@@ -23,8 +23,8 @@ from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens, token_weights
 from lrl.planning.clock import run
 from lrl.rollouts.episodes.episode import Episodes
+from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.collate import each_rollout
 from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here

@@ -18,7 +18,7 @@ from lrl.planning.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
 from lrl.rollouts.episodes.observations import Transcript
-from lrl.rollouts.serialisation import load_group, save_group
+from lrl.rollouts.ledger import load_group, save_group
 from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import MISTRAL, merging_tokenizer
 from tests.checkpoints.through_files import through_a_file

@@ -18,8 +18,8 @@ from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
 from lrl.preflight.model import check_beside, shape_of
+from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.serialisation import load_group, save_group
 from lrl.system.ranks import Ranks
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference

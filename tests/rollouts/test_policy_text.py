@@ -18,7 +18,7 @@ import lrl
 from lrl.callbacks import Evaluation
 from lrl.cli import chat
 from lrl.rewards import ExactMatch, Format
-from lrl.rollouts.response_text import PolicyText, TokenTexts
+from lrl.rollouts.policy_text import PolicyText, TokenTexts
 from lrl.training.model import open_tokenizer
 from tests.tiny_policies import END, PAD, START, byte_tokenizer, tiny_llama
 

@@ -5,8 +5,7 @@ of the ranks. vLLM is not needed.
     python -m benchmarks.gpu.collectives --size tiny --device cpu     a rehearsal, on gloo
 
 FSDP2 of one rank gathers and scatters nothing (`collectives_of_two_steps` counts them), so this tries
-the code, and no traffic; the row `fsdp-one-gpu` of `benchmarks.gpu.two_processes` has two ranks.
-The average of gradients costs launches alone here: NCCL moves nothing for one rank.
+the code, and no traffic. The average of gradients costs launches alone here: NCCL moves nothing for one rank.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from benchmarks import arguments
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import GIB
-from benchmarks.gpu.row_processes import HOST
-from benchmarks.gpu.rows import NO_CPU_FORM, Lines, device_of, first_lines, make_parser, parse
+from benchmarks.gpu.rows import device_of, make_parser, parse
 from benchmarks.gpu.step_of_ranks import Expected, Policy, gradient_of, micro_batches, passes
 from benchmarks.random_policy import SHAPES, llama, made
+from benchmarks.records import append
 from lrl.checkpoints.checkpoint_folder import read_weights, save_parts
 from lrl.system.ranks import Ranks
 from lrl.training.optimizers import norm_of
@@ -52,8 +51,9 @@ SAVED = ("fsdp", "fsdp-offload")
 WHOLE = "whole"
 
 
-class Program(Lines):
-    """The rows; each writes its facts as soon as it has them."""
+class Program:
+    """The rows; each appends a line as soon as it has a fact, so that a time limit leaves those before
+    it. The last line of a row says whether it `works`: null where it has no form, with the reason."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.out, self.row = args.out, ""
@@ -65,9 +65,14 @@ class Program(Lines):
         self.micros, self.tokens = micro_batches(llama(args.size).vocab_size)
         self.expected: Expected | None = None
 
-    @property
-    def about(self) -> dict[str, Any]:  # type: ignore[override]
-        return {"row": self.row, "machine": self.machine.name, "size": self.size}
+    def keep(self, **facts: Any) -> None:
+        about = {"row": self.row, "machine": self.machine.name, "size": self.size}
+        append(self.out, about | facts)
+
+    def confirm(self, **facts: bool) -> None:
+        self.keep(**facts)
+        if wrong := [name for name, true in facts.items() if not true]:
+            raise RuntimeError(f"not so: {', '.join(wrong)}")
 
     def timed(self, work: Callable[..., Any], *words: Any) -> tuple[Any, float]:
         found: list[Any] = []
@@ -155,7 +160,7 @@ def process_group(device: torch.device, row: str) -> Iterator[None]:
     offloads = DIVISIONS.get(row, {}).get("cpu_offload", False)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if offloads else "nccl" if on_gpu else "gloo",
-        store=dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False),
+        store=dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
         rank=0,
         world_size=1,
         timeout=DEADLINE,
@@ -170,7 +175,7 @@ def process_group(device: torch.device, row: str) -> Iterator[None]:
 def answer(program: Program, row: str) -> dict[str, Any]:
     program.row = row
     if program.device.type == "cpu" and DIVISIONS.get(row, {}).get("cpu_offload"):
-        return NO_CPU_FORM
+        return {"works": None, "why": "there is no form of it on a CPU"}
     gc.collect()  # a row begins without the weights of the one before
     started = time.perf_counter()
     found: dict[str, Any] = {"works": True}
@@ -178,7 +183,7 @@ def answer(program: Program, row: str) -> dict[str, Any]:
         with process_group(program.device, row):
             ROWS[row](program)
     except Exception as error:
-        found = {"works": False, "error": first_lines(error)}
+        found = {"works": False, "error": f"{type(error).__name__}: {error}"[:600]}
     return found | {"row_s": time.perf_counter() - started}
 
 

@@ -64,7 +64,6 @@ def trainer(name: str, how: str, limit_s: float = 75, rehearsal: str | None = No
 
 
 RANKS = "benchmarks.gpu.collectives --out OUT --folder FOLDER"
-PAIR = "benchmarks.gpu.two_processes --out OUT --folder FOLDER"
 SHARED = "benchmarks.gpu.one_gpu --folder FOLDER --out OUT"
 TINY_RUN = "--size tiny --device cpu --steps 4 --groups 2 --tokens 16 --folder FOLDER --out OUT"
 CASES = "tests.standin_cuda --out OUT"
@@ -93,7 +92,6 @@ ITEMS = (
     trainer("kernels compile", "--kernels compile", 200),
     trainer("fused head", "--fused-head", 120),
     trainer("AdamW not fused", "--unfused-adamw"),
-    Item("two processes", f"{PAIR} --row-s 45", 200, f"{PAIR} --device cpu --mib 1 --policy tiny"),
     Item("ranks", f"{RANKS} --device gpu --size 0.5b", 90, f"{RANKS} --device cpu --size tiny"),
     trainer("32,768 tokens a micro-batch", "--micro-batch-tokens 32768"),
     trainer("4,096 tokens a micro-batch", "--micro-batch-tokens 4096"),

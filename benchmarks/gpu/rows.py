@@ -1,8 +1,4 @@
-"""What programs that answer rows share: their arguments, and the lines that they append.
-
-A line is appended as soon as a fact is known, so that a time limit leaves those before it. The last
-one of a row says whether it `works`: null where the row has no form, with the reason.
-"""
+"""The arguments that the programs of this folder share, and their tables."""
 
 from __future__ import annotations
 
@@ -14,31 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks import arguments
-from benchmarks.records import append, markdown
-
-NO_CPU_FORM = {"works": None, "why": "there is no form of it on a CPU"}
-
-
-class Lines:
-    """Lines about one row."""
-
-    out: Path
-    about: dict[str, Any]
-    """What each line begins with."""
-
-    def keep(self, **facts: Any) -> None:
-        append(self.out, self.about | facts)
-
-    def confirm(self, **facts: bool) -> None:
-        self.keep(**facts)
-        if wrong := [name for name, true in facts.items() if not true]:
-            raise RuntimeError(f"not so: {', '.join(wrong)}")
-
-
-def first_lines(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    last = f" ... {lines[-1]}" if "NCCL" in lines[0] and len(lines) > 1 else ""
-    return f"{type(error).__name__}: {lines[0]:.300}{last:.300}"
+from benchmarks.records import markdown
 
 
 def make_parser(

@@ -113,7 +113,7 @@ class CountedError(LrlError, RuntimeError):
     """A response without a reward, through no fault of the policy; it is counted by its kind.
 
     Args:
-        kind: One of the kinds in `lrl.rewards.failure_stats`.
+        kind: One of the kinds in `lrl.rewards.pool`.
         message: What has happened.
     """
 

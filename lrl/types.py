@@ -139,7 +139,7 @@ class Rollout:
     """KL penalty that is subtracted from the reward before the baseline; 0 unless it is
     configured."""
     reward_failure: str | None = None
-    """Cause of a missing reward: one of `lrl.rewards.failure_stats.KINDS`, a colon and the
+    """Cause of a missing reward: one of `lrl.rewards.pool.KINDS`, a colon and the
     message."""
     turn_ends: list[int] = field(default_factory=list)
     """For each whole turn, the index after its last token; empty without an environment."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lrl.environments.base import Environment, Written
 from lrl.environments.play import Playing, Reply, check_opening, finite, readable
 from lrl.errors import BadAnswer, CallFailed, ConfigError, EpisodeError, NoEnvironments
-from lrl.rewards.failure_stats import EPISODE_KINDS
+from lrl.rewards.pool import EPISODE_KINDS
 from lrl.system.event_loop import run_apart
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec

@@ -12,14 +12,12 @@ from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.errors import RewardFailuresError
-    from lrl.rewards.base import Function, GaveUp, Reward, as_reward
+    from lrl.rewards.base import Function, GaveUp, Reward, TurnRewards, as_reward
     from lrl.rewards.code import Code
-    from lrl.rewards.judge import Judge
+    from lrl.rewards.judge import Judge, RewardModel
     from lrl.rewards.pool import RewardPool
-    from lrl.rewards.reasoning_gym import ReasoningGym
-    from lrl.rewards.reward_model import RewardModel
-    from lrl.rewards.simple import ExactMatch, Format, LengthPenalty, TurnRewards
-    from lrl.rewards.verifiers.gsm8k import GSM8K
+    from lrl.rewards.simple import ExactMatch, Format, LengthPenalty, ReasoningGym
+    from lrl.rewards.verifiers.final_answer import GSM8K
     from lrl.rewards.verifiers.math import Math
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -86,6 +86,20 @@ class Reward(ABC):
         """
 
 
+class TurnRewards(Reward):
+    """The sum of the environment's rewards for the turns; 0 without an environment.
+
+    A run with an environment has it without being asked. Name it for another weight.
+    """
+
+    name = "environment"
+
+    def __call__(
+        self, prompt: str, response: str, *, turn_rewards: Sequence[float] = (), **columns: Any
+    ) -> float:
+        return float(sum(turn_rewards))
+
+
 OneReward = Reward | Callable[..., Any] | str
 
 

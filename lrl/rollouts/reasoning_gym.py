@@ -14,7 +14,7 @@ from itertools import accumulate, islice, pairwise
 from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError, one_of
-from lrl.rewards.reasoning_gym import registered
+from lrl.rewards.simple import registered
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.sources import Row
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lrl.errors import WorkerLost, WorkersClosed
-from lrl.workers.local import LocalWorkers
-from lrl.workers.process import WorkerSpec
+from lrl.workers.process import LocalWorkers, WorkerSpec
 from lrl.workers.remote import RemoteWorkers
 
 Workers = LocalWorkers | RemoteWorkers

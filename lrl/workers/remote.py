@@ -23,8 +23,7 @@ from aiohttp import web
 from lrl.errors import BadAnswer, CallFailed, WorkerLost
 from lrl.system.auth import TokenServer, bearer
 from lrl.system.endpoint import Endpoint, Location
-from lrl.workers.local import LocalWorkers
-from lrl.workers.process import WorkerSpec
+from lrl.workers.process import LocalWorkers, WorkerSpec
 
 T = TypeVar("T")
 CALLS = "/calls"

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from lrl.rewards import RewardPool
-from lrl.rewards.failure_stats import KINDS, FailureStats
+from lrl.rewards.pool import KINDS, FailureStats
 from lrl.types import Prompt, Rollout
 
 PROMPT = Prompt(id=0, token_ids=[1], text="Do as you are told.")

@@ -1,5 +1,5 @@
-"""A judge: what it asks, how it reads the answer, and that a failure is never a 0. The endpoint is a
-real server.
+"""A judge and a reward model: what they ask, how they read the answer, and that a failure is never a
+0. The endpoints are real servers.
 
 Covers lrl/rewards/model_endpoint.py.
 """
@@ -9,17 +9,31 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import subprocess
 import sys
 import threading
 
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
 
 from lrl.errors import ConfigError, CountedError
-from lrl.rewards import Judge, RewardPool
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.rewards import Judge, RewardModel, RewardPool
+from lrl.types import Chat, Prompt
 from tests.rewards import odd_rewards
-from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, says, served
+from tests.rewards.judge_server import (
+    CLOSE,
+    HANG,
+    TEMPLATE,
+    ScoreServer,
+    fails,
+    gives,
+    says,
+    served,
+)
 from tests.rewards.scenes import counted, scored, started
+from tests.tiny_policies import byte_tokenizer, tiny_reward_model
 
 URL = "http://127.0.0.1:9"
 KEY = "sk-0123456789abcdef"
@@ -41,13 +55,13 @@ def judge_at(url, **settings):
     return Judge(url=url, **(defaults | settings))
 
 
-def score(judge, response="r", prompt="", **columns):
-    return asyncio.run(judge(prompt, response, **columns))
+def score(reward, response="r", prompt="p", **columns):
+    return asyncio.run(reward(prompt, response, prompt_messages=None, **columns))
 
 
-def failure(judge, response="r"):
+def failure(reward, response="r"):
     with pytest.raises(CountedError) as caught:
-        score(judge, response)
+        score(reward, response)
     return caught.value
 
 
@@ -118,12 +132,6 @@ def test_a_url_keeps_its_query_and_has_no_password():
     assert "secret" not in str(raised.value)
 
 
-def test_without_a_key_none_is_sent(server, monkeypatch):
-    monkeypatch.setenv("OPENAI_ORG_ID", "mine")
-    score(judge_at(server.url))
-    assert not {"Authorization", "OpenAI-Organization"} & set(server.headers[0])
-
-
 def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
     failures = [fails(429, Retry_After="0"), fails(500), fails(503, Retry_After="soon")]
     server.replies["r"] = [*failures, CLOSE, HANG, verdict(7)]
@@ -180,15 +188,16 @@ def test_the_key_is_in_no_object_text_or_file(server, tmp_path, monkeypatch):
     assert len(kept) == 3 and all(KEY.encode() not in one for one in kept)
 
 
-def test_a_machine_without_the_key_sends_nothing(server, monkeypatch):
+def test_a_machine_without_the_key_sends_nothing(server):
     found = failure(judge_at(server.url, api_key_env="JUDGE_KEY"))
     assert found.kind == "judge_refused" and "api_key_env" in found.message and not server.asked
 
 
-def test_a_key_for_openai_is_not_sent_to_a_judge(server, monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+def test_no_key_and_nothing_of_openais_is_sent_without_being_named(server, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID"):
         monkeypatch.setenv(name, KEY)
     score(judge_at(server.url))
+    assert not {"Authorization", "OpenAI-Organization"} & set(server.headers[0])
     assert KEY not in str(server.headers)
 
 
@@ -260,7 +269,9 @@ def test_a_pool_that_would_end_a_judge_before_its_deadline_is_refused():
     assert RewardPool([judge_at(URL)]).workers.spec.timeout_s == 150.0, "by itself long enough"
 
 
-def test_names_of_the_template_are_columns_or_facts_of_the_response():
+def test_names_of_the_template_are_columns_or_facts_of_the_response_which_is_one():
+    with pytest.raises(ConfigError, match="Write {response}"):
+        judge_at(URL, template="{prompt}")
     judge = judge_at(URL, template="{prompt}{response}{num_tokens}{answer}", system="{rubric}")
     judge.check_row({"answer": 5, "rubric": ["short"]})
     with pytest.raises(ValueError, match="column `answer`: None"):
@@ -269,12 +280,83 @@ def test_names_of_the_template_are_columns_or_facts_of_the_response():
         score(judge, rubric="short", num_tokens=1)
 
 
-def test_a_judge_that_would_not_see_the_response_is_refused():
-    with pytest.raises(ConfigError, match="Write {response}"):
-        judge_at(URL, template="{prompt}")
+# ---- a reward model
 
 
-def test_no_reward_imports_the_client_before_its_first_request():
-    code = "import sys, lrl.rewards; lrl.rewards.Judge; print('openai' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert ran.stdout == "False\n", ran.stderr
+@pytest.fixture
+def score_server():
+    with served(ScoreServer()) as made:
+        yield made
+
+
+def test_without_a_chat_the_prompt_is_the_users_message(score_server):
+    assert score(RewardModel(url=score_server.url)) == 0.5
+    messages = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]
+    assert score_server.bodies == [{"messages": messages, "use_activation": False}]
+
+
+def test_a_pool_gives_it_all_messages_of_a_chat(score_server):
+    system = {"role": "system", "content": "Be short."}
+    prompt = Prompt(id=0, token_ids=[5, 6], text="2+2?", chat=Chat([system]))
+    with started([RewardModel(url=score_server.url)], 1, timeout_s=150.0, first=prompt):
+        assert score_server.bodies[0]["messages"] == [system, {"role": "assistant", "content": "0"}]
+
+
+def test_the_score_is_that_of_the_label(score_server):
+    score_server.replies["r"] = [gives(-3.0, 0.25)]
+    assert score(RewardModel(url=score_server.url, label=1)) == 0.25
+    assert score(RewardModel(url=score_server.url, label=0)) == -3.0
+    for label in (None, 2, -1):
+        found = failure(RewardModel(url=score_server.url, label=label))
+        assert found.kind == "reward_model_refused"
+        assert f"gives 2 numbers, and RewardModel.label is {label}" in found.message
+
+
+ODD = [gives(1.0)._replace(body="<html>no"), gives(float("inf")), gives(), fails(400, "too long")]
+
+
+@pytest.mark.parametrize("reply", ODD)
+def test_what_has_no_finite_number_is_a_failure_and_never_a_score(score_server, reply):
+    score_server.replies["r"] = [reply]
+    assert failure(RewardModel(url=score_server.url)).kind == "reward_model_refused"
+
+
+class PoolingServer(Server):
+    """`vllm serve MODEL --runner pooling`."""
+
+    def command(self):
+        words = ["--model", self.model, "--runner", "pooling", "--host", "127.0.0.1"]
+        words += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "256"]
+        words += ["--gpu-memory-utilization", "0.1"]  # of the memory, whatever else is in it
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
+
+
+def test_in_vllm_scores_are_those_of_transformers_and_no_input_is_cut(tmp_path):
+    tiny_reward_model(tmp_path / "model")
+    network = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+
+    def own_score(response):
+        messages = [{"role": "user", "content": "p"}, {"role": "assistant", "content": response}]
+        token_ids = byte_tokenizer().apply_chat_template(messages, return_dict=False)
+        with torch.no_grad():
+            return network(torch.tensor([token_ids])).logits
+
+    async def scores(reward, texts):
+        return await asyncio.gather(*(reward("p", text, prompt_messages=None) for text in texts))
+
+    texts = [f"What is {number} + {number}?" * (1 + number % 5) for number in range(32)]
+    own = torch.cat([own_score(text) for text in texts]).squeeze()
+    settings = ServerSettings(kv_cache_gib=0.1)
+    server = PoolingServer(str(tmp_path / "model"), settings, "", [], tmp_path, 0, "reward")
+    server.start()
+    try:
+        server.wait_ready()
+        reward = RewardModel(url=server.url)
+        assert asyncio.run(scores(reward, texts)) == pytest.approx(own.tolist(), abs=1e-4)
+        squashed = RewardModel(url=server.url, activation=True)
+        assert score(squashed, texts[0]) == pytest.approx(own[0].sigmoid().item(), abs=1e-4)
+        assert own.min() > 1, "an activation would put them between 0 and 1"
+        found = failure(reward, "4" * 300)
+        assert found.kind == "reward_model_refused" and "256" in found.message
+    finally:
+        server.stop()

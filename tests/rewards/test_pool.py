@@ -1,28 +1,237 @@
-"""Every response gets its own reward, whatever its neighbours do to their worker: real processes,
-real crashes."""
+"""Every response gets its own reward, whatever its neighbours do to their worker, and an error is not
+a reward: failures are told apart by kind, tried once more, and end the run if there are many. Rewards
+are tried before anything else starts. Real processes, real crashes.
+"""
 
 import asyncio
+import itertools
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 
+import psutil
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from lrl import errors
 from lrl.advantages import rewards_by_action
-from lrl.rewards import ExactMatch, Function, RewardPool, TurnRewards
-from lrl.types import ENVIRONMENT, Rollout
+from lrl.rewards import (
+    GSM8K,
+    ExactMatch,
+    Function,
+    Math,
+    RewardFailuresError,
+    RewardPool,
+    TurnRewards,
+)
+from lrl.rewards.pool import KINDS, MIN_RESPONSES, WINDOW, FailureStats
+from lrl.types import ENVIRONMENT, Prompt, Rollout
+from tests.leftovers import lives, wait_for_none, words
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import PROMPT, counted, rollouts_of, scored, start_afresh, started
 
 TIMEOUT_S = 3.0
+"""Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds
+for nothing."""
+MEMORY_GIB = 0.25
+REPORTED = {
+    **dict.fromkeys(["raise it", "unsayable", "cancel", "interrupt"], "exception"),
+    **dict.fromkeys(["give nan", "give -inf", "huge", "badpart"], "nan"),
+    **dict.fromkeys(["text", "nothing", "numbered"], "wrong_type"),
+    **dict.fromkeys(["list", "tuple", "empty"], "wrong_shape"),
+    "parts": "wrong_shape",  # beside responses that get a number
+    "sysexit": "crash",
+}
+DEADLY = {"segfault": "crash", "exit": "crash", "exit 0": "crash", "hog": "memory"}
 
 
 @pytest.fixture(scope="module")
-def shared_pool():
-    with started([odd_rewards.obey], timeout_s=TIMEOUT_S) as pool:
-        yield pool
+def shared_pools():
+    limits = {"memory_gib": MEMORY_GIB}
+    with (
+        started([odd_rewards.obey], timeout_s=60.0, **limits) as patient,
+        started([odd_rewards.obey], timeout_s=TIMEOUT_S, **limits) as impatient,
+    ):
+        yield patient, impatient
 
 
 @pytest.fixture
-def pool(shared_pool):
-    return start_afresh(shared_pool)
+def pool(shared_pools):
+    return start_afresh(shared_pools[0])
+
+
+@pytest.fixture
+def impatient(shared_pools):
+    return start_afresh(shared_pools[1])
+
+
+# ---- a failure, and its neighbours
+
+
+@pytest.mark.parametrize(("order", "kind"), (REPORTED | DEADLY).items())
+def test_each_kind_of_failure_is_counted_apart_with_the_reward_that_failed(pool, order, kind):
+    good, bad, other = scored(pool, "give 1", order, "give 2")
+    assert (good.reward, other.reward) == (1.0, 2.0)
+    assert bad.reward is None and bad.reward_parts == {}
+    assert bad.reward_failure.startswith(f"{kind}: ") and "obey" in bad.reward_failure
+    assert counted(pool) == {"scored": 2, "retried": 1, kind: 1}
+
+
+MARKERS = itertools.count()
+# The trainer compares the parts, not the worker: if the worker dies later in the job, they are lost
+# with it.
+WITH_DEATHS = {order: kind for order, kind in REPORTED.items() if order != "parts"} | DEADLY
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0(
+    pool, tmp_path, data
+):
+    """With faults at random places, some only at the first try, every count and reward is exact."""
+    start_afresh(pool)._parts = {"obey"}
+    numbers = st.floats(-10, 10).map(lambda number: f"give {number!r}")
+    faults = st.tuples(st.sampled_from(sorted(WITH_DEATHS)), st.booleans())
+    groups = data.draw(
+        st.lists(st.lists(numbers | faults, min_size=1, max_size=4), min_size=1, max_size=3)
+    )
+    expected = dict.fromkeys(("scored", "zero", *KINDS), 0)
+    batches, rewards = [], []
+    for group in groups:
+        texts = []
+        for response in group:
+            text, reward = response, None
+            if isinstance(response, str):
+                reward = float(response.split()[1])
+            else:
+                text, once = response
+                expected[WITH_DEATHS[text]] += not once
+                if once:
+                    text, reward = f"once {tmp_path}/{next(MARKERS)} {text}", 1.0
+            texts.append(text)
+            rewards.append(reward)
+            expected["scored"] += reward is not None
+            expected["zero"] += reward == 0
+        batches.append(rollouts_of(*texts))
+
+    async def score_all():
+        await asyncio.gather(*(pool.score(PROMPT, batch) for batch in batches))
+
+    asyncio.run(score_all())
+    rollouts = [rollout for batch in batches for rollout in batch]
+    assert [rollout.reward for rollout in rollouts] == rewards
+    assert [rollout.reward_failure is not None for rollout in rollouts] == [
+        reward is None for reward in rewards
+    ]
+    found = counted(pool)
+    found.pop("retried", None)  # what failed before a death is tried again, and not counted
+    assert found == {name: count for name, count in expected.items() if count}
+
+
+def test_zero_wrong_timed_out_and_crashed_are_counted_apart(impatient):
+    zero, failed, late, deaf, crashed, fine = scored(
+        impatient, "give 0", "raise why", "sleep 60", "deaf", "exit", "give 1"
+    )
+    assert (zero.reward, zero.reward_failure) == (0.0, None)
+    assert failed.reward_failure.startswith("exception: obey: LookupError: why (")
+    assert late.reward_failure.startswith("timeout: obey: ") and deaf.reward is None
+    assert crashed.reward_failure.startswith("crash: ")
+    assert fine.reward == 1.0
+    failed = {"exception": 1, "timeout": 2, "crash": 1}
+    assert counted(impatient) == {"scored": 2, "zero": 1, "retried": 4} | failed
+
+
+def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(impatient):
+    rollouts = scored(impatient, *[f"sleep {0.5 * TIMEOUT_S}"] * 5)
+    assert [rollout.reward for rollout in rollouts] == [1.0] * 5
+
+
+def test_a_cancelled_score_leaves_the_pool_usable(impatient):
+    async def give_up():
+        async with asyncio.timeout(0.1):
+            await impatient.score(PROMPT, rollouts_of("loop"))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    assert scored(impatient, "give 1")[0].reward == 1.0
+
+
+def test_memory_that_one_response_filled_does_not_fail_the_next_ones():
+    with started([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB) as pool:
+        before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
+    assert before.reward != after.reward
+    assert pool.counts["replaced"] == 2
+
+
+def test_memory_that_is_only_reserved_does_not_count(pool):
+    assert scored(pool, f"reserve {8 * MEMORY_GIB}")[0].reward == 1.0
+
+
+def test_without_a_limit_a_response_may_take_more_memory(pool):
+    with started([odd_rewards.obey], workers=1, memory_gib=None) as unlimited:
+        (free,) = scored(unlimited, f"take {2 * MEMORY_GIB}")
+    (held,) = scored(pool, f"take {2 * MEMORY_GIB}")
+    assert free.reward == 1.0 and held.reward_failure.startswith("memory: obey: ")
+
+
+def test_async_rewards_fail_one_by_one_and_those_of_a_group_overlap():
+    limits = {"timeout_s": TIMEOUT_S, "memory_gib": MEMORY_GIB}
+    with started([odd_rewards.obey_later], workers=1, **limits) as pool:
+        rollouts = scored(pool, "give 1", "segfault", "cancel", "wait 0.01", "wait 60", "hog")
+        together = scored(pool, *[f"wait {0.8 * TIMEOUT_S}"] * 8)
+    assert [(rollout.reward_failure or "").partition(":")[0] for rollout in rollouts] == [
+        "", "crash", "exception", "", "timeout", "memory",
+    ]  # fmt: skip
+    # One after another the eight would have taken 6 deadlines; only those that overlap are done
+    # within the first job.
+    assert [rollout.reward for rollout in together] == [1.0] * 8
+
+
+@pytest.mark.parametrize("weight", [1e-3, -1.0, 1e200])
+def test_a_sum_that_no_gradient_holds_is_no_reward(weight):
+    with started([Function(odd_rewards.obey, weight=weight)], workers=1) as pool:
+        *rollouts, fine = scored(pool, "give 1e300", "give 3e38", "give 1e19", "give 0")
+    for rollout in rollouts:
+        assert rollout.reward is None and rollout.reward_failure.startswith("nan: ")
+    assert fine.reward == 0.0
+
+
+# ---- too many of them
+
+
+def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
+    start_afresh(pool, max_failures=0.1)
+    enough = int(0.1 * MIN_RESPONSES)
+    scored(pool, *["raise it"] * (enough - 1), "text")
+    with pytest.raises(RewardFailuresError) as caught:
+        scored(pool, "raise it")
+    message = str(caught.value)
+    assert f"{enough + 1} of the last {enough + 1} responses" in message
+    assert f"(exception {enough}, wrong_type 1)" in message
+    assert "Prompt 0, response 'raise it': exception: obey: LookupError: it" in message
+    assert "Fix the reward: " in message and "data.max_reward_failures is 0.1" in message
+
+
+@given(st.lists(st.booleans(), max_size=40), st.sampled_from([0.02, 0.1, 0.5, 1.0]))
+def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
+    """Each stretch is thirty failures or scored responses."""
+    stats, seen = FailureStats(share), []
+    for fails in stretches:
+        seen += [fails] * 30
+        for _ in range(30):
+            stats.failure(0, "", "exception: f: E: ") if fails else stats.reward(1.0)
+        last = seen[-WINDOW:]
+        ends = sum(last) > share * max(MIN_RESPONSES, len(last))
+        with pytest.raises(RewardFailuresError) if ends else nullcontext():
+            stats.check()
+
+
+# ---- several rewards
 
 
 TURN, OBEY = TurnRewards(weight=0.5), Function(odd_rewards.obey, weight=3.0)
@@ -53,48 +262,16 @@ def test_a_turn_is_paid_what_its_reward_adds_to_the_whole(rewards, of_turns):
     assert episode.reward == sum(of_turns) and episode.turn_rewards == [1.0, 0.0]
 
 
-def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
-    zero, failed, late, deaf, crashed, fine = scored(
-        pool, "give 0", "raise why", "sleep 60", "deaf", "exit", "give 1"
-    )
-    assert (zero.reward, zero.reward_failure) == (0.0, None)
-    assert failed.reward_failure.startswith("exception: obey: LookupError: why (")
-    assert late.reward_failure.startswith("timeout: obey: ") and deaf.reward is None
-    assert crashed.reward_failure.startswith("crash: ")
-    assert fine.reward == 1.0
-    failed = {"exception": 1, "timeout": 2, "crash": 1}
-    assert counted(pool) == {"scored": 2, "zero": 1, "retried": 4} | failed
-
-
-def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
-    rollouts = scored(pool, *[f"sleep {0.5 * TIMEOUT_S}"] * 5)
-    assert [rollout.reward for rollout in rollouts] == [1.0] * 5
-
-
-def test_a_cancelled_score_leaves_the_pool_usable(pool):
-    async def give_up():
-        async with asyncio.timeout(0.1):
-            await pool.score(PROMPT, rollouts_of("loop"))
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(give_up())
-    assert scored(pool, "give 1")[0].reward == 1.0
-
-
-def test_parts_are_logged_before_their_weight_and_sum_after_it():
-    rewards = [Function(odd_rewards.obey, weight=2.0), Function(odd_rewards.length, weight=0.1)]
+def test_parts_are_logged_before_their_weight_and_sum_after_it_and_fail_as_a_whole():
+    rewards = [Function(odd_rewards.length, weight=0.1), Function(odd_rewards.obey, weight=2.0)]
     with started(rewards, workers=1) as pool:
         (stopped,) = scored(pool, "parts")
         (cut,) = scored(pool, "parts", finish_reason="length")
+        (failed,) = scored(pool, "raise it")
     assert stopped.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": 2.0}
     assert stopped.reward == pytest.approx(2 * 0.75 + 0.1 * 2)
     assert cut.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": -2.0}
-
-
-def test_the_reward_fails_as_a_whole_if_one_part_fails():
-    with started([odd_rewards.length, odd_rewards.obey], workers=1) as pool:
-        (rollout,) = scored(pool, "raise it")
-    assert rollout.reward is None and rollout.reward_parts == {}
+    assert failed.reward is None and failed.reward_parts == {}
 
 
 def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
@@ -119,17 +296,9 @@ def test_what_a_reward_does_to_its_columns_no_other_call_sees():
 
 def test_a_plain_reward_may_run_an_event_loop_of_its_own_beside_async_ones():
     with started([odd_rewards.run_a_loop, odd_rewards.one_later], workers=1) as pool:
-        ways = scored(pool, "asyncio.run", "none", "Runner", "new loop", "asyncio.run")
-    assert [rollout.reward_parts["run_a_loop"] for rollout in ways] == [1.0, 0.0, 1.0, 1.0, 1.0]
-    assert [rollout.reward_parts["one_later"] for rollout in ways] == [1.0] * 5
-
-
-def test_async_rewards_of_a_group_overlap():
-    with started([odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S) as pool:
-        together = scored(pool, *[f"wait {0.8 * TIMEOUT_S}"] * 8)
-    # One after another the eight would have taken 6 deadlines; only those that overlap are done
-    # within the first job.
-    assert [rollout.reward for rollout in together] == [1.0] * 8
+        ways = scored(pool, "asyncio.run", "none", "Runner", "asyncio.run")
+    assert [rollout.reward_parts["run_a_loop"] for rollout in ways] == [1.0, 0.0, 1.0, 1.0]
+    assert [rollout.reward_parts["one_later"] for rollout in ways] == [1.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -145,3 +314,98 @@ def test_async_rewards_of_a_group_overlap():
 def test_settings_that_cannot_work_are_refused_by_name(settings, named):
     with pytest.raises(ValueError, match=named):
         RewardPool(**{"rewards": [odd_rewards.obey]} | settings)
+
+
+# ---- the trial before a run
+
+
+def prompt(**columns):
+    return Prompt(id=7, token_ids=[1], text="What is it?", columns=columns)
+
+
+BROKEN = [
+    (odd_rewards.missing, {}, "exception: missing: KeyError: 'difficulty' "),
+    (odd_rewards.obey, {"answer": "loop"}, "timeout: obey: no reward after 1 s"),
+    (odd_rewards.obey, {"answer": "segfault"}, "crash: obey: "),
+    (odd_rewards.obey_later, {"solution": "raise it"}, "exception: obey_later: LookupError: it "),
+]
+
+
+@pytest.mark.parametrize(("reward", "columns", "named"), BROKEN)
+def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_left(
+    reward, columns, named
+):
+    before = set(psutil.Process().children(recursive=True))
+    pool = RewardPool([reward], workers=1, timeout_s=1.0 if "timeout" in named else 60.0)
+    with pytest.raises(errors.EXPECTED) as caught:
+        pool.start(prompt(**columns))
+    message = str(caught.value)
+    assert named in message and "to prompt 7" in message and "\n" not in message
+    assert repr(columns.get("answer", columns.get("solution", "0"))) in message
+    if reward is odd_rewards.missing:
+        lines = Path(odd_rewards.__file__).read_text().splitlines()
+        number = lines.index('    return columns["difficulty"]') + 1
+        assert f"({odd_rewards.__file__}, line {number})" in message
+
+    def left():
+        new = set(psutil.Process().children(recursive=True)) - before
+        living = [" ".join(words(one)) for one in new if lives(one)]
+        return [text for text in living if "resource_tracker" not in text]
+
+    wait_for_none(left, 60.0, "its workers")
+
+
+def test_a_trial_leaves_the_counts_of_a_working_reward_at_zero():
+    with started([odd_rewards.level], workers=1, first=prompt(level=3, answer="5")) as pool:
+        assert not any(pool.counts.values())
+        (rollout,) = scored(pool, "5", columns={"level": 2})
+    assert rollout.reward == 2.0 and pool.counts["scored"] == 1
+
+
+def test_the_reference_is_a_response_that_every_shipped_verifier_can_judge():
+    first = prompt(answer="#### 5", solution=r"\boxed{5}")
+    with started([GSM8K(), Math(), ExactMatch()], workers=1, first=first) as pool:
+        assert pool.workers.trial is not None, "it got a reward, so scorers are tried with it"
+
+
+def test_a_trial_that_fails_now_and_then_is_made_twice(tmp_path):
+    first = prompt(answer=f"once {tmp_path}/tried raise it")
+    with started([odd_rewards.obey], workers=1, first=first) as pool:
+        assert (tmp_path / "tried").exists() and pool.workers.trial is not None
+
+
+def test_with_every_failure_allowed_a_failed_trial_is_only_logged(caplog):
+    first = prompt(answer="exit")
+    with started([odd_rewards.obey], workers=1, max_failures=1.0, first=first) as pool:
+        (rollout,) = scored(pool, "give 1")
+    assert rollout.reward == 1.0
+    assert "data.max_reward_failures is 1" in caplog.text
+
+
+NOTEBOOK = """
+from lrl.rewards import GSM8K, RewardPool
+def brevity(prompt, response, **columns):
+    return -len(response)
+try:
+    RewardPool([brevity]).start()
+except ValueError as error:
+    print(error)
+pool = RewardPool([GSM8K(), "tests.odd_lengths:brevity"], workers=1)
+pool.start()
+pool.close()
+print("well")
+"""
+
+
+def test_a_notebook_may_use_rewards_of_a_file_and_no_others():
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    refusal, well = ran.stdout.splitlines()
+    assert "data.rewards cannot be loaded in a worker" in refusal and "'brevity'" in refusal
+    assert "%%writefile my_rewards.py" in refusal and well == "well"

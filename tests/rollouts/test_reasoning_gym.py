@@ -1,8 +1,5 @@
 """Prompts and scorers of reasoning-gym: on a stand-in with three tasks, and on the package itself
-where it is installed.
-
-Covers lrl/rewards/reasoning_gym.py.
-"""
+where it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pytest
 from lrl.errors import ConfigError
 from lrl.rewards import GaveUp
 from lrl.rewards import ReasoningGym as Score
-from lrl.rewards import reasoning_gym as scorers
+from lrl.rewards import simple as scorers
 from lrl.rollouts.reasoning_gym import ReasoningGym
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import lrl
 from lrl.callbacks import Evaluation, RolloutFile
 from lrl.members.launchers import Command
-from lrl.rewards.failure_stats import EPISODE_KINDS
+from lrl.rewards.pool import EPISODE_KINDS
 from lrl.types import ENVIRONMENT
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.environments.worlds import Echo, Moody

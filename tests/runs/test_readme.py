@@ -25,7 +25,7 @@ from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 import lrl
 from lrl.callbacks.rollout_log import CHARTS
 from lrl.cli.main import main
-from lrl.rewards.failure_stats import KINDS
+from lrl.rewards.pool import KINDS
 from tests.leftovers import nothing_left
 
 ROOT = Path(__file__).parents[2]

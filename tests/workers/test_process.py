@@ -1,7 +1,7 @@
 """A worker that hangs, dies or is killed costs what it was at fault for, and no worker outlives its
 run; the same for a group to score and for an episode. Real processes, real deaths.
 
-Covers lrl/workers/local.py, worker.py.
+Covers lrl/workers/worker.py.
 """
 
 from __future__ import annotations

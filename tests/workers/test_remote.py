@@ -1,7 +1,7 @@
 """A job has one outcome, and the same failures, on every machine, and a member that is lost costs
 none: real members, real deaths.
 
-Covers lrl/workers/pool.py, process.py.
+Covers lrl/workers/pool.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MATH's own answers are right however they are written, and verdicts on final answers are those of
 math-verify.
 
-Covers lrl/rewards/verifiers/expression.py, final_answer.py.
+Covers lrl/rewards/verifiers/expression.py.
 """
 
 import json

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.rewards import GSM8K
-from lrl.rewards.verifiers.gsm8k import final_number
+from lrl.rewards.verifiers.final_answer import final_number
 
 DATA = Path(__file__).parents[4] / "shared/data/gsm8k/test.jsonl"
 MADE_UP = [

@@ -1,23 +1,23 @@
-"""Export of the trained policy in Hugging Face format, which transformers and vLLM open."""
+"""Export of the trained policy in Hugging Face format, with a model card, and to the hub."""
 
 import logging
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
-from threading import TIMEOUT_MAX
 from typing import Any
 
 import lightning as L
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HFValidationError, HTTPError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import HfApi, ModelCardData, get_token
+from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 
 from lrl.callbacks.base import OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.checkpoints.run_folder import run_folder
-from lrl.errors import ConfigError, ExportError, above
+from lrl.datamodule import RolloutDataModule
+from lrl.errors import ConfigError, ExportError
 from lrl.rollouts.policy_text import form_of, save_form
 from lrl.system import hub
 
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 UNWRITABLE = (OSError, SafetensorError)
 """What a folder that cannot be written raises."""
+UPLOAD_S = 1800.0
+"""Seconds after which the run ends without the upload."""
 
 
 class Export(OnRankZero):
@@ -35,33 +37,14 @@ class Export(OnRankZero):
         push_to_hub: Name on the Hugging Face hub, `user/name`, to which the folder is uploaded as
             well; null uploads nothing.
         private: Whether only its owner sees it there, if it is new.
-        upload_timeout_s: Seconds after which the run ends without the upload; null for 1800.
-
-    Raises:
-        ConfigError: The hub would not take such a name, or the seconds are none.
     """
 
     def __init__(
-        self,
-        folder: str | None = None,
-        push_to_hub: str | None = None,
-        private: bool = True,
-        upload_timeout_s: float | None = None,
+        self, folder: str | None = None, push_to_hub: str | None = None, private: bool = True
     ) -> None:
         self.folder = folder
         self.push_to_hub = push_to_hub
         self.private = private
-        self.upload_timeout_s = upload_timeout_s
-        above(0, "Export", upload_timeout_s=upload_timeout_s)
-        if push_to_hub is not None:
-            try:
-                validate_repo_id(push_to_hub)
-            except HFValidationError as error:
-                raise ConfigError(f"Export.push_to_hub is {push_to_hub!r}: {error}") from error
-            if "/" not in push_to_hub:
-                raise ConfigError(
-                    f"Export.push_to_hub is {push_to_hub!r}: give it as `user/{push_to_hub}`."
-                )
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Raises ConfigError, before any server starts, if the folder is the model's own, the hub
@@ -110,14 +93,11 @@ class Export(OnRankZero):
         return folder
 
     def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:
-        from lrl.callbacks import model_card  # here: only the end of a run needs it
-
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        evaluations = find_all(trainer, Evaluation)
         pl_module.export(folder)
         save_form(form_of(data), folder)
-        steps = trainer.global_step
-        model_card.write(folder, policy=pl_module, data=data, steps=steps, evaluations=evaluations)
+        card = model_card(pl_module, data, trainer.global_step, find_all(trainer, Evaluation))
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _upload(self, name: str, folder: Path, steps: int) -> None:
         """Uploads the folder; a hub that fails, or is too slow, costs the run nothing."""
@@ -126,9 +106,8 @@ class Export(OnRankZero):
         # Not here: where the hub's storage cannot be reached, its client tries for minutes.
         work = partial(_send, name, folder, steps=steps, private=self.private)
         uploading = start_daemon_call(work, "lrl-upload")
-        timeout_s = min(self.upload_timeout_s or 1800.0, TIMEOUT_MAX)
-        reason: object = f"it is not there after {timeout_s:.0f} s (Export.upload_timeout_s)"
-        if wait([uploading], timeout_s).done:
+        reason: object = f"it is not there after {UPLOAD_S:.0f} s"
+        if wait([uploading], UPLOAD_S).done:
             try:
                 uploading.result()
                 return
@@ -144,3 +123,64 @@ def _send(name: str, folder: Path, steps: int, private: bool) -> None:
     api = HfApi()
     api.create_repo(name, private=private, exist_ok=True)
     api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"lrl: after {steps} steps")
+
+
+def model_card(policy: Any, data: Any, steps: int, evaluations: Sequence[Evaluation]) -> str:
+    """Returns the README of the folder of a policy: what it was trained from, how, and how good it
+    is."""
+    base = None if Path(policy.policy_folder).exists() else str(policy.policy_folder)
+    about = ModelCardData(
+        base_model=base,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["lrl", "reinforcement-learning", type(policy.objective).__name__.lower()],
+    )
+    parts = [
+        f"---\n{about.to_yaml()}\n---",
+        f"# {Path(policy.policy_folder).name}",
+        f"Trained from {base or 'a local folder'} by asynchronous reinforcement learning with lrl, in "
+        f"{steps} optimizer steps.",
+    ]
+    rows = [
+        (
+            report.dataset,
+            step,
+            report.measure,
+            f"{report.reward:.3f}",
+            f"{report.low:.3f} to {report.high:.3f}",
+            report.n,
+            "greedy" if report.greedy else f"mean of {report.k} sampled",
+        )
+        for evaluation in evaluations
+        for step, report in evaluation.reports
+    ]
+    if rows:
+        head = ("data set", "step", "measure", "value", "95 % interval", "problems", "decoding")
+        parts += ["## Evaluation", _table(head, rows)]
+    parts += ["## Training", _table(("setting", "value"), _settings(policy, data))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _settings(policy: Any, data: Any) -> list[tuple[str, object]]:
+    """Returns what decides most what a policy learns, by the names of the settings."""
+    found: dict[str, object] = {
+        "model.objective": type(policy.objective).__name__,
+        "model.lr": policy.lr,
+        "model.lora": policy.lora,
+    }
+    if isinstance(data, RolloutDataModule):
+        found |= {
+            "data.prompts": data.prompts.name,
+            "data.rewards": ", ".join(reward.name for reward in data.reward_pool.rewards),
+            "data.groups_per_step": data.groups_per_step,
+            "data.rollouts_per_group": data.sampling.n,
+            "data.max_response_tokens": data.sampling.max_tokens,
+            "data.temperature": data.sampling.temperature,
+            "data.max_lag": data.max_lag,
+        }
+    return [(name, value) for name, value in found.items() if value is not None]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

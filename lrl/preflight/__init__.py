@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lrl.preflight.data import check_checkpoint, check_data, check_monitors
 from lrl.preflight.model import check_policy
-from lrl.preflight.resources import check_resources
+from lrl.preflight.resources import (
+    check_checkpoint,
+    check_data,
+    check_prompts_per_step,
+    check_resources,
+)
 from lrl.preflight.settings import check_settings, check_strategy, check_trainer
 
 if TYPE_CHECKING:
@@ -27,11 +31,12 @@ def check_run(run: Run) -> None:
     Raises:
         ConfigError: Names the first fault, with its setting, value and remedy.
     """
-    policy, data, evaluations = run.policy, run.data, run.evaluations
+    policy, data = run.policy, run.data
     check_settings(run)
-    check_monitors(run.trainer, data, evaluations)
-    read = check_data(data, evaluations)
+    read = check_data(data, run.evaluations)
     shape = check_policy(policy, data, read, run.strategy.server_settings.max_model_len)
+    if run.trains:
+        check_prompts_per_step(data)
     check_resources(run, shape)
     if data.resumes_from is not None:
         check_checkpoint(run, data.resumes_from, shape.trained)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrl.errors import EXPECTED, ConfigError, TeacherError
-from lrl.preflight.data import check_prompts_per_step
 from lrl.rollouts.policy_text import turn_stop_tokens
 from lrl.rollouts.prompts import Prompts
 from lrl.system.event_loop import run_apart
@@ -76,10 +75,8 @@ def check_policy(
     if ranker is not None:
         with _naming("data.length_predictor.ranker."):
             read_config(ranker)
-    if data.trains:
-        check_prompts_per_step(data, len(data.prompts))
-        if policy.asked_teacher is not None:
-            check_teacher(policy.asked_teacher, policy, data)
+    if data.trains and policy.asked_teacher is not None:
+        check_teacher(policy.asked_teacher, policy, data)
     return shape
 
 

@@ -1,40 +1,140 @@
-"""Checks of memory and disk, from the model's shapes before a weight is loaded.
+"""Checks of what a run reads and needs: data sets, the checkpoint that it resumes, and memory.
 
-Only what every run has is counted: activations, the Python processes and CUDA's own share come on
-top. So a fault surely cannot work, and a run that passes may still be too large.
+Of memory only what every run has is counted: activations, the Python processes and CUDA's own share
+come on top. So a fault surely cannot work, and a run that passes may still be too large.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
-from lrl.checkpoints.run_folder import run_folder
-from lrl.errors import ConfigError
+from lrl.checkpoints.checkpoint_file import READ_ERRORS
+from lrl.errors import EXPECTED, ConfigError
 from lrl.preflight.model import Shape
+from lrl.rewards import Reward
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.prompts import Prompts
 from lrl.system.machine import GIB, in_gib
 from lrl.weights.version_file import SHARED_MEMORY
 
 if TYPE_CHECKING:
-    import lightning as L
-
+    from lrl.callbacks.evaluation import Evaluation
+    from lrl.datamodule import RolloutDataModule
     from lrl.run import Run
     from lrl.strategies.generator_devices import GeneratorDevices
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATES_PER_WEIGHT = 3
 """Numbers besides each trained one: its gradient and AdamW's two moments."""
-COPIES_PER_CHECKPOINT = 3
-"""Copies of the weights in a checkpoint: themselves and the two moments."""
+
+
+def check_data(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
+    """Reads every data set of the run, which needs no model; returns them."""
+    read = []
+    if data.trains:
+        _check_columns(data.prompts, "data.prompts", data.reward_pool.rewards)
+        read.append(data.prompts)
+    for evaluation in evaluations:
+        prompts = evaluation.prompts
+        rewards = evaluation.rewards_for_evaluation(data)
+        _check_columns(prompts, "Evaluation.prompts", data.reward_pool.like(rewards, 1).rewards)
+        if unknown := [column for column in evaluation.by if column not in prompts.columns]:
+            raise ConfigError(
+                f"Evaluation.by names {', '.join(unknown)}, and {prompts.name} has the columns "
+                f"{', '.join(prompts.columns)}."
+            )
+        read.append(prompts)
+    return read
+
+
+def check_prompts_per_step(data: RolloutDataModule) -> None:
+    """Checks that a step finds its groups among the prompts that are not skipped."""
+    count = len(data.prompts)
+    if count < data.groups_per_step:
+        raise ConfigError(
+            f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {count} "
+            f"prompts of at most data.max_prompt_tokens={data.max_prompt_tokens} tokens. Set it to "
+            f"at most {count}."
+        )
+
+
+def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) -> None:
+    """Reads a data set, and checks that each reward can judge a response to every row."""
+    try:
+        prompts.read()
+    except EXPECTED as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    for reward in rewards:
+        for number, row in enumerate(prompts.rows):
+            columns = {name: value for name, value in row.items() if name != prompts.prompt_column}
+            try:
+                reward.check_row(columns)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{setting}: the reward {reward.name!r} can judge no response to row {number} of "
+                    f"{prompts.name}: {error}"
+                ) from error
+
+
+def check_checkpoint(run: Run, ckpt_path: str, trained: dict[str, tuple[int, ...]]) -> None:
+    """Checks that the checkpoint can be read, and is one of this run: of its `trained` weights and
+    its groups. Does not look at one at an address."""
+    # Here: most runs begin anew.
+    from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, shapes
+
+    # Lightning resolves the words itself.
+    words = ("last", "best", "hpc")
+    if "://" in ckpt_path or ckpt_path in words or ckpt_path.startswith("registry"):
+        return
+    named, path = f"--ckpt_path {ckpt_path!r}", Path(ckpt_path)
+    in_parts = is_checkpoint_folder(path)
+    if not path.exists() or (path.is_dir() and not in_parts):
+        raise ConfigError(f"{named}: there is no checkpoint.")
+    if in_parts and not run.strategy.resumes_parts:
+        raise ConfigError(
+            f"{named} is a folder of parts, which only lrl.AsyncFSDP resumes. Train with that, or "
+            "begin anew with the policy in it (`lrl export`)."
+        )
+    try:
+        file = path / META if in_parts else path
+        state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        sizes = (
+            shapes(path)
+            if in_parts
+            else {name: weight.shape for name, weight in state["state_dict"].items()}
+        )
+    except READ_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{named} is no checkpoint that can be read ({reason:.200}).") from error
+    for name, size in trained.items():
+        if (found := sizes.get(f"network.{name}")) != size:
+            raise ConfigError(
+                f"{named} is of another model than model.model={run.policy.model!r}: {name} is "
+                f"{list(found or ())} in it and {list(size)} here. Resume with the model, and the "
+                "model.lora, it was made with."
+            )
+    data, module = run.data, type(run.data).__qualname__
+    if not data.trains:
+        return
+    if module not in state:
+        raise ConfigError(
+            f"{named} has no state of {module}: it is not of a run with this data module."
+        )
+    ledger = state[module]["ledger"]
+    if data.prompts.loaded and ledger is not None:
+        Ledger(data.pacing).load_state_dict(ledger, data.prompts.__getitem__)
+        data.check_prompts(ledger)
 
 
 def check_resources(run: Run, shape: Shape) -> None:
-    """Checks memory, shared memory and disk."""
+    """Checks memory and shared memory."""
     strategy, policy = run.strategy, run.policy
     weights = trained = shape.parameters * BYTES[policy.dtype_name]
     if policy.lora is not None:
@@ -44,15 +144,13 @@ def check_resources(run: Run, shape: Shape) -> None:
     dtype = strategy.server_settings.dtype
     copy = shape.parameters * BYTES[policy.dtype_name if dtype == "auto" else dtype]
     if strategy.root_device.type == "cuda":
-        check_gpus(strategy, of_a_rank, copy)
+        check_gpu(strategy, of_a_rank)
     else:
         check_memory(strategy, of_a_rank, copy)
     transport, servers = strategy.plan()
     travels = min(trained, copy) if transport.narrows else trained
     pools = 1 + bool(strategy.num_evaluation_generators)
     check_shared_memory(transport.backend, transport.stored_bytes(travels, pools, len(servers)))
-    if run.trains:
-        check_disk(run.trainer, trained)
 
 
 def memory_here() -> int:
@@ -81,25 +179,17 @@ def check_memory(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
         )
 
 
-def check_gpus(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
-    """Checks the GPUs of the trainer and of the generators."""
+def check_gpu(strategy: GeneratorDevices, of_a_rank: int) -> None:
+    """Checks the trainer's GPU; vLLM checks its own."""
     total = torch.cuda.get_device_properties(strategy.root_device).total_memory
-    server = strategy.server_settings
-    generator = int(server.gpu_memory_utilization * total)
-    beside = generator if strategy.shares_device else 0
+    share = strategy.server_settings.gpu_memory_utilization
+    beside = int(share * total) if strategy.shares_device else 0
     if of_a_rank + beside > total:
-        takes, has, share = in_gib(of_a_rank, total, beside)
+        takes, has, other = in_gib(of_a_rank, total, beside)
         raise ConfigError(
             f"GPU memory: weights, gradients and moments take {takes} GiB, beside a generator's "
-            f"{share} (strategy.server.gpu_memory_utilization), and the GPU has {has}. Take a "
+            f"{other} (strategy.server.gpu_memory_utilization), and the GPU has {has}. Take a "
             "smaller model.model, model.dtype bfloat16 or a lower share."
-        )
-    of_each = copy // server.tensor_parallel_size
-    if of_each > generator:
-        takes, share = in_gib(of_each, generator)
-        raise ConfigError(
-            f"GPU memory: a generator's weights take {takes} GiB on each GPU, of {share}. Raise "
-            "strategy.server.gpu_memory_utilization or tensor_parallel_size."
         )
 
 
@@ -112,22 +202,4 @@ def check_shared_memory(transport: str, needed: int) -> None:
             f"{SHARED_MEMORY} has {has} GiB free, and strategy.weight_transfer {transport} takes "
             f"{takes}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, "
             "or `docker run --shm-size` for a container."
-        )
-
-
-def check_disk(trainer: L.Trainer, weights: int) -> None:
-    """Checks that a checkpoint fits on the disk of the run's folder."""
-    saved = [
-        1 if callback.save_weights_only else COPIES_PER_CHECKPOINT
-        for callback in trainer.checkpoint_callbacks
-        if hasattr(callback, "save_weights_only")
-    ]
-    folder = run_folder(trainer).expanduser().absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    disk = shutil.disk_usage(there)
-    if saved and disk.total and max(saved) * weights > disk.free:
-        free, taken = in_gib(disk.free, max(saved) * weights)
-        raise ConfigError(
-            f"{folder}: {free} GiB are free, and a checkpoint takes {taken}. Choose another "
-            "trainer.default_root_dir, or set ModelCheckpoint.save_weights_only."
         )

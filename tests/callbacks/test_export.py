@@ -1,8 +1,5 @@
 """The upload of an exported policy: refused before a run if it cannot be, whole with its card, and
-no loss for the run if the hub fails.
-
-Covers callbacks/model_card.py.
-"""
+no loss for the run if the hub fails."""
 
 from __future__ import annotations
 
@@ -136,12 +133,18 @@ FAULTS: dict[str, tuple[dict[str, Any], float, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_hub_that_fails_costs_the_run_nothing_and_the_log_says_how_to_upload(
-    policy: str, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture, fault: str
+    policy: str,
+    tmp_path: Path,
+    hub: Hub,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
 ) -> None:
     state, timeout_s, said = FAULTS[fault]
     vars(hub).update(state)
+    monkeypatch.setattr("lrl.callbacks.export.UPLOAD_S", timeout_s)
     folder = tmp_path / "policy"
-    export = Export(str(folder), push_to_hub=NAME, upload_timeout_s=timeout_s)
+    export = Export(str(folder), push_to_hub=NAME)
     fit(policy, trainer(tmp_path, export, max_steps=1))
     assert f"hf upload {NAME} {folder}" in caplog.text and said in caplog.text
     assert (folder / "model.safetensors").exists() and not hub.commits

@@ -81,11 +81,6 @@ TRAINER = [
     (only(RARE), "WeightSync.every_n_steps is 4", "data.max_lag is 1", "at least 3"),
     (callback("Evaluation", prompts=ROWS, samples=4), "Evaluation.samples is 4", "temperature 0"),
     (callback("Evaluation", prompts=ROWS, by="[level]"), "Evaluation.by", "level", "answer"),
-    (callback("ModelCheckpoint", monitor="eval/rows/accuracy"), "no lrl.callbacks.Evaluation"),
-    (
-        f"{EVALUATION} {callback('EarlyStopping', monitor='eval/row/accuracy')}",
-        *("EarlyStopping.monitor is 'eval/row/accuracy'", "It gives eval/rows/reward"),
-    ),
     (f"{EVALUATION} {EVALUATION}", "lrl.callbacks.Evaluation", "'rows'", "name"),
     (callback("Export", folder="{in}/models/whole"), "Export.folder", "models/whole"),
     ("--model.schedule cosine --trainer.max_steps -1", "model.schedule='cosine'", "max_steps"),

@@ -3,7 +3,7 @@ starts.
 
 Every case changes one thing on the command line of a small run that is right in everything.
 
-Covers lrl/preflight/data.py, model.py, lrl/cli/setting_errors.py.
+Covers lrl/preflight/model.py, lrl/cli/setting_errors.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from lrl.cli.main import main, recipes
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from lrl.trainer import USUAL_CALLBACKS
-from lrl.weights.version_file import SHARED_MEMORY
 from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make
 
@@ -188,17 +187,12 @@ def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> Non
     assert "LOCAL_RANK" not in os.environ, "it would wait for ranks that nobody starts"
 
 
-NOTHING_FREE, ALL_FREE = (SimpleNamespace(total=2**40, used=0, free=free) for free in (1000, 2**40))
-
+NOTHING_FREE = SimpleNamespace(total=2**40, used=0, free=1000)
 
 MEMORY = ("Memory", "trainer ", "keys and values 1)", "there are 0.0009766", "kv_cache_gib")
 TOO_LITTLE: dict[str, tuple[str, Any, str, tuple[str, ...]]] = {
     "memory": ("lrl.preflight.resources.memory_here", lambda: 2**20, "", MEMORY),
     "shared memory": ("shutil.disk_usage", lambda path: NOTHING_FREE, "", ("/dev/shm", "remount")),
-    "the disk": (
-        *("shutil.disk_usage", lambda path: ALL_FREE if path == SHARED_MEMORY else NOTHING_FREE),
-        *("", ("GiB are free, and a checkpoint takes", "ModelCheckpoint.save_weights_only")),
-    ),
     "shared memory for the generators' files": (
         *("shutil.disk_usage", lambda path: NOTHING_FREE),
         *("--trainer.strategy.weight_transfer pull", ("weight_transfer pull takes",)),

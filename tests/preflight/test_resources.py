@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lrl.preflight.resources import GIB, check_gpus
+from lrl.preflight.resources import GIB, check_gpu
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,6 @@ from lrl.preflight.resources import GIB, check_gpus
         (0.9, 3, True, "beside a generator's 9 "),
         (0.5, 3, True, None),
         (0.9, 11, False, "the GPU has 10"),
-        (0.1, 3, False, "gpu_memory_utilization or tensor_parallel_size"),
     ],
 )
 def test_a_gpu_that_is_too_small_is_an_error(
@@ -30,8 +29,8 @@ def test_a_gpu_that_is_too_small_is_an_error(
 ) -> None:
     gpu = SimpleNamespace(total_memory=10 * GIB)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
-    server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
+    server = SimpleNamespace(gpu_memory_utilization=share)
     root = torch.device("cuda:0")
     strategy = SimpleNamespace(server_settings=server, root_device=root, shares_device=shared)
     with pytest.raises(ValueError, match=named) if named else nullcontext():
-        check_gpus(strategy, trainer_gib * GIB, 2 * GIB)
+        check_gpu(strategy, trainer_gib * GIB)

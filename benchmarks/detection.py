@@ -22,7 +22,7 @@ import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from lrl.generators.generator import State, gather
-from lrl.training.model import text_as_micro_batch
+from lrl.training.collate import text_as_micro_batch
 from lrl.weights.proof import FIRST_PROOF_TOKENS_ON_CPU, Proof
 from tests.tiny_families import save_tiny
 

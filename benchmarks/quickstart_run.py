@@ -20,7 +20,7 @@ from lrl.callbacks import Evaluation, Throughput, WeightSync
 from lrl.objectives import Objective
 from lrl.quickstart.task import correct
 from lrl.quickstart.warmup import make_policy
-from lrl.training.schedule import Schedule
+from lrl.training.optimizers import Schedule
 
 POLICIES = Path("runs/quickstart")
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 32

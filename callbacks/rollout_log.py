@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, run_of
 from lrl.errors import at_least
-from lrl.objectives.diagnostics import MAX_LAG_SHOWN
+from lrl.objectives.base import MAX_LAG_SHOWN
 from lrl.rewards.pool import EPISODE_KINDS, KINDS
 from lrl.rollouts.controller import Resumed
 from lrl.system.best_effort import may_not_log, writable

@@ -35,14 +35,15 @@ from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import (
     RoundedAdamW,
+    Schedule,
     check_norm,
+    lr_factor,
     on_cpu_together,
     restart_at,
     scale_and_clip,
     step_schedulers,
     sum_over_ranks,
 )
-from lrl.training.schedule import Schedule, lr_factor
 from lrl.types import Group, MicroBatch, Step
 
 

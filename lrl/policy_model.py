@@ -27,28 +27,22 @@ from lrl.system.machine import trim_heap
 from lrl.system.ranks import Ranks, collective
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
-from lrl.training.collate import blank
+from lrl.training.collate import blank, text_as_micro_batch
 from lrl.training.export import save_policy
 from lrl.training.kernels import Kernels, fuse, fuse_tried
+from lrl.training.logprobs import decoder_of, head_logprobs, last_hidden
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
-from lrl.training.model import (
-    Dtype,
-    ModelSource,
+from lrl.training.model import Dtype, ModelSource, find_model, open_on_ranks, open_tokenizer
+from lrl.training.optimizers import Schedule
+from lrl.training.pieces import (
+    adapter_pieces,
+    checkpoint_pieces,
     checkpoint_weights,
-    decoder_of,
-    find_model,
-    head_logprobs,
-    last_hidden,
-    open_tokenizer,
-    text_as_micro_batch,
     whole_tensors,
 )
-from lrl.training.model_files import open_on_ranks
-from lrl.training.pieces import adapter_pieces, checkpoint_pieces
+from lrl.training.prefix_tree import attention_tokens_of
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
-from lrl.training.schedule import Schedule
 from lrl.training.sharding import Sharding, on_cpu, shard_again
-from lrl.training.tree_cost import attention_tokens_of
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.training.varlen import computes_in, in_its_dtype
 from lrl.types import MicroBatch

@@ -45,7 +45,7 @@ from lrl.policy import PolicyModule
 from lrl.system.ranks import Ranks
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA
-from lrl.training.schedule import lr_factor
+from lrl.training.optimizers import lr_factor
 from lrl.types import MicroBatch
 from tests.policies import (  # noqa: F401 (`one_thread` is a fixture)
     GROUPS,

@@ -1,7 +1,6 @@
 """TRL's side: one run of GRPOTrainer in TRL's own environment; its argument is a `Job` as JSON.
 
-Of lrl it imports the task, the reward and the formula of the learning rate; none of them needs
-lrl's dependencies.
+Of lrl it imports the task and the reward; neither needs lrl's dependencies.
 
 `loss_type="dapo"` with one batch per optimizer step is the sum of token losses over all response
 tokens of the step, end tokens included, as in lrl. TRL's rate would start at 0 and its optimizer be
@@ -37,7 +36,14 @@ from benchmarks.against_trl import settings
 from benchmarks.against_trl.settings import Clock, Job, finish_reason
 from benchmarks.random_policy import hashed
 from lrl.quickstart.task import correct
-from lrl.training.schedule import lr_factor
+
+
+def lr_factor(step: int, steps: int) -> float:
+    """The same as `lrl.training.optimizers.lr_factor` of a linear schedule."""
+    warmup = settings.WARMUP_STEPS
+    if step < warmup:
+        return (step + 1) / warmup
+    return 1.0 - min(1.0, (step - warmup) / max(1, steps - warmup))
 
 
 class Reward:
@@ -181,7 +187,7 @@ def train(job: Job) -> None:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=job.lr, betas=settings.BETAS, weight_decay=settings.WEIGHT_DECAY
     )
-    factor = partial(lr_factor, settings.SCHEDULE, settings.WARMUP_STEPS, job.steps)
+    factor = partial(lr_factor, steps=job.steps)
     reward = Reward(tokenizer.eos_token_id, timed=bool(lengths))
     measure = Measure(job, reward)
     measure.trainer = trainer = Trainer(

@@ -26,8 +26,8 @@ from benchmarks import arguments, records
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.rows import make_parser, parse
 from lrl.training import varlen
-from lrl.training.collate import fill_rows
-from lrl.training.prefix_tree import PrefixTree, text_sequence
+from lrl.training.collate import fill_rows, text_sequence
+from lrl.training.prefix_tree import PrefixTree
 from lrl.types import MicroBatch
 
 HEADS, KV_HEADS, HEAD_SIZE = 12, 2, 128

@@ -35,7 +35,8 @@ from benchmarks.runs import EveryStep, quiet_trainer
 from lrl.planning.model_shape import read_shape
 from lrl.planning.roofline import Held, training_memory
 from lrl.training.kernels import Kernels
-from lrl.training.model import FUSED_HEAD, Dtype, open_tokenizer
+from lrl.training.logprobs import FUSED_HEAD
+from lrl.training.model import Dtype, open_tokenizer
 
 MAX_PROMPT_TOKENS = 512
 WARM_UP_STEPS = 2

@@ -80,12 +80,8 @@ def _policy(
     """Returns the policy's model, its weights by name, with the adapters merged, and their kind;
     raises ValueError, beginning with `other`, if the weights are of another model."""
     from lrl.training.lora import LoRA, is_adapter
-    from lrl.training.model import (
-        ModelSource,
-        open_meta_model,
-        unique_tensors,
-        whole_tensors,
-    )
+    from lrl.training.model import ModelSource, open_meta_model
+    from lrl.training.pieces import unique_tensors, whole_tensors
 
     if "lora" not in state:
         network = open_meta_model(base, None).to(next(iter(found.values())).dtype)

@@ -25,7 +25,7 @@ from lrl.planning.roofline import (
 )
 from lrl.planning.search import Search, best
 from lrl.planning.workload import FORMS, Workload, parse_lengths
-from lrl.training.tree_cost import attention_tokens_of
+from lrl.training.prefix_tree import attention_tokens_of
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,10 +7,9 @@ from lrl.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from lrl.objectives.aipo import AIPO
-    from lrl.objectives.base import Objective, Tokens
+    from lrl.objectives.base import Diagnostics, Objective, Tokens, check_mismatch
     from lrl.objectives.cispo import CISPO
     from lrl.objectives.decoupled_ppo import DecoupledPPO
-    from lrl.objectives.diagnostics import Diagnostics, check_mismatch
     from lrl.objectives.gspo import GSPO
     from lrl.objectives.icepop import IcePop
     from lrl.objectives.ppo import PPO

@@ -32,7 +32,7 @@ from lrl.rollouts.timeline import (
 )
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
-from lrl.training.tree_cost import tree_lengths
+from lrl.training.prefix_tree import tree_lengths
 from lrl.types import Group, Prompt, Rollout, Sampling
 
 UNLIMITED = 2**62
@@ -65,7 +65,7 @@ class Simulation:
     placement: Literal["split", "shared"] = "split"
     """`shared`: both sides have all devices, and none trains while responses are written."""
     attention_tokens: int = 0
-    """See `lrl.training.tree_cost`; 0 gives each response its own prompt in training."""
+    """See `lrl.training.prefix_tree`; 0 gives each response its own prompt in training."""
 
     def __post_init__(self) -> None:
         if self.placement == "shared" and self.max_lag:

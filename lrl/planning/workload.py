@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrl.planning.costs import GeneratorCosts
-from lrl.training.tree_cost import cheapest_trees
+from lrl.training.prefix_tree import cheapest_trees
 
 POINTS = 2048
 """Quantiles of a distribution that is given by a formula."""
@@ -156,7 +156,7 @@ class Workload:
     lengths: Quantiles
     """Tokens of the responses."""
     attention_tokens: int = 0
-    """See `lrl.training.tree_cost`; 0 if each response carries its own prompt through training."""
+    """See `lrl.training.prefix_tree`; 0 if each response carries its own prompt through training."""
 
     @property
     def samples(self) -> int:

@@ -24,7 +24,7 @@ from lrl.members.run_file import fault_without_token
 from lrl.objectives import Tokens
 from lrl.strategies.generator_devices import AsyncSingleDevice, GeneratorDevices
 from lrl.training.beside.reference import Reference
-from lrl.training.schedule import check_end
+from lrl.training.optimizers import check_end
 from lrl.workers.worker import names_main
 
 if TYPE_CHECKING:

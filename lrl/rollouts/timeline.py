@@ -54,7 +54,7 @@ class StepRecord:
     tokens: int
     """Trained response tokens."""
     attention_tokens: int = 0
-    """See `lrl.training.tree_cost`; 0 if each response carried its own prompt through training."""
+    """See `lrl.training.prefix_tree`; 0 if each response carried its own prompt through training."""
     lags: dict[int, int] = field(default_factory=dict)
     """lag -> response tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0

@@ -7,17 +7,25 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from lrl.training.prefix_tree import (
-    PrefixTree,
-    TrainingSample,
-    prefix_trees,
-    samples_of,
-    text_sequence,
-)
+from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
 from lrl.types import Group, MicroBatch, Rollout, SequenceBounds, Step
 
 Numbers = Iterator[tuple[Rollout, Tensor]]
 """Rollouts, each with one number or several for each of its tokens."""
+
+
+def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:
+    """Returns a text as a rollout after one token: every token but the first is a label."""
+    first, *rest = token_ids
+    rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))
+    return TrainingSample(
+        group, [first], rollout=rollout, advantages=torch.zeros(()), trained=[True] * len(rest)
+    )
+
+
+def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatch:
+    """Returns one row in which every token but the first is a label, at temperature 1."""
+    return fill_rows([[PrefixTree([text_sequence(token_ids)])]], temperature=1.0).to(device)
 
 
 def blank() -> MicroBatch:

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError
 from lrl.system.ranks import Ranks
-from lrl.training.model import FUSED_HEAD, shortened
+from lrl.training.logprobs import FUSED_HEAD
 from lrl.training.sharding import layers_of, own_part
-from lrl.training.trials import Result, gap, rounding_gap
+from lrl.training.trials import Result, gap, rounding_gap, shortened
 
 log = logging.getLogger(__name__)
 

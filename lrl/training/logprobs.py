@@ -24,7 +24,14 @@ from functools import cache
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lrl.training import varlen
+from lrl.types import MicroBatch
+
+FUSED_HEAD = "lrl_fused_head"
+"""The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +249,62 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor)
 
 def _slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+# ---- of a model
+
+
+def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
+    """Returns the last hidden state of a micro-batch: [R, L, H]."""
+    hidden: Tensor = decoder(
+        input_ids=micro.input_ids,
+        position_ids=micro.position_ids,
+        use_cache=False,
+        **varlen.arguments(decoder, micro),
+    ).last_hidden_state
+    return hidden
+
+
+def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
+    """Returns the log-probs of a micro-batch's labels at its temperature: float32 [R, L], nats, 0
+    where the mask is false. `chunk_tokens` is as for `token_logprobs`."""
+    return head_logprobs(network, last_hidden(decoder_of(network), micro), micro, chunk_tokens)
+
+
+def head_logprobs(
+    network: PreTrainedModel, hidden: Tensor, micro: MicroBatch, chunk_tokens: int
+) -> Tensor:
+    """Returns the log-probs of `label_logprobs` from the last hidden state."""
+    head = network.get_output_embeddings()
+    # Mamba's residual stream is float32 whatever the weights are.
+    logprobs = token_logprobs(
+        micro.of_labels(hidden).to(head.weight.dtype),
+        head.weight,
+        micro.of_labels(micro.labels),
+        bias=getattr(head, "bias", None),
+        temperature=micro.temperature,
+        transform=LogitTransform.from_config(network.config.get_text_config()),
+        chunk_tokens=chunk_tokens,
+        fused=getattr(network, FUSED_HEAD, False),
+    )
+    return micro.at_labels(logprobs)
+
+
+class LabelLogprobs(nn.Module):
+    """`label_logprobs` of a network as a module, which can be sharded as the root."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, micro: MicroBatch, chunk_tokens: int) -> Tensor:
+        """See `label_logprobs`."""
+        return label_logprobs(self.network, micro, chunk_tokens)
+
+
+def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
+    """Returns the part of a causal language model that computes the last hidden state."""
+    decoder = network.get_decoder()
+    # Llama 4 and the text side of Mllama name another part as their base, so get_decoder returns
+    # the whole.
+    return network.model if decoder is network else decoder

@@ -1,23 +1,20 @@
-"""The policy as a Hugging Face model: opening it, its log-probs over packed rows, its weights by
-checkpoint names.
+"""A Hugging Face model and how it is opened, on one rank and on all.
 
-Trainer and generator must compute the same log-probs. So dropout and router noise are off, and a
-model that changes its logits in a way `LogitTransform` does not know is refused.
-`lrl.training.trials` tests that responses do not see each other.
+Trainer and generator must compute the same log-probs, so dropout and router noise are off, and
+`lrl.training.trials` refuses what lrl would compute differently.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
-from lightning.fabric.utilities.rank_zero import _get_rank
+from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,17 +22,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.errors import ConfigError
 from lrl.system import hub, import_by_name
-from lrl.training import lora, varlen
-from lrl.training.collate import fill_rows
-from lrl.training.logprobs import LogitTransform, token_logprobs
-from lrl.training.merging import merge
-from lrl.training.prefix_tree import PrefixTree, text_sequence
-from lrl.training.sharding import parameters_without_memory, whole_on
-from lrl.types import MicroBatch
+from lrl.system.ranks import Ranks, explain_broken_collective
+from lrl.training.sharding import give_memory, parameters_without_memory
+from lrl.training.trials import cannot_have_varlen, check_logits, shortened
+from lrl.training.varlen import VARLEN, is_flash
+
+log = logging.getLogger(__name__)
 
 Dtype = Literal["float32", "bfloat16"]
 REMEDY = "Take the bfloat16 copy from which it was made."
@@ -43,10 +38,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Numbers that are weights as they are, by their names in a file of safetensors."""
 PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
 """The ends of names of weights; a buffer of integers, such as a mask, has another."""
-LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
-"""Words in errors of an installation that does not fit, never of a model."""
-FUSED_HEAD = "lrl_fused_head"
-"""The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
 
 
 def is_made(model: str) -> bool:
@@ -91,7 +82,7 @@ class ModelSource:
     """Whether the passes are in 16 bits on a CUDA device, as flash kernels need it."""
 
     def __post_init__(self) -> None:
-        if varlen.is_flash(self.attention) and not self.takes_flash:
+        if is_flash(self.attention) and not self.takes_flash:
             raise ConfigError(
                 f"model.attention is {self.attention!r}, which computes in 16 bits on a GPU (Ampere "
                 "or newer): train on one, with trainer.precision bf16-mixed or model.dtype bfloat16, "
@@ -120,7 +111,7 @@ class ModelSource:
                 "folder."
             )
         network = self._prepared(network).to(device)
-        _check_logits(network)
+        check_logits(network)
         return network
 
     def open_empty(self, config: Any) -> PreTrainedModel:
@@ -205,159 +196,6 @@ def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
         raise ValueError(f"model={folder!r}: {shortened(error)}") from error
 
 
-def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
-    """Returns the last hidden state of a micro-batch: [R, L, H]."""
-    hidden: Tensor = decoder(
-        input_ids=micro.input_ids,
-        position_ids=micro.position_ids,
-        use_cache=False,
-        **varlen.arguments(decoder, micro),
-    ).last_hidden_state
-    return hidden
-
-
-def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
-    """Returns the log-probs of a micro-batch's labels at its temperature: float32 [R, L], nats, 0
-    where the mask is false. `chunk_tokens` is as for `token_logprobs`."""
-    return head_logprobs(network, last_hidden(decoder_of(network), micro), micro, chunk_tokens)
-
-
-def head_logprobs(
-    network: PreTrainedModel, hidden: Tensor, micro: MicroBatch, chunk_tokens: int
-) -> Tensor:
-    """Returns the log-probs of `label_logprobs` from the last hidden state."""
-    head = network.get_output_embeddings()
-    # Mamba's residual stream is float32 whatever the weights are.
-    logprobs = token_logprobs(
-        micro.of_labels(hidden).to(head.weight.dtype),
-        head.weight,
-        micro.of_labels(micro.labels),
-        bias=getattr(head, "bias", None),
-        temperature=micro.temperature,
-        transform=LogitTransform.from_config(network.config.get_text_config()),
-        chunk_tokens=chunk_tokens,
-        fused=getattr(network, FUSED_HEAD, False),
-    )
-    return micro.at_labels(logprobs)
-
-
-class LabelLogprobs(nn.Module):
-    """`label_logprobs` of a network as a module, which can be sharded as the root."""
-
-    def __init__(self, network: PreTrainedModel) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, micro: MicroBatch, chunk_tokens: int) -> Tensor:
-        """See `label_logprobs`."""
-        return label_logprobs(self.network, micro, chunk_tokens)
-
-
-def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
-    """Returns the part of a causal language model that computes the last hidden state."""
-    decoder = network.get_decoder()
-    # Llama 4 and the text side of Mllama name another part as their base, so get_decoder returns
-    # the whole.
-    return network.model if decoder is network else decoder
-
-
-def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatch:
-    """Returns one row in which every token but the first is a label, at temperature 1."""
-    return fill_rows([[PrefixTree([text_sequence(token_ids)])]], temperature=1.0).to(device)
-
-
-def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor of the network once, as this rank has it, with its name in memory.
-
-    Tied weights are one tensor with several names: only the first name comes.
-    """
-    seen: set[int] = set()
-    for name, tensor in network.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor.detach()
-
-
-def base_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields `unique_tensors` but the adapters, by the names that they have without adapters."""
-    found = unique_tensors(network)
-    return ((lora.plain(name), tensor) for name, tensor in found if not lora.is_adapter(name))
-
-
-def whole_tensors(
-    network: nn.Module, merged_in: torch.dtype | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields `base_tensors` whole on rank 0 (`lrl.training.sharding.whole_on`), with their adapters
-    merged in, in the format `merged_in` or their own."""
-    adapted = lora.adapted_weights(network)
-    for name, tensor in base_tensors(network):
-        whole = whole_on(tensor)
-        if name in adapted:
-            down, up = map(whole_on, lora.factors_of(adapted[name]))
-            if not whole.is_meta:
-                whole = merge(name, whole, down=down, up=up, dtype=merged_in or whole.dtype)
-        yield name, whole
-
-
-def checkpoint_weights(
-    network: PreTrainedModel, merged_in: torch.dtype | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields `whole_tensors` by their names in a Hugging Face checkpoint, a layer at a time."""
-    # transformers keeps some weights, such as experts, in another layout, and only whole layers
-    # convert back.
-    tensors = whole_tensors(network, merged_in)
-    for _, layer in groupby(tensors, key=lambda item: layer_of(item[0])):
-        yield from revert_weight_conversion(network, dict(layer)).items()
-
-
-def layer_of(name: str) -> str:
-    """Returns `model.layers.3` for all weights of layer 3; outside of layers the name itself."""
-    head, dot, tail = name.partition(".layers.")
-    return head + dot + tail.partition(".")[0] if dot else name
-
-
-def _check_logits(network: PreTrainedModel) -> None:
-    """Compares lrl's log-probs with the model's own, to find unknown changes of the logits."""
-    ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
-    micro = text_as_micro_batch(ids.tolist(), network.device)
-    with torch.no_grad(), trial_pass(network):
-        ours = label_logprobs(network, micro, chunk_tokens=len(ids))[0, :-1]
-        given = varlen.arguments(decoder_of(network), micro)
-        logits = network(input_ids=micro.input_ids, use_cache=False, **given).logits[0, :-1].float()
-    theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
-    gap = (ours - theirs).abs().max().item()
-    if not gap < (1e-3 if varlen.computes_in(network) == torch.float32 else 0.25):
-        raise ConfigError(
-            f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after "
-            f"the head in a way lrl does not know (log-probs differ by {gap:.3g} nats). Add it to "
-            "lrl.training.logprobs.LogitTransform."
-        )
-
-
-@contextmanager
-def trial_pass(network: PreTrainedModel) -> Iterator[None]:
-    """For passes that try a model: in the dtype that its attention knows, and what it raises becomes
-    a ConfigError that names it."""
-    try:
-        with varlen.in_its_dtype(network):
-            yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
-        raise
-    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
-        if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
-            raise
-        raise ConfigError(
-            f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
-            f"tokens and their positions alone ({shortened(error)}). Take another model, or another "
-            "attention."
-        ) from error
-
-
-def shortened(error: Exception) -> str:
-    """Returns the class and the message of a library's exception, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-
-
 def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
     if not Path(folder).exists():
         hub.reach()
@@ -371,3 +209,59 @@ def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
             f"model={folder!r}: {kind.__name__} cannot open it. {reason:.300}\nGive a folder in "
             "Hugging Face format, a name on the hub (and a way to reach it), or module:function."
         ) from None
+
+
+# ---- on all ranks
+
+
+def open_on_ranks(
+    source: ModelSource, device: torch.device | str, ranks: Ranks, in_parts: bool
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """Opens a model on all ranks; all of them call it.
+
+    Returns:
+        The model on `device`, twice. With `in_parts`, for `Sharding.divide`: the model without
+        memory for its weights, and on rank 0 the whole one, on the CPU (None on the other ranks).
+    """
+    named = None if source.attention == VARLEN else source.attention
+    opened = replace(source, attention=named)
+    whole = config = None
+    if ranks.rank == 0:
+        masked = None if is_flash(named) else named  # the CPU has no flash kernel
+        on_cpu = replace(source, attention=masked, takes_flash=False)
+        whole = on_cpu.open() if in_parts else opened.open(device)
+        config = open_config(source.folder)
+    config = ranks.share(config)
+    network = opened.open_empty(config) if in_parts or whole is None else whole
+    if not in_parts and ranks.size > 1:
+        # transformers keeps some weights of some families in float32 when it opens files.
+        own = {} if whole is None else {k: one.dtype for k, one in whole.state_dict().items()}
+        dtypes = ranks.share(own)
+        if whole is None:
+            for name, tensor in network.state_dict(keep_vars=True).items():
+                tensor.data = tensor.data.to(dtypes[name])
+            give_memory(network, device, device)
+        with explain_broken_collective():
+            for tensor in network.state_dict().values():
+                dist.broadcast(tensor, 0)
+        whole = network
+    if source.takes_flash and named is None:
+        _choose_attention(network, whole, source, ranks)
+    return network, whole
+
+
+def _choose_attention(
+    network: PreTrainedModel, whole: PreTrainedModel | None, source: ModelSource, ranks: Ranks
+) -> None:
+    """Gives a model lrl's own attention if rank 0, which has it whole, finds that it can have it."""
+    why = ranks.share("" if whole is None else cannot_have_varlen(whole))
+    if why and source.attention is not None:
+        raise ConfigError(
+            f"model.attention is {source.attention!r}, and {source.folder!r} cannot have it: {why}. "
+            "Leave it out."
+        )
+    if not why:
+        network.set_attn_implementation(VARLEN)
+    chosen = network.config._attn_implementation
+    reason = why and f", because {why}"
+    rank_zero_only(log.info)("model=%r: attention %s%s", source.folder, chosen, reason)

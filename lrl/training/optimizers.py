@@ -1,10 +1,10 @@
-"""An optimizer step: the gradient, averaged over ranks, scaled, clipped and finite; the optimizer
-and the schedulers of a user's `configure_optimizers`; and AdamW for bfloat16 weights."""
+"""An optimizer step: the gradient, averaged over ranks, scaled, clipped and finite; the learning
+rate over a run; a user's `configure_optimizers`; and AdamW for bfloat16 weights."""
 
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
@@ -21,6 +21,7 @@ from lrl.system.ranks import explain_rank_loss
 from lrl.training.merging import rounded
 from lrl.training.sharding import own_part
 
+Schedule = Literal["constant", "linear", "cosine"]
 NORM_EPSILON = 1e-6
 """As in torch's `clip_grad_norm_`."""
 BUCKET_BYTES = 2**26
@@ -111,6 +112,31 @@ def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
     norms = [torch.nn.utils.get_total_norm(some) for some in by_mesh.values()]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     return torch.stack(whole).norm() if whole else torch.tensor(0.0)
+
+
+def check_end(schedule: Schedule, max_steps: int) -> None:
+    """Raises ValueError for a schedule that falls to 0 at the end of a run without an end."""
+    if schedule != "constant" and max_steps < 1:
+        raise ConfigError(
+            f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})"
+        )
+
+
+def lr_factor(
+    schedule: Schedule, warmup_steps: int, max_steps: int, step: int, first_step: int = 0
+) -> float:
+    """Returns learning rate over peak at `step` (from 0): 0 before `first_step`, up to 1 in
+    warm-up, then down to 0 at `max_steps`."""
+    if step < first_step:
+        return 0.0
+    step -= first_step
+    max_steps -= first_step
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
 
 
 def check_optimizers(trainer: L.Trainer) -> None:

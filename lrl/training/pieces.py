@@ -13,16 +13,65 @@ from typing import NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
 from lrl.system.ranks import Ranks
-from lrl.training.lora import adapted_weights, factors_of, held_adapters
+from lrl.training.lora import adapted_weights, factors_of, held_adapters, is_adapter, plain
 from lrl.training.merging import DOWN, UP, merge
-from lrl.training.model import base_tensors, layer_of
 from lrl.training.sharding import whole_on
+
+
+def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields every tensor of the network once, as this rank has it, with its name in memory.
+
+    Tied weights are one tensor with several names: only the first name comes.
+    """
+    seen: set[int] = set()
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor.detach()
+
+
+def base_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields `unique_tensors` but the adapters, by the names that they have without adapters."""
+    found = unique_tensors(network)
+    return ((plain(name), tensor) for name, tensor in found if not is_adapter(name))
+
+
+def whole_tensors(
+    network: nn.Module, merged_in: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields `base_tensors` whole on rank 0 (`lrl.training.sharding.whole_on`), with their adapters
+    merged in, in the format `merged_in` or their own."""
+    adapted = adapted_weights(network)
+    for name, tensor in base_tensors(network):
+        whole = whole_on(tensor)
+        if name in adapted:
+            down, up = map(whole_on, factors_of(adapted[name]))
+            if not whole.is_meta:
+                whole = merge(name, whole, down=down, up=up, dtype=merged_in or whole.dtype)
+        yield name, whole
+
+
+def checkpoint_weights(
+    network: PreTrainedModel, merged_in: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields `whole_tensors` by their names in a Hugging Face checkpoint, a layer at a time."""
+    # transformers keeps some weights, such as experts, in another layout, and only whole layers
+    # convert back.
+    tensors = whole_tensors(network, merged_in)
+    for _, layer in groupby(tensors, key=lambda item: layer_of(item[0])):
+        yield from revert_weight_conversion(network, dict(layer)).items()
+
+
+def layer_of(name: str) -> str:
+    """Returns `model.layers.3` for all weights of layer 3; outside of layers the name itself."""
+    head, dot, tail = name.partition(".layers.")
+    return head + dot + tail.partition(".")[0] if dot else name
 
 
 class Piece(NamedTuple):

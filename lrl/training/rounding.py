@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lrl.training.model import decoder_of
+from lrl.training.logprobs import decoder_of
 
 Rounded = Literal["bfloat16", "float16"]
 UNIT: dict[Rounded, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -78,7 +78,7 @@ def rounded_weights(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
             if module is not head and next(module.parameters(recurse=False), None) is not None:
                 hooks.callback(module.register_forward_pre_hook(round_).remove)
                 hooks.callback(module.register_forward_hook(put_back).remove)
-        # lrl reads the head's weight behind the decoder (`lrl.training.model.head_logprobs`).
+        # lrl reads the head's weight behind the decoder (`lrl.training.logprobs.head_logprobs`).
         behind = decoder_of(network).register_forward_hook(lambda *_: round_(head))
         hooks.callback(behind.remove)
         yield

@@ -20,8 +20,8 @@ files. So every W must be the same in a checkpoint as in memory, and the gradien
 import copy
 import logging
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -33,16 +33,11 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.errors import ConfigError
 from lrl.training import varlen
-from lrl.training.collate import fill_rows
+from lrl.training.collate import fill_rows, text_as_micro_batch, text_sequence
+from lrl.training.logprobs import decoder_of, label_logprobs
 from lrl.training.lora import NAME, adapted_layers
-from lrl.training.model import (
-    checkpoint_weights,
-    decoder_of,
-    label_logprobs,
-    text_as_micro_batch,
-    trial_pass,
-)
-from lrl.training.prefix_tree import PrefixTree, text_sequence
+from lrl.training.pieces import checkpoint_weights
+from lrl.training.prefix_tree import PrefixTree
 from lrl.training.rounding import rounding_errors
 from lrl.training.sharding import layers_of, parameters_without_memory
 
@@ -63,6 +58,8 @@ MIN_GAP_16_BITS = 2e-2
 """The same in 16 bits, for a model that hardly rounds."""
 ALWAYS_ALLOWED_GAP = 1e-4
 """Of rows shared by several responses, whatever padding does."""
+LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
+"""Words in errors of an installation that does not fit, never of a model."""
 ADAPTER_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
 """Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the
 format of the pass."""
@@ -186,6 +183,48 @@ def narrowed(network: PreTrainedModel) -> PreTrainedModel:
         learned = own._buffers.keys() - own._non_persistent_buffers_set
         theirs._buffers |= {name: own._buffers[name] for name in learned}
     return narrow.to(network.device)
+
+
+def check_logits(network: PreTrainedModel) -> None:
+    """Compares lrl's log-probs with the model's own, to find unknown changes of the logits."""
+    ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
+    micro = text_as_micro_batch(ids.tolist(), network.device)
+    with torch.no_grad(), trial_pass(network):
+        ours = label_logprobs(network, micro, chunk_tokens=len(ids))[0, :-1]
+        given = varlen.arguments(decoder_of(network), micro)
+        logits = network(input_ids=micro.input_ids, use_cache=False, **given).logits[0, :-1].float()
+    theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
+    gap = (ours - theirs).abs().max().item()
+    if not gap < (1e-3 if varlen.computes_in(network) == torch.float32 else 0.25):
+        raise ConfigError(
+            f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after "
+            f"the head in a way lrl does not know (log-probs differ by {gap:.3g} nats). Add it to "
+            "lrl.training.logprobs.LogitTransform."
+        )
+
+
+@contextmanager
+def trial_pass(network: PreTrainedModel) -> Iterator[None]:
+    """For passes that try a model: in the dtype that its attention knows, and what it raises becomes
+    a ConfigError that names it."""
+    try:
+        with varlen.in_its_dtype(network):
+            yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
+        raise
+    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
+        if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
+            raise
+        raise ConfigError(
+            f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
+            f"tokens and their positions alone ({shortened(error)}). Take another model, or another "
+            "attention."
+        ) from error
+
+
+def shortened(error: Exception) -> str:
+    """Returns the class and the message of a library's exception, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
 
 
 class _Trial:

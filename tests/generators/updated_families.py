@@ -25,7 +25,7 @@ import torch
 import transformers
 
 from lrl.training.lora import LoRA, whole_adapters
-from lrl.training.model import checkpoint_weights
+from lrl.training.pieces import checkpoint_weights
 from lrl.weights.shared_memory import SharedMemory
 from tests.weights.whole_weights import WholeWeights, named
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lrl.callbacks import RolloutFile, RolloutLog
-from lrl.training.schedule import lr_factor
+from lrl.training.optimizers import lr_factor
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import GROUPS, LEARNING_RATE, STEPS, Witness, data_module, fit

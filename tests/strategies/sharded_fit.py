@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import lrl
 from lrl.callbacks import OnRankZero, WeightSync
 from lrl.training.collate import blank
-from lrl.training.model import whole_tensors
+from lrl.training.pieces import whole_tensors
 from lrl.training.sharding import on_cpu
 from lrl.weights.staging import StageOrder
 from tests.checkpoints.test_checkpoint_file import limit_files

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import lrl
 from lrl.system.ranks import Ranks, collective, follow
 from lrl.training.lora import whole_adapters
-from lrl.training.model import checkpoint_weights
+from lrl.training.pieces import checkpoint_weights
 from lrl.training.sharding import Sharding
 from lrl.weights import broadcast as communicator
 from lrl.weights.broadcast import JoinOrder

@@ -17,7 +17,8 @@ from transformers import PreTrainedConfig
 
 from lrl.errors import ConfigError
 from lrl.training.beside.reference import Reference
-from lrl.training.model import ModelSource, whole_tensors
+from lrl.training.model import ModelSource
+from lrl.training.pieces import whole_tensors
 from lrl.training.sharding import tensor_parallel_plan
 from tests.policies import SIZES, gradient, opened, pack, save_model
 from tests.strategies import sharded_step

@@ -1,8 +1,5 @@
 """A run on two machines (network namespaces) that share no folder: how it meets, trains, and ends
-when one is gone.
-
-Covers lrl/training/model_files.py.
-"""
+when one is gone."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from lrl.errors import ConfigError
 from lrl.system.ranks import Ranks
 from lrl.training import logprobs
 from lrl.training.kernels import fuse_tried
-from lrl.training.model import FUSED_HEAD
+from lrl.training.logprobs import FUSED_HEAD
 from tests.policies import GROUPS, SIZES, adapted, opened, pack, save_model
 
 MOST_GRAPHS = 6

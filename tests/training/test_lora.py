@@ -19,7 +19,7 @@ from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA, adapted_layers, base_alone, whole_adapters
-from lrl.training.model import checkpoint_weights
+from lrl.training.pieces import checkpoint_weights
 from lrl.training.trials import check_adapters
 from lrl.weights.version_file import merged
 from tests import policies

@@ -22,8 +22,10 @@ from transformers import PreTrainedModel
 
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
+from lrl.training.collate import text_as_micro_batch
+from lrl.training.logprobs import label_logprobs
 from lrl.training.lora import LoRA, adapted_layers, whole_adapters
-from lrl.training.model import ModelSource, label_logprobs, text_as_micro_batch
+from lrl.training.model import ModelSource
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import MicroBatch
 from lrl.weights.version_file import merged

@@ -1,7 +1,4 @@
-"""Samples of a group read their first tokens once, and each reads what it would read alone.
-
-Covers lrl/training/tree_cost.py.
-"""
+"""Samples of a group read their first tokens once, and each reads what it would read alone."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lrl.training.model import ModelSource, label_logprobs, text_as_micro_batch
+from lrl.training.collate import text_as_micro_batch
+from lrl.training.logprobs import label_logprobs
+from lrl.training.model import ModelSource
 from lrl.training.rounding import rounded_weights, rounding_errors
 from tests.tiny_families import save_tiny
 

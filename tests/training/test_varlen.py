@@ -21,10 +21,9 @@ from lrl.errors import ConfigError
 from lrl.rollouts.packing import Packer
 from lrl.system.ranks import Ranks
 from lrl.training import varlen
-from lrl.training.collate import fill_rows
-from lrl.training.model import ModelSource
-from lrl.training.model_files import open_on_ranks
-from lrl.training.prefix_tree import PrefixTree, text_sequence
+from lrl.training.collate import fill_rows, text_sequence
+from lrl.training.model import ModelSource, open_on_ranks
+from lrl.training.prefix_tree import PrefixTree
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import MicroBatch, SequenceBounds
 from tests.flash_kernel import flash_kernel

@@ -13,7 +13,7 @@ import torch
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator, State
 from lrl.policy import PolicyModule
-from lrl.training.model import text_as_micro_batch
+from lrl.training.collate import text_as_micro_batch
 from lrl.weights.proof import MAX_TOLERANCE_NATS, Expected, Proof, format_of, mean_difference, parts
 from tests.policies import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny

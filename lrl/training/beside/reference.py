@@ -17,8 +17,9 @@ from lrl.errors import ConfigError, at_least, one_of
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.system.ranks import Ranks
 from lrl.training.collate import Numbers
-from lrl.training.model import LabelLogprobs, ModelSource, unique_tensors, whole_tensors
-from lrl.training.model_files import open_on_ranks
+from lrl.training.logprobs import LabelLogprobs
+from lrl.training.model import ModelSource, open_on_ranks
+from lrl.training.pieces import unique_tensors, whole_tensors
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.trials import check_rows
 from lrl.types import Group, MicroBatch

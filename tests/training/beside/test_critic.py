@@ -21,9 +21,8 @@ from lrl.preflight.model import check_beside, shape_of
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
 from lrl.system.ranks import Ranks
-from lrl.training.beside.critic import Critic
+from lrl.training.beside.critic import Critic, TurnCritic
 from lrl.training.beside.reference import Reference
-from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file

@@ -15,7 +15,7 @@ from lrl.objectives import REINFORCE, TBA
 from lrl.policy import PolicyModule
 from lrl.rollouts.learners import Replay
 from lrl.training.beside.reference import Reference
-from lrl.training.model import label_logprobs
+from lrl.training.logprobs import label_logprobs
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.policies import (
@@ -204,7 +204,7 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
         sizes.append(tuple(micro.input_ids.shape))
         return label_logprobs(network, micro, chunk_tokens)
 
-    monkeypatch.setattr("lrl.training.model.label_logprobs", seen)
+    monkeypatch.setattr("lrl.training.logprobs.label_logprobs", seen)
     parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
     assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes)
     assert len(sizes) >= 3

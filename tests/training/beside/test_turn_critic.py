@@ -1,4 +1,7 @@
-"""The critic of turns: its values, targets and gradient, and the steps of its target."""
+"""The critic of turns: its values, targets and gradient, and the steps of its target.
+
+Covers lrl/training/beside/critic.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
-from lrl.training.beside.turn_critic import TurnCritic
+from lrl.training.beside.critic import TurnCritic
 from lrl.types import ENVIRONMENT, Group, Rollout
 from tests.policies import (
     Steps,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.objectives import AIPO, PPO, Diagnostics
-from lrl.objectives.diagnostics import MAX_LAG_SHOWN
+from lrl.objectives.base import MAX_LAG_SHOWN
 from tests.objectives.responses import VERSION, Response, Token, groups_of, sampled, tokens_of
 
 

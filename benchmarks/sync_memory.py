@@ -26,9 +26,8 @@ from benchmarks.arguments import Row
 from benchmarks.gpu.machine import Machine
 from benchmarks.weight_transports import new_policy
 from lrl.system.ranks import follow
-from lrl.weights import broadcast as communicator
 from lrl.weights import nccl
-from lrl.weights.broadcast import JoinOrder
+from lrl.weights.buckets import JoinOrder
 from lrl.weights.staging import StageOrder
 from tests.leftovers import wait_for
 from tests.strategies.forked_ranks import meet, run_ranks
@@ -71,7 +70,7 @@ def measure(args: argparse.Namespace, wanted: list[Row]) -> Iterator[Row]:
 
 
 def be_rank(folder: Path, row: Row) -> None:
-    communicator.join_communicator = Communicator  # type: ignore[assignment]
+    nccl.join_communicator = Communicator  # type: ignore[assignment]
     ranks = meet(folder)
     policy = Divided(str(folder / "model"), ranks, {"shards": ranks.size} if ranks.size > 1 else {})
     if ranks.rank == 0:

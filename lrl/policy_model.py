@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lrl.training.beside.teacher import Teacher
-    from lrl.weights.broadcast import Broadcast, JoinOrder
-    from lrl.weights.buckets import Plan
+    from lrl.weights.buckets import JoinOrder, Plan
+    from lrl.weights.nccl import Broadcast
 
 Output = Literal["logprobs", "values", "both"]
 TRIED_TOKENS = 32
@@ -396,7 +396,7 @@ class PolicyModel(L.LightningModule):
     @collective
     def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
         """Has all ranks join a communicator (`Broadcast.join`)."""
-        from lrl.weights.broadcast import Broadcast  # here: NCCL alone needs it
+        from lrl.weights.nccl import Broadcast  # here: NCCL alone needs it
 
         broadcast = self.broadcasts.setdefault(pool, Broadcast())
         shard_again(self)

@@ -125,7 +125,7 @@ def test_planning_is_imported_by_its_command_alone() -> None:
 
 
 def test_vllm_is_imported_in_one_room_and_for_nccls_communicator() -> None:
-    ends = {"lrl.weights.broadcast"}
+    ends = {"lrl.weights.nccl"}
     known = modules(ROOT)
     found = {
         name

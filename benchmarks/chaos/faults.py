@@ -19,7 +19,7 @@ import psutil
 
 from tests.leftovers import words
 
-PARTS = {"API server": "api_server", "EngineCore": "EngineCore", "Worker": "Worker"}
+PARTS = {"API server": "vllm_plugin", "EngineCore": "EngineCore", "Worker": "Worker"}
 """The processes of a generator, and a word of their command lines."""
 WITH_A_WORKER = {"distributed-executor-backend": "mp"}
 """Flags of a server whose worker is a separate process, as with several GPUs: it can then be

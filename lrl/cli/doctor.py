@@ -214,7 +214,7 @@ def transports(gpus: int) -> Check:
     if "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
         return Check(name, "wrong", "vLLM does not find lrl's plugin", REINSTALL)
     try:
-        from lrl.weights import TRANSPORTS
+        from lrl.weights.transport import TRANSPORTS
     except (ImportError, OSError) as error:
         return Check(name, "wrong", f"lrl.weights cannot be imported: {error}", REINSTALL)
     needed = {"ipc": 1, "nccl": 2}

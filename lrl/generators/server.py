@@ -233,7 +233,7 @@ class Server:
         around = [word for layer in layers for word in ("--middleware", layer)]
         # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a
         # `random.py`.
-        return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
+        return [sys.executable, "-P", "-m", "lrl.vllm_plugin.plugin", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment with vLLM's, and without what is the trainer's

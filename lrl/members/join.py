@@ -24,7 +24,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.members.registry import LONGEST_NODE, JoinSpec, Kind, Member, RunClient, Status
 from lrl.members.run_file import find_run
 from lrl.system.endpoint import Location, own_address_towards, stays_here
-from lrl.weights import find_transport
+from lrl.weights.transport import find_transport
 from lrl.workers.remote import WorkersServer
 
 POLL_S = 0.5

@@ -83,7 +83,7 @@ class JoinSpec:
     settings: dict[str, Any]
     """The fields of `ServerSettings`."""
     transport: str
-    """One of `lrl.weights.TRANSPORTS`."""
+    """One of `lrl.weights.transport.TRANSPORTS`."""
     run_id: str
     on_cpu: bool
     generators: int

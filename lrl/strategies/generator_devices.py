@@ -36,7 +36,7 @@ from lrl.system.machine import share_cores
 from lrl.system.ranks import Ranks
 from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
-from lrl.weights import Machine, Transport, choose_transport
+from lrl.weights.transport import Machine, Transport, choose_transport
 from lrl.workers.pool import Members
 
 if TYPE_CHECKING:

@@ -2,5 +2,5 @@
 weight transfer.
 
 Outside of this room vLLM is imported only where a server is started and at the trainer's end of NCCL
-(`weights/broadcast.py`). `tests/vllm_contract/relied_on.py` lists every name of vLLM that lrl touches.
+(`weights/nccl.py`). `tests/vllm_contract/relied_on.py` lists every name of vLLM that lrl touches.
 """

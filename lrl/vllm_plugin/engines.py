@@ -41,8 +41,8 @@ from vllm.model_executor.model_loader.reload import (
 
 from lrl.system.machine import trim_heap
 from lrl.training.merging import UP
-from lrl.weights.broadcast import abort, join_communicator
 from lrl.weights.buckets import Bucket, Plan, buckets_of, damaged, exchange, raise_if_damaged
+from lrl.weights.nccl import abort, join_communicator
 from lrl.weights.version_file import check_file, merged
 
 Init = TypeVar("Init", bound=WeightTransferInitInfo)

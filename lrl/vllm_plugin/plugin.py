@@ -1,16 +1,23 @@
-"""The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
+"""A generator's program, and the vLLM plugin (entry point `vllm.general_plugins`) that is loaded in
+each of its processes.
 
-It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that
-come together and tell their versions. On a CPU it lets the engine be a fork.
+    python -m lrl.vllm_plugin.plugin FLAGS      vLLM's API server
+
+The plugin registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those
+that come together and tell their versions. On a CPU it lets the engine be a fork.
 """
 
 import functools
 import os
+import runpy
 from typing import Any
 
-import torch
+from lrl.system.imports import quick_imports
 
-from lrl.vllm_plugin import output_batching
+if __name__ in ("__main__", "__mp_main__"):
+    # Nearly all that a server imports, and a spawned engine, which imports this module again.
+    with quick_imports():
+        import vllm.v1.engine.async_llm  # noqa: F401
 
 ENGINES = {
     "shared_memory": "FileEngine",
@@ -25,7 +32,10 @@ METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 @functools.cache
 def register() -> None:
     """Does all of it, once: vLLM may call this more often in a process."""
+    import torch
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    from lrl.vllm_plugin import output_batching
 
     for name, engine in ENGINES.items():
         WeightTransferEngineFactory._registry.pop(name, None)
@@ -57,3 +67,8 @@ def let_engines_fork() -> None:
             os.environ[METHOD] = method
 
     platform.check_and_update_config = classmethod(keeping)
+
+
+if __name__ == "__main__":
+    # In a namespace of its own: this module stays `__main__`, which a spawned engine imports.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

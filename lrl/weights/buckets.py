@@ -61,6 +61,18 @@ class Bucket:
             yield spec.name, tensor
 
 
+@dataclass(frozen=True)
+class JoinOrder:
+    """Rank 0's order to join a communicator."""
+
+    unique_id: bytes
+    size: int
+    """Members: the ranks, then the workers of all generators."""
+    narrow: torch.dtype
+    """The generators' number format (`lrl.weights.version_file.transfer_dtype`)."""
+    bucket_bytes: int
+
+
 Plan = dict[str, Any]
 """The division of all weights into buckets, which both ends know; travels as JSON."""
 
@@ -126,6 +138,12 @@ def raise_if_damaged(found: Tensor) -> None:
     """Waits for the device."""
     if found.any():
         raise ValueError("weights have arrived damaged: a checksum does not fit")
+
+
+def this_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def checksum(words: Tensor) -> Tensor:

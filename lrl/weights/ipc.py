@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from lrl.training.pieces import Piece
-from lrl.weights.broadcast import this_device
-from lrl.weights.buckets import Bucket, buckets_of, plan_of
+from lrl.weights.buckets import Bucket, buckets_of, plan_of, this_device
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Machine, Policy, Transport
 from lrl.weights.version_file import spec_of

@@ -1,12 +1,14 @@
-"""The base of a weight transport: the trainer's end of a transfer, all that is particular to it. The
+"""The base of a weight transport, the trainer's end of a transfer, and which one a run takes. The
 other end is vLLM's engine of the same name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lrl.system.endpoint import LOOPBACK, Endpoint
+from lrl.errors import ConfigError
+from lrl.system.endpoint import LOOPBACK, Endpoint, is_loopback
 
 if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from concurrent.futures import Future
@@ -15,8 +17,7 @@ if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
 
     from lrl.generators.settings import ServerSettings
     from lrl.system.ranks import Ranks
-    from lrl.weights.broadcast import JoinOrder
-    from lrl.weights.buckets import Plan
+    from lrl.weights.buckets import JoinOrder, Plan
     from lrl.weights.pool_calls import Failures, PoolCalls
     from lrl.weights.staging import Served, Staged, StageOrder
 
@@ -132,3 +133,47 @@ class Transport:
 
     def close(self) -> None:
         """Releases the resources of `connect`; idempotent."""
+
+
+TRANSPORTS = {
+    "ipc": "lrl.weights.ipc:Ipc",
+    "nccl": "lrl.weights.nccl:Nccl",
+    "shared_memory": "lrl.weights.shared_memory:SharedMemory",
+    "pull": "lrl.weights.pull:Pull",
+}
+"""The class of each transport; `auto` takes the first that works on this machine, and for joining
+generators if others may join."""
+ON_CUDA = ("ipc", "nccl")
+"""Transports between GPUs, which a run on a CPU does not import."""
+
+
+def find_transport(name: str) -> type[Transport]:
+    """Returns the class of a transport; raises ConfigError for an unknown name."""
+    if name not in TRANSPORTS:
+        raise ConfigError(
+            f"strategy.weight_transfer is {name!r}; choose auto, {', '.join(TRANSPORTS)}."
+        )
+    module, _, attribute = TRANSPORTS[name].partition(":")
+    found: type[Transport] = getattr(import_module(module), attribute)
+    return found
+
+
+def choose_transport(name: str, machine: Machine) -> type[Transport]:
+    """Returns the transport that `strategy.weight_transfer` stands for on `machine`; raises
+    ConfigError if the name is unknown or the machine does not allow it."""
+    if name != "auto":
+        chosen = find_transport(name)
+        if why := chosen.refusal(machine):
+            raise ConfigError(
+                f"strategy.weight_transfer is {name!r}, {why}. Change that, or take auto."
+            )
+        return chosen
+    is_open = not is_loopback(machine.host)
+    for one in TRANSPORTS:
+        if one in ON_CUDA and not machine.on_cuda:
+            continue
+        found = find_transport(one)
+        why = found.refusal(machine)
+        if not why and not (is_open and found.join_refusal(False, machine.host)):
+            return found
+    raise ConfigError(f"strategy.weight_transfer is 'auto', {why}.")

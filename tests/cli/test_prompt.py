@@ -104,7 +104,7 @@ def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_
     )
     assert answer["object"] == "chat.completion" and answer["usage"]["completion_tokens"] >= 1
     command_lines = (tmp_path / "command_lines").read_bytes()
-    assert b"lrl.vllm_plugin.api_server" in command_lines, "it has seen them all"
+    assert b"lrl.vllm_plugin.plugin" in command_lines, "it has seen them all"
     files = [path for folder in (run, tmp_path) for path in folder.rglob("*") if path.is_file()]
     assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
 

@@ -20,8 +20,8 @@ from lrl.system.ranks import Ranks, collective, follow
 from lrl.training.lora import whole_adapters
 from lrl.training.pieces import checkpoint_weights
 from lrl.training.sharding import Sharding
-from lrl.weights import broadcast as communicator
-from lrl.weights.broadcast import JoinOrder
+from lrl.weights import nccl
+from lrl.weights.buckets import JoinOrder
 from lrl.weights.staging import StageOrder
 from tests.strategies.forked_ranks import meet
 from tests.strategies.sharded_step import LORA, UNDIVIDED, fill_new_weights
@@ -73,7 +73,7 @@ def main(models: Path, folder: Path, sizes: dict[str, int], offload: bool) -> No
     """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh, and weights
     that `offload` wait on the CPU."""
     them = meet(folder)
-    communicator.join_communicator = Communicator
+    nccl.join_communicator = Communicator
     for model in sorted(models.iterdir()):
         if "tensor" in sizes and model.name in UNDIVIDED:
             continue

@@ -160,13 +160,13 @@ MEMBERS = (
         "use_tqdm_on_load",
     ),
     Members(
-        "weights/broadcast.py",
+        "weights/nccl.py",
         "vllm.distributed.device_communicators.pynccl",
         "PyNcclCommunicator",
         "disabled available device nccl comm rank broadcast() group_start() group_end()",
     ),
     Members(
-        "weights/broadcast.py",
+        "weights/nccl.py",
         "vllm.distributed.device_communicators.pynccl_wrapper",
         "NCCLLibrary",
         "ncclGetUniqueId() ncclCommAbort()",
@@ -247,7 +247,7 @@ CALLS = (
         "DefaultModelLoader.get_all_weights",
         2,
     ),
-    Call("weights/broadcast.py", f"{TRANSFER}.nccl_common", "uid_init_process_group", 4),
+    Call("weights/nccl.py", f"{TRANSFER}.nccl_common", "uid_init_process_group", 4),
     Call(
         "weights/buckets.py",
         "vllm.distributed.device_communicators.pynccl",

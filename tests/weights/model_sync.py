@@ -14,9 +14,8 @@ import torch
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.system.ranks import Ranks
-from lrl.weights import Transport
 from lrl.weights.pool_calls import PoolCalls
-from lrl.weights.transport import Policy
+from lrl.weights.transport import Policy, Transport
 
 INIT, PAUSE, UPDATE = (
     "/init_weight_transfer_engine",

@@ -1,6 +1,6 @@
 """Weights that travel in buckets from several ranks.
 
-Covers lrl/weights/buckets.py, broadcast.py.
+Covers lrl/weights/buckets.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from lrl.system.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
-from lrl.weights import broadcast as communicator
-from lrl.weights.broadcast import Broadcast, JoinOrder
-from lrl.weights.buckets import Bucket, buckets_of, checksum, damaged, plan_of
+from lrl.weights import nccl
+from lrl.weights.buckets import Bucket, JoinOrder, buckets_of, checksum, damaged, plan_of
+from lrl.weights.nccl import Broadcast
 from lrl.weights.version_file import spec_of
 from tests.weights.nccl_over_gloo import Communicator, install, receive
 from tests.weights.test_staging import models, pieces, weights_of
@@ -95,7 +95,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
     weights = weights_of([([9, 4], torch.float32), ([5, 40], torch.float32), ([3], torch.float32)])
     sent = WeightsOfRanks(lambda: iter(weights.items()), threaded_ranks(3))
-    unique_id = communicator.new_unique_id()
+    unique_id = nccl.new_unique_id()
     with ThreadPoolExecutor() as worker:
         joined = worker.submit(Communicator, unique_id, 3, 4, CPU)
         plan, _ = sent.join_broadcast(
@@ -108,13 +108,13 @@ def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
             sent.send_broadcast("pool")
             sent.end_broadcast("pool", False, 60.0)
             assert all(torch.equal(one, weights[name]) for name, one in found.result(60).items())
-    communicator.abort(group)
+    nccl.abort(group)
 
 
 def test_ranks_that_have_the_weights_in_another_order_do_not_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(communicator, "join_communicator", lambda *_, **__: None)
+    monkeypatch.setattr(nccl, "join_communicator", lambda *_, **__: None)
     weights = weights_of([([9, 4], torch.float32), ([9, 4], torch.float32)])
     one, other = threaded_ranks(2)
     order = JoinOrder(b"", 3, torch.float32, bucket_bytes=64)
@@ -157,7 +157,7 @@ def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent(
             read.append(piece.name)
             yield piece
 
-    monkeypatch.setattr(communicator, "join_communicator", lambda *_, **__: group)
+    monkeypatch.setattr(nccl, "join_communicator", lambda *_, **__: group)
     broadcast = Broadcast()
     broadcast.join(each, JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks())
     read.clear()
@@ -175,7 +175,7 @@ def test_a_communicator_that_is_joined_after_it_was_given_up_is_left(
             pass
         return group
 
-    monkeypatch.setattr(communicator, "join_communicator", join)
+    monkeypatch.setattr(nccl, "join_communicator", join)
     broadcast = Broadcast()
     _, joined = broadcast.join(
         lambda: iter(()), JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks()

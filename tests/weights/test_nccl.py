@@ -18,10 +18,10 @@ import torch
 
 from lrl.errors import CollectiveBroken, RankLostError
 from lrl.system.event_loop import LoopThread
-from lrl.weights import broadcast as communicator
-from lrl.weights import find_transport
+from lrl.weights import nccl
 from lrl.weights.nccl import Nccl
 from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.transport import find_transport
 from tests.weights.model_sync import INIT, make_generators
 from tests.weights.whole_weights import WholeWeights
 
@@ -156,12 +156,12 @@ class Hanging:
 def test_a_communicator_is_of_no_use_from_the_moment_of_its_abort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(communicator, "ABORT_S", 0.1)
+    monkeypatch.setattr(nccl, "ABORT_S", 0.1)
     hanging = Hanging()
-    communicator.abort(hanging)
+    nccl.abort(hanging)
     assert hanging.disabled
-    communicator.abort(None)
-    communicator.abort(hanging)  # it may be repeated
+    nccl.abort(None)
+    nccl.abort(hanging)  # it may be repeated
 
 
 STUCK = """
@@ -170,10 +170,10 @@ import threading
 atexit.register(threading.Event().wait)  # as a library that waits for the GPU when it is unloaded
 from lrl.errors import StuckTransfer
 from lrl.system.event_loop import start_daemon_call
-from lrl.weights import broadcast as communicator
-from lrl.weights.broadcast import Broadcast
+from lrl.weights import nccl
+from lrl.weights.nccl import Broadcast
 from tests.weights.test_nccl import Hanging
-communicator.ABORT_S = 0.1
+nccl.ABORT_S = 0.1
 broadcast = Broadcast()
 broadcast._joined.set_result(Hanging())
 broadcast._sent = start_daemon_call(threading.Event().wait, "a broadcast that never ends")

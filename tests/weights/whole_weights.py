@@ -13,8 +13,8 @@ from lrl.system.endpoint import Endpoint
 from lrl.system.ranks import Ranks
 from lrl.training.merging import DOWN, UP
 from lrl.training.pieces import Piece, piece_of
-from lrl.weights.broadcast import Broadcast, JoinOrder
-from lrl.weights.buckets import Plan
+from lrl.weights.buckets import JoinOrder, Plan
+from lrl.weights.nccl import Broadcast
 from lrl.weights.staging import Served, Staged, StageOrder, Staging
 
 

@@ -1,7 +1,4 @@
-"""Transports by their names, and which way weights travel on which hardware.
-
-Covers lrl/weights/transport.py.
-"""
+"""Transports by their names, and which way weights travel on which hardware."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +9,7 @@ import torch
 from lrl.generators.settings import ServerSettings
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.endpoint import LOOPBACK
-from lrl.weights import TRANSPORTS, Machine, choose_transport, find_transport
+from lrl.weights.transport import TRANSPORTS, Machine, choose_transport, find_transport
 
 OPEN = "10.0.0.1"
 """An address that other machines reach."""

@@ -14,7 +14,7 @@ from lrl.callbacks.last_checkpoint import LastCheckpoint
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.best_effort import may_not_log
-from lrl.system.import_by_name import did_you_mean
+from lrl.system.imports import did_you_mean
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ import torch
 from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, StatsSnapshot
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.stats import StatsSnapshot
 from lrl.rollouts import timeline
 from lrl.rollouts.stream import StepStream
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, StepRecord

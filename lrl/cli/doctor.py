@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import psutil
 from packaging.requirements import Requirement
 
-from lrl.generators import cpu_backend
+from lrl.generators.settings import INSTALL_LIBRARY, LIBRARY, lacks_library
 
 GIB = 2**30
 NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
@@ -142,8 +142,8 @@ def vllm_build(of_cuda: bool) -> Check:
         fault = "not installed"
     elif not all(one.contains(builds[right], prereleases=True) for one in supported):
         fault = f"{found} was never tried with this lrl; {supported[0]} was"
-    elif not of_cuda and cpu_backend.lacks_library():
-        fault, install = f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY
+    elif not of_cuda and lacks_library():
+        fault, install = f"{found} lacks {LIBRARY}", INSTALL_LIBRARY
     else:
         return Check("vLLM", "ok", found)
     return Check("vLLM", "wrong", fault, install)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lrl.errors import NotRunning
 from lrl.members.registry import Kind
-from lrl.system.import_by_name import with_current_folder
+from lrl.system.imports import with_current_folder
 from lrl.system.machine import usable_cores
 
 ENDPOINT_OPTIONS = ("host", "tls_cert", "tls_key", "insecure")

@@ -13,8 +13,7 @@ from typing import Any
 
 import lrl
 from lrl.errors import NotRunning
-from lrl.system.import_by_name import did_you_mean, nearest, with_current_folder
-from lrl.system.imports import quick_imports
+from lrl.system.imports import did_you_mean, nearest, quick_imports, with_current_folder
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 

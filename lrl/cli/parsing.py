@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lrl.callbacks import Evaluation
-from lrl.system.import_by_name import ROOMS
+from lrl.system.imports import ROOMS
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from lrl.cli import fit_help
-from lrl.system import aliases, import_by_name
+from lrl.system import aliases, imports
 
 NOISE = (
     *("Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a <class 'NoneType'>"),
@@ -28,7 +28,7 @@ NO_CLASS = re.compile(
     r"|Unexpected import path format: (.+)"
 )
 CLASSES = (
-    *(*import_by_name.ROOMS, "lrl.advantages", "lrl.environments", "lrl.routing.dispatch"),
+    *(*imports.ROOMS, "lrl.advantages", "lrl.environments", "lrl.routing.dispatch"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
 )
 """Where the classes are that a setting may name."""
@@ -94,7 +94,7 @@ def _no_setting(word: str, line: Line) -> str:
     whole = f"{line.setting}.{name}".lstrip(".")
     own: list[str] = []
     if line.owner:
-        kind = import_by_name.function(line.owner)
+        kind = imports.function(line.owner)
         own = [one.name for one in fit_help.settings_of(kind, f"{line.setting}.")]
     return f"{whole}: there is no such setting.{_instead(name, own)}"
 
@@ -107,7 +107,7 @@ def _instead(name: str, known: Iterable[str]) -> str:
     here: dict[str, list[str]] = {}
     for one in dict.fromkeys([*known, *fit_help.all_settings()]):
         here.setdefault(one.rpartition(".")[2], []).append(one)
-    near = import_by_name.nearest(last, here)
+    near = imports.nearest(last, here)
     return f" Did you mean {' or '.join(here[near])}?" if near else ""
 
 
@@ -119,10 +119,10 @@ def _no_class(match: re.Match[str], setting: str) -> str:
         return f"{setting}: there is no class {name!r}. In lrl it is {objective}."
     if "." in name:
         try:
-            import_by_name.function(name)
+            imports.function(name)
         except ValueError as error:
             return f"{setting}: {error}"
         return ""
-    public = [one for room in CLASSES for one in import_by_name.public_names(import_module(room))]
-    near = import_by_name.did_you_mean(name, [one for one in public if one[0].isupper()])
+    public = [one for room in CLASSES for one in imports.public_names(import_module(room))]
+    near = imports.did_you_mean(name, [one for one in public if one[0].isupper()])
     return f"{setting}: there is no class {name!r}.{near or ' Write module.Class.'}"

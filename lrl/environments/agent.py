@@ -20,7 +20,7 @@ from lrl.environments.agent_server import AgentConversation, server_of_this_proc
 from lrl.environments.base import Environment, Policy
 from lrl.errors import ConfigError
 from lrl.system import processes
-from lrl.system.import_by_name import function
+from lrl.system.imports import function
 from lrl.system.processes import die_with
 
 LONGEST_OUTPUT = 2**20

@@ -11,7 +11,7 @@ from typing import Any
 from lrl.environments.base import Environment, Message, Policy, ToolCall
 from lrl.errors import ConfigError, at_least
 from lrl.system.best_effort import writable
-from lrl.system.import_by_name import function
+from lrl.system.imports import function
 from lrl.workers.worker import message_of
 
 Tool = Callable[..., Any]

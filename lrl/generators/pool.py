@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
-from lrl.generators.frames import HOLD_S
+from lrl.generators.client import HOLD_S
 from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, Work, gather
 from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
 from lrl.routing.migration import Migration

@@ -23,10 +23,19 @@ import psutil
 from numpy.random import SeedSequence
 
 from lrl.errors import ConfigError, ServerError
-from lrl.generators import cpu_backend, supervisor
-from lrl.generators.settings import SPARE_SLOTS, ServerSettings, as_flags, dashed
+from lrl.generators import supervisor
+from lrl.generators.settings import (
+    NICE,
+    SPARE_SLOTS,
+    ServerSettings,
+    as_flags,
+    cpu_environment,
+    cpu_flags,
+    dashed,
+)
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Location, connect
+from lrl.system.machine import trainer_has_all_cores
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +133,7 @@ class Server:
         files = tempfile.mkdtemp(prefix=self.own_files, dir=supervisor.SHM)
         owned = [str(os.getpid()), f"lrl-{self.run_id}-", self.own_files, self._scratch]
         command = [
-            *(() if self.devices else cpu_backend.command_prefix()),
+            *(() if self.devices or trainer_has_all_cores() else NICE),
             *(sys.executable, "-P", supervisor.__file__, *owned),
             *self.command(),
         ]
@@ -225,7 +234,7 @@ class Server:
             "enable-auto-tool-choice": settings.tool_parser is not None or None,
         }
         gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
-        flags |= gpu if self.devices else cpu_backend.flags(settings)
+        flags |= gpu if self.devices else cpu_flags(settings)
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
         # vLLM puts each middleware around those before it: the token's guards them all.
         first, last = "lrl.vllm_plugin.write_route.WriteRoute", "lrl.system.auth.TokenMiddleware"
@@ -245,7 +254,7 @@ class Server:
         }
         environment |= self.transport_environment
         if not self.devices:
-            environment |= cpu_backend.environment(self.settings, environment)
+            environment |= cpu_environment(self.settings, environment)
         return environment | {
             TOKEN_VARIABLE: self.token,
             # The whole generator is on one machine; gloo would listen, open to all, on the address

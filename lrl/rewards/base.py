@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Self
 
 from lrl.errors import ConfigError
-from lrl.system import import_by_name
+from lrl.system import imports
 
 Score = float | dict[str, float]
 """Value of a reward for one response: a number, or named parts whose sum counts."""
@@ -124,7 +124,7 @@ class Function(Reward):
     ) -> None:
         if isinstance(function, str):
             try:
-                function = import_by_name.function(function)
+                function = imports.function(function)
             except ValueError as error:
                 raise ConfigError(f"The reward {function!r}: {error}") from error
         self.function = function

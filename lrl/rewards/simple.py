@@ -9,7 +9,7 @@ from typing import Any
 from lrl.errors import ConfigError
 from lrl.rewards.base import GaveUp, Reward, reference_of
 from lrl.rewards.verifiers.final_answer import marked_answers
-from lrl.system.import_by_name import did_you_mean
+from lrl.system.imports import did_you_mean
 
 
 class ExactMatch(Reward):

@@ -21,7 +21,7 @@ from datasets.exceptions import DatasetsError
 
 from lrl.errors import ConfigError
 from lrl.system import hub
-from lrl.system.import_by_name import function, is_name
+from lrl.system.imports import function, is_name
 
 Row = dict[str, Any]
 

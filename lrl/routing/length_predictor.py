@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lrl.routing.rankers.ngrams import NgramRanker, Ranker
+from lrl.routing.rankers import NgramRanker, Ranker
 from lrl.types import Group, Prompt, Rollout
 
 RECENT_RESPONSES = 4096

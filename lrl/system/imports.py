@@ -1,16 +1,125 @@
-"""Imports that cost less: a room's names at their first use, and large libraries without Python's
-garbage collector."""
+"""Imports: of a user's functions by name, of a room's names at their first use, and of large
+libraries without Python's garbage collector.
+
+A function is named `module:function`, `module.function`, or `file.py:function`. The current folder is
+at the end of `sys.path`, and not in front as for `python -m`: a worker gets this path before it has
+imported anything, and a user's `lrl` or `datasets.py` must not take the place of what this process
+has imported. A file is imported under its own name with its folder on the path: a reward is pickled
+by the name of its module.
+"""
 
 import ast
 import gc
+import importlib
+import os
+import pkgutil
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+FORMS = "Write module:function, or file.py:function."
+MIN_SIMILARITY = 0.75
+"""Least share of letters that a misspelt word has in common with the right one (difflib's
+ratio)."""
+ROOMS = (
+    *("lrl", "lrl.callbacks", "lrl.members.launchers", "lrl.objectives", "lrl.rewards"),
+    "lrl.routing.rankers",
+)
+"""Rooms that import a class at its first use, and whose classes a setting may name without them."""
+_NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` has the form `module:function` or `file.py:function`; the function may not
+    exist."""
+    return _NAME.fullmatch(text) is not None
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Returns the function, or the class, of a name: `module:function`, `package.module.function`,
+    or `path/to/file.py:function`; raises ValueError if there is none, or its import failed."""
+    with_current_folder()
+    if match := _NAME.fullmatch(name):
+        module, attribute = match["module"], match["attribute"]
+    else:
+        module, _, attribute = name.rpartition(".")
+    found: Any = _module_of_file(Path(module)) if module.endswith(".py") else _module(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            # Classes alone for the name of a class.
+            known = [one for one in public_names(found) if one[0].isupper() or part[0].islower()]
+            # The module may not be the one meant.
+            place = getattr(found, "__file__", None) or module
+            raise ValueError(f"{place} has no {part!r}.{did_you_mean(part, known)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{name} is a {type(found).__name__}, not a function. {FORMS}")
+    return found
+
+
+def with_current_folder() -> None:
+    """Adds the current folder to the end of `sys.path`."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Returns the most similar of the `known` words, in any case; None if all are too unlike, for a
+    wrong one would mislead."""
+    lower = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), lower, n=1, cutoff=MIN_SIMILARITY)
+    return lower[near[0]] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question for the end of a message, with the nearest of the `known` words; empty
+    without one."""
+    near = nearest(word, known)
+    return f" Did you mean {near}?" if near else ""
+
+
+def public_names(thing: Any) -> list[str]:
+    """Returns the public names in a module or a class, and the modules of a package."""
+    inner = [module.name for module in pkgutil.iter_modules(getattr(thing, "__path__", ()))]
+    names = (*inner, *getattr(thing, "__all__", dir(thing)))
+    return [name for name in names if not name.startswith("_")]
+
+
+def _module_of_file(file: Path) -> ModuleType:
+    file = file.expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file {str(file)!r} (looked for {file.resolve()}).")
+    file = file.resolve()
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    module = _module(file.stem)
+    if module.__file__ is None or not file.samefile(module.__file__):
+        other = module.__file__ or "a part of Python"
+        raise ValueError(
+            f"{file} cannot be imported, another module has its name ({other}): rename the file."
+        )
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{name} cannot be imported: {error}. {FORMS}") from error
+    except Exception as error:  # a user's file may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line "
+            f"{last.lineno})."
+        ) from error
 
 
 def lazy_names(room: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
@@ -34,8 +143,8 @@ def lazy_names(room: str) -> tuple[list[str], Callable[[str], Any], Callable[[],
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         home = homes[name]
         if home == room:
-            return import_module(f"{room}.{name}")
-        return getattr(import_module(home), name)
+            return importlib.import_module(f"{room}.{name}")
+        return getattr(importlib.import_module(home), name)
 
     # Without it the names that nobody has used yet would be missing where Tab completes a word.
     return sorted(homes), of_module, lambda: list(sys.modules[room].__all__)

@@ -43,7 +43,7 @@ def share_cores(ranks: int = 1) -> None:
     """Sets torch's threads, which the `ranks` on this machine divide: all cores if waiting threads
     sleep, as in `lrl fit`, else half. `OMP_NUM_THREADS` overrides this.
 
-    The generators have half of them (`lrl.generators.cpu_backend`), and are idle now and then. But
+    The generators have half of them (`lrl.generators.settings`), and are idle now and then. But
     spinning threads take the cores from the threads that they wait for: with all cores on both
     sides a step of the quickstart took 5.8 s instead of 1.9 s on two.
     """

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from lrl.errors import ConfigError
-from lrl.system import hub, import_by_name
+from lrl.system import hub, imports
 from lrl.system.ranks import Ranks, explain_broken_collective
 from lrl.training.sharding import give_memory, parameters_without_memory
 from lrl.training.trials import cannot_have_varlen, check_logits, shortened
@@ -42,7 +42,7 @@ PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "
 
 def is_made(model: str) -> bool:
     """Returns whether the setting `model` names a Python function that makes the model."""
-    return import_by_name.is_name(model) and not Path(model).exists()
+    return imports.is_name(model) and not Path(model).exists()
 
 
 def find_model(model: str) -> str:
@@ -58,7 +58,7 @@ def find_model(model: str) -> str:
             )
         return str(folder) if model.startswith("~") else model
     try:
-        return str(import_by_name.function(model)())
+        return str(imports.function(model)())
     except Exception as error:  # a user's function may raise anything
         raise ConfigError(f"model={model!r}: {type(error).__name__}: {error}") from error
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from lrl.generators.frames import HOLD_S, REQUEST_PREFIX
+from lrl.generators.client import HOLD_S, REQUEST_PREFIX
 
 UNBATCHED_FIELDS = (
     "new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "prefill_stats", "routed_experts",

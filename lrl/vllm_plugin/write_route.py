@@ -1,7 +1,7 @@
 """The routes by which a generator writes; an ASGI middleware of vLLM's API server, guarded by the
 run's token.
 
-    POST /lrl/write    streams the responses to one prompt as frames (`lrl.generators.frames`)
+    POST /lrl/write    streams the responses to one prompt as frames (`lrl.generators.client`)
     POST /lrl/flush    sends all tokens written so far, and marks that place in every stream
 
 vLLM's own generate route would build objects and JSON for each token.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from lrl.generators.frames import FLUSH, REQUEST_PREFIX, WRITE, Part, line, pack
+from lrl.generators.client import FLUSH, REQUEST_PREFIX, WRITE, Part, line, pack
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lrl.callbacks.timeline import INTERVAL_S, SAMPLE_S, WorkIntervals
+from lrl.generators.generator import GeneratorStats, StatsSnapshot
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.stats import GeneratorStats, StatsSnapshot
 from lrl.planning.clock import run
 from lrl.rollouts.timeline import GeneratorRecord
 from lrl.types import Rollout

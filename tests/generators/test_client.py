@@ -1,8 +1,5 @@
 """The client against a small server of the same routes; frames of responses, and the version of each
-token.
-
-Covers lrl/generators/frames.py.
-"""
+token."""
 
 import asyncio
 import json
@@ -17,8 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.errors import GeneratorError, GeneratorTimeout, MalformedResponse, RequestRejected
-from lrl.generators.client import GeneratorClient, ResponseStream
-from lrl.generators.frames import FLUSH, WRITE, Part, line, pack, size
+from lrl.generators.client import (
+    FLUSH,
+    WRITE,
+    GeneratorClient,
+    Part,
+    ResponseStream,
+    line,
+    pack,
+    size,
+)
 from lrl.types import Rollout, Sampling
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.errors import GeneratorError, RequestRejected
-from lrl.generators.generator import Generator, State
+from lrl.generators.generator import Generator, GeneratorStats, State
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.planning.clock import Deadlock, run
 from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
@@ -422,3 +422,19 @@ async def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> N
     first.cancel()
     await ask(pool)
     assert len(client.asked) == 2 and client.writing == 0
+
+
+def test_a_prompt_is_read_once_by_its_request_and_not_before_a_token_of_it() -> None:
+    stats = GeneratorStats()
+    first, second = Rollout(), Rollout(token_ids=[7, 8])
+    shared, continued = stats.begin(5, [[first, Rollout()], [second]])
+    assert stats.snapshot().read == 0
+    first.token_ids.append(1)
+    assert (stats.snapshot().read, stats.snapshot().written) == (5, 1)
+    stats.end([shared])
+    second.token_ids += [1, 2]
+    assert (stats.snapshot().read, stats.snapshot().written) == (5 + 5 + 2, 3)
+    stats.end([continued])
+    assert not stats.requests and stats.snapshot().written == 3
+    stats.end(stats.begin(5, [[Rollout()]]))
+    assert stats.snapshot().read == 12, "a prompt of which nothing was written was not read"

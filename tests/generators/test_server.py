@@ -1,8 +1,5 @@
 """A server's command line and life cycle. For the life cycle a small HTTP program stands in for
-vLLM.
-
-Covers lrl/generators/cpu_backend.py.
-"""
+vLLM."""
 
 from __future__ import annotations
 

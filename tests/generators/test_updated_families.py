@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrl.generators import cpu_backend
-from lrl.generators.settings import ServerSettings
+from lrl.generators.settings import ServerSettings, cpu_environment
 
 TRIED = ("Qwen3Moe", "Gemma2", "Phi3", "Qwen2-bf16", "Qwen3-fp8")
 """A part of the families: one that is new to vLLM takes ten seconds. The program has them all."""
@@ -33,7 +32,7 @@ def test_after_an_update_every_family_computes_what_the_policy_computes(tmp_path
         "VLLM_NO_USAGE_STATS": "1",
     }
     command = [sys.executable, "-m", "tests.generators.updated_families", str(tmp_path), *TRIED]
-    environment = own | cpu_backend.environment(ServerSettings(), dict(own))
+    environment = own | cpu_environment(ServerSettings(), dict(own))
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=900, check=False
     )

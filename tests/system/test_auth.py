@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lrl.environments import Agent
 from lrl.environments.agent_server import AgentServer
 from lrl.environments.external_agents import ExternalAgents
-from lrl.generators.frames import FLUSH, WRITE
+from lrl.generators.client import FLUSH, WRITE
 from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware, TokenServer
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread

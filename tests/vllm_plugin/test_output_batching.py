@@ -16,7 +16,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists
 
-from lrl.generators.frames import HOLD_S, REQUEST_PREFIX
+from lrl.generators.client import HOLD_S, REQUEST_PREFIX
 from lrl.vllm_plugin.output_batching import OutputBatcher, append_at_once
 
 CALL = UtilityOutput(call_id=1)

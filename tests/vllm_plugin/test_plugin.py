@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.generators import cpu_backend
-from lrl.generators.settings import ServerSettings
+from lrl.generators.settings import ServerSettings, cpu_environment
 from lrl.vllm_plugin.plugin import METHOD, let_engines_fork
 from tests.lent_server import LentServer
 
@@ -58,7 +57,7 @@ def test_an_engine_is_spawned_if_it_has_workers_or_the_user_says_so(
 
     if not current_platform.is_cpu():
         pytest.skip("only vLLM's CPU build spawns its engines")
-    monkeypatch.setenv(METHOD, cpu_backend.environment(ServerSettings(), own)[METHOD])
+    monkeypatch.setenv(METHOD, cpu_environment(ServerSettings(), own)[METHOD])
     monkeypatch.setattr(type(current_platform), "check_and_update_config", classmethod(spawn))
     let_engines_fork()
     parallel = SimpleNamespace(distributed_executor_backend=executor)

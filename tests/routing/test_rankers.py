@@ -1,7 +1,7 @@
-"""The language model ranker: what it learns beside the trainer, and what happens without its
-process.
+"""Rankers: the features of the n-grams; what the language model learns beside the trainer, and what
+happens without its process.
 
-The n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The
+In its tests the n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The
 model reads text. Where no process matters, the model learns on a thread of the test.
 """
 
@@ -24,9 +24,18 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
-from lrl.routing.rankers import language_model
-from lrl.routing.rankers.language_model import FineTuned, LanguageModelRanker
+from lrl.routing import rankers
+from lrl.routing.rankers import (
+    BUCKETS,
+    MAX_PROMPT_TOKENS,
+    SMALLEST_RESIDUAL,
+    FineTuned,
+    LanguageModelRanker,
+    features,
+    fit_ridge,
+)
 from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words
@@ -63,9 +72,9 @@ class OnAThread(ThreadPoolExecutor):
 
 def start_on_a_thread(ranker: LanguageModelRanker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts the ranker with a fresh model in this process."""
-    monkeypatch.setattr(language_model, "_model", FineTuned(*ranker._settings), raising=False)
+    monkeypatch.setattr(rankers, "_model", FineTuned(*ranker._settings), raising=False)
     pool: Any = OnAThread(1)
-    monkeypatch.setattr(language_model, "ProcessPoolExecutor", lambda *args, **how: pool)
+    monkeypatch.setattr(rankers, "ProcessPoolExecutor", lambda *args, **how: pool)
     ranker.start()
 
 
@@ -204,3 +213,34 @@ def test_a_guess_does_not_depend_on_the_other_texts_of_its_batch(
     texts = [told(id)[0].text * (1 + id % 3) for id in range(20)]
     tuned.learn([(text, float(len(text) > 40)) for text in texts])
     assert tuned.guess(texts) == pytest.approx([tuned.guess([text])[0] for text in texts], abs=1e-5)
+
+
+def test_similar_prompts_have_similar_features_and_long_ones_bounded_features() -> None:
+    (places, values), (others, _) = features([5, 6, 7, 8]), features([5, 6, 7, 9])
+    # Three words, two pairs, the length.
+    assert len(places) == 8 and len(set(places) & set(others)) == 6
+    assert places.max() < BUCKETS and np.linalg.norm(values[:-1]) == pytest.approx(1)
+    long, _ = features(list(range(10 * MAX_PROMPT_TOKENS)))
+    assert len(long) <= 2 * MAX_PROMPT_TOKENS and len(features([])[0]) == 1
+
+
+def test_the_fit_solves_the_normal_equations_and_does_not_penalise_the_intercept() -> None:
+    columns, penalty, offset = 40, 0.5, 100.0
+    random = np.random.default_rng(0)
+    places = [
+        random.choice(columns, size, replace=False).astype(np.int16)
+        for size in random.integers(1, 8, 300)
+    ]
+    rows = [(place, random.standard_normal(len(place)).astype(np.float32)) for place in places]
+    whole = torch.zeros(len(rows), columns, dtype=torch.float64)
+    for number, (place, values) in enumerate(rows):
+        whole[number, torch.from_numpy(place).long()] = torch.from_numpy(values).double()
+    numbers = whole @ torch.from_numpy(random.standard_normal(columns)) + offset
+
+    weights, intercept = fit_ridge(rows, numbers.tolist(), columns, penalty)
+
+    centred = whole - whole.mean(0)
+    equations = centred.T @ centred + penalty * torch.eye(columns, dtype=torch.float64)
+    exact = torch.linalg.solve(equations, centred.T @ (numbers - numbers.mean()))
+    assert (weights - exact).norm() < 3 * SMALLEST_RESIDUAL * exact.norm()
+    assert abs(intercept - offset) < 0.01 * offset

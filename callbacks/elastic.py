@@ -1,17 +1,14 @@
 """Advice when the run would gain from one more generator, and a command that starts one.
 
-StreamRL's rule (2504.15930, elastic adjustment): with delta = T_gen - T_train, and delta' the time
-that one more unit would take off the generation, add one when delta >= delta'. Here a unit is a
-generator, and of a step's seconds
+StreamRL's rule (2504.15930, elastic adjustment) adds a unit when delta = T_gen - T_train is at least
+delta', the time that it would take off the generation. Here, of a step's seconds,
 
-    T_train = step - wait                  the trainer is busy
-    T_gen   = step * (1 - idle)            the generators are; idle is the mean of their idle and starved shares
-    delta'  = T_gen - T_gen * n / (n + 1)  n generators share the work evenly, and one more takes its part
-            = T_gen / (n + 1)
+    T_train = step - wait            the trainer is busy
+    T_gen   = step * (1 - idle)      the generators are; idle is the mean of idle and starved shares
+    delta'  = T_gen / (n + 1)        n generators share the work evenly, and one more takes its part
 
-so delta is the trainer's wait less the generators' idle time. The paper takes delta' from a profile.
-The even share is simpler, and too large where one long response holds a step; but there the
-generators idle, which makes delta small.
+The paper takes delta' from a profile. The even share is too large where one long response holds a
+step, but there the generators idle, which makes delta small.
 """
 
 import logging
@@ -47,9 +44,6 @@ class Elastic(OnRankZero):
             scheduler's command that runs it elsewhere. Null only logs that one would help.
         max_generators: Largest number of generators that write rollouts; null for no limit.
         steps: Steps in a row for which the rule must hold.
-
-    Raises:
-        ValueError: A number is below 1, or the command does not begin with a program.
     """
 
     def __init__(
@@ -69,7 +63,6 @@ class Elastic(OnRankZero):
         self._joined_before = 0  # joined generators when the last command was started
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Raises ValueError without a `Throughput`, before a server starts."""
         Throughput.needed_by(self, trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
@@ -106,10 +99,8 @@ class Elastic(OnRankZero):
 
     def _start(self, command: str, advice: str, joined: int) -> None:
         """Starts the command, unless the last one may still bring a generator."""
-        if self._started and joined == self._joined_before:
-            if not (status := self._started[-1].poll()):
-                return
-            log.warning("The last one has failed: %r, exit status %d.", self.command, status)
+        if self._started and joined == self._joined_before and not self._started[-1].poll():
+            return
         log.warning("%s Starting: %s", advice, command)
         self._joined_before = joined
         try:

@@ -30,7 +30,7 @@ from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
 from lrl.system.terminal import progress_bar
-from lrl.types import LEAST_TEMPERATURE, Group, Sampling
+from lrl.types import Group, Sampling
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -69,17 +69,10 @@ class Evaluation(OnRankZero):
         at_least(1, "Evaluation", every_n_steps=every_n_steps, samples=samples)
         at_least(0, "Evaluation", temperature=temperature)
         above(0, "Evaluation", timeout_s=timeout_s)
-        if 0 < temperature < LEAST_TEMPERATURE:
-            raise ConfigError(
-                f"Evaluation.temperature is {temperature}: vLLM would sample at "
-                f"{LEAST_TEMPERATURE}. Use at least that, or 0 for greedy responses."
-            )
-        many = f"Evaluation.samples is {samples}"
-        if concurrency < samples:
-            raise ConfigError(f"{many} and Evaluation.concurrency {concurrency}: raise the second.")
         if samples > 1 and temperature == 0:
             raise ConfigError(
-                f"{many} with temperature 0: all responses would be the same. Raise it."
+                f"Evaluation.samples is {samples} with temperature 0: all responses would be the "
+                "same. Raise it."
             )
         self.prompts = Prompts.coerce(prompts, split="test")
         self.sampling = Sampling(n=samples, temperature=temperature)

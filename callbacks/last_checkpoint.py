@@ -13,9 +13,8 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch.nn import Module
 
-from lrl.checkpoints.checkpoint_file import ADVICE, CheckpointFile, unreadable
+from lrl.checkpoints.checkpoint_file import CheckpointFile
 from lrl.checkpoints.resume import SLURM_RUN
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, RankLostError
@@ -36,12 +35,6 @@ class LastCheckpoint(L.Callback):
 
     def __init__(self) -> None:
         self._first_step: int | None = None
-
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Raises ConfigError if a callback, the data module or the module has state that no
-        checkpoint can hold."""
-        if stage == "fit" and trainer.is_global_zero and saves(trainer):
-            check_state(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Records the first step: later ones can be saved."""
@@ -98,40 +91,6 @@ class LastCheckpoint(L.Callback):
 def saves(trainer: L.Trainer) -> bool:
     """Returns whether the run saves checkpoints."""
     return bool(trainer.checkpoint_callbacks) and not trainer.fast_dev_run  # type: ignore[attr-defined]
-
-
-def check_state(trainer: L.Trainer) -> None:
-    """Raises ConfigError if a checkpoint could not hold the present state of a user's own parts:
-    later it would be left out of every checkpoint (`lrl.checkpoints.checkpoint_file`), or be missed
-    at a resume."""
-    module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
-    parts: dict[str, Any] = {
-        "callbacks": {callback.state_key: state_now(callback) for callback in trainer.callbacks},  # type: ignore[attr-defined]
-        "state_dict": {
-            f"{name}._extra_state".lstrip("."): part.get_extra_state()
-            for name, part in module.named_modules()
-            if type(part).get_extra_state is not Module.get_extra_state
-        },
-        "hyper_parameters": dict(module.hparams),
-    }
-    if data is not None:
-        own = {"hyper_parameters": dict(data.hparams)}
-        parts[type(data).__qualname__] = data.state_dict() | own
-    if faults := list(unreadable(parts)):
-        raise ConfigError(
-            f"A checkpoint cannot hold {', '.join(text for _, text in faults)}. {ADVICE}: return those from "
-            "state_dict, and leave others out of save_hyperparameters (ignore=[...])."
-        )
-
-
-def state_now(callback: L.Callback) -> dict[str, Any]:
-    """Returns a callback's state before the first step; empty if it has none yet."""
-    try:
-        return callback.state_dict()
-    except Exception as error:  # a user's own may need a step; it comes again at the first save
-        text = "%s.state_dict fails before the first step (%s: %s): it is checked when it is saved."
-        log.warning(text, type(callback).__qualname__, type(error).__name__, error)
-        return {}
 
 
 def between_steps(trainer: L.Trainer) -> bool:

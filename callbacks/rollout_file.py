@@ -44,8 +44,7 @@ class RolloutFile(OnRankZero):
 
     Args:
         groups: Groups of a step that are written, spread evenly over the order in which they
-            arrived. If the step has a failed response and none of them has one, the first group
-            with one comes in addition.
+            arrived.
         every_n_steps: Optimizer steps between steps that are written.
         max_mb: Most MiB of the file.
     """
@@ -111,18 +110,9 @@ class RolloutFile(OnRankZero):
 
 
 def spread(groups: Sequence[Group], count: int) -> list[Group]:
-    """Returns `count` groups, evenly spread, and the first with a failure if none of them has one."""
-    # The first ones to arrive have the shortest responses.
+    """Returns `count` groups, evenly spread: the first ones to arrive have the shortest responses."""
     count = min(count, len(groups))
-    chosen = [groups[number * len(groups) // count] for number in range(count)]
-    failed = next((group for group in groups if _has_failed(group)), None)
-    if failed is not None and not any(map(_has_failed, chosen)):
-        chosen.append(failed)
-    return chosen
-
-
-def _has_failed(group: Group) -> bool:
-    return any(rollout.reward is None for rollout in group.rollouts)
+    return [groups[number * len(groups) // count] for number in range(count)]
 
 
 def log_ratios(stream: StepStream, policy: Any) -> dict[int, dict[int, float]]:

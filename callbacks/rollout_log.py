@@ -1,6 +1,6 @@
 """Rewards, lengths and lags of each step's rollouts: numbers, histograms and sample responses."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, run_of
 from lrl.errors import at_least
-from lrl.objectives.base import MAX_LAG_SHOWN
 from lrl.rewards.pool import EPISODE_KINDS, KINDS
 from lrl.rollouts.controller import Resumed
 from lrl.system.best_effort import may_not_log, writable
@@ -74,7 +73,6 @@ class RolloutLog(OnRankZero):
         }
         pl_module.log_dict(
             metrics
-            | scalars_by_lag(rollouts, stream.step)
             | {"rollouts/padding": stream.packer.padding, "rollouts/shared": stream.packer.shared}
             | self._counts.to_log(counts)
             | resumed_scalars(controller.resumed, stream.step)
@@ -141,26 +139,6 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
     for name in scored[0].reward_parts:
         parts = [rollout.reward_parts[name] for rollout in scored if name in rollout.reward_parts]
         found[f"reward/{name}"] = sum(parts) / len(parts)
-    return found
-
-
-def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
-    """Returns share, mean length and mean reward of a step's responses by lag.
-
-    A response has the lag of its oldest token. Lags from `MAX_LAG_SHOWN` on count as one; a lag
-    without a scored response has no reward.
-    """
-    by_lag: dict[int, list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        if versions := rollout.policy_versions:
-            by_lag[min(step - min(versions), MAX_LAG_SHOWN)].append(rollout)
-    found = {}
-    for lag, part in by_lag.items():
-        found[f"rollouts/by_lag/{lag}/share"] = len(part) / len(rollouts)
-        found[f"rollouts/by_lag/{lag}/length"] = sum(one.num_tokens for one in part) / len(part)
-        rewards = [rollout.reward for rollout in part if rollout.reward is not None]
-        if rewards:
-            found[f"rollouts/by_lag/{lag}/reward"] = sum(rewards) / len(rewards)
     return found
 
 

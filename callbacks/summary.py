@@ -2,12 +2,11 @@
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 
@@ -54,7 +53,7 @@ class Summary(OnRankZero):
         picture = run_folder(trainer) / "curve.png"
         with best_effort("The learning curve", picture):
             draw_curve(picture, self.rewards, evaluations)
-        lines = where_metrics_are(trainer)
+        lines = [where_metrics_are(logger) for logger in trainer.loggers]
         if find(trainer, RolloutFile) is not None:
             lines.append(f"rollouts       {shlex.join([program(), 'view', str(picture.parent)])}")
         lines.append(f"curve          {picture}")
@@ -84,15 +83,11 @@ class Summary(OnRankZero):
         table.add_row("steps", f"{trainer.global_step}{only}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         data, times = run_of(trainer).data, self.times
-        machines = {"scored by": data.reward_pool.scored_by}
-        if data.environment is not None:
-            machines["turns answered by"] = data.environment.pool.answered_by
-        for what, counts in machines.items():
-            if len(counts) > 1:
-                table.add_row(what, listed(counts, sorted(counts)))
-        failed = listed(data.reward_pool.counts, (*KINDS, *EPISODE_KINDS))
-        if failed:
-            table.add_row("without a reward", failed)
+        failures = data.reward_pool.counts
+        kinds = [kind for kind in (*KINDS, *EPISODE_KINDS) if failures[kind]]
+        if kinds:
+            listed = ", ".join(f"{kind} {failures[kind]:,}" for kind in kinds)
+            table.add_row("without a reward", listed)
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if (health := find(trainer, Health)) is not None and health.outside:
             steps = (f"{metric} ({count} steps)" for metric, count in health.outside.items())
@@ -104,29 +99,17 @@ class Summary(OnRankZero):
         return table
 
 
-def listed(counts: Mapping[str, int], names: Iterable[str]) -> str:
-    """Returns the counts that are not zero."""
-    return ", ".join(f"{name} {counts[name]:,}" for name in names if counts[name])
-
-
 def _spent(seconds: dict[str, float], states: tuple[str, ...]) -> str:
     """Returns the states that took a per cent of the time or more."""
     found = shares(seconds, states).items()
     return ", ".join(f"{state} {share:.0%}" for state, share in found if share >= 0.01)
 
 
-def where_metrics_are(trainer: L.Trainer) -> list[str]:
-    """Returns a line for each logger: where its metrics are, and how to look at them."""
-    lines = []
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            lines.append(f"TensorBoard    tensorboard --logdir {shlex.quote(logger.log_dir)}")
-        elif isinstance(logger, CSVLogger):
-            lines.append(f"metrics        {logger.log_dir}/metrics.csv")
-        else:
-            kind = type(logger).__name__.removesuffix("Logger")
-            lines.append(f"{kind:15}{logger.name}, run {logger.version}")
-    return lines
+def where_metrics_are(logger: Logger) -> str:
+    if isinstance(logger, TensorBoardLogger):
+        return f"TensorBoard    tensorboard --logdir {shlex.quote(logger.log_dir)}"
+    place = getattr(logger, "log_dir", None) or f"{logger.name}, run {logger.version}"
+    return f"metrics        {type(logger).__name__}, {place}"
 
 
 def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[Evaluation]) -> None:

@@ -129,14 +129,14 @@ def test_generators_are_started_one_at_a_time_up_to_the_limit(
     assert not any(process.is_running() for process in started)
 
 
-def test_a_failed_command_is_logged_and_tried_again(
+def test_a_failed_command_is_tried_again(
     model_run: ModelRun, started: list[psutil.Process], tmp_path: Path, caplog: Any
 ) -> None:
     elastic = Elastic(command=f"{sys.executable} -c 'raise SystemExit(3)'", steps=1)
     model_run.steps(elastic, 1)
     elastic._started[0].wait()
     model_run.steps(elastic, 1)
-    assert len(started) == 2 and "exit status 3" in caplog.text
+    assert len(started) == 2
     elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]
     program = tmp_path / "start"
     program.touch(0o755)

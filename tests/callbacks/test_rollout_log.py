@@ -1,4 +1,4 @@
-"""Output of `RolloutLog`: metrics by lag, counts, and samples."""
+"""Output of `RolloutLog`: counts, and samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from lrl.callbacks.rollout_log import (
     resumed_scalars,
     sample,
     scalars,
-    scalars_by_lag,
 )
 from lrl.rollouts.controller import Resumed
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
@@ -29,27 +28,6 @@ def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
     tokens = len(versions)
     scored = {"finish_reason": "stop", "text": "", "reward": reward}
     return Rollout(token_ids=[5] * tokens, logprobs=[-1.0] * tokens, versions=versions, **scored)
-
-
-def test_a_response_has_the_lag_of_its_oldest_token() -> None:
-    rewards = {(7, 8, 9): 1.0, (9,): 0.0, (7,): 0.5, (9, 9, 9): 1.0}
-    found = scalars_by_lag([response([*one], rewards[one]) for one in rewards], step=9)
-    assert found == {
-        "rollouts/by_lag/2/share": 0.5,
-        "rollouts/by_lag/2/length": 2.0,
-        "rollouts/by_lag/2/reward": 0.75,
-        "rollouts/by_lag/0/share": 0.5,
-        "rollouts/by_lag/0/length": 2.0,
-        "rollouts/by_lag/0/reward": 0.5,
-    }
-
-
-def test_a_response_without_a_reward_or_a_token_is_no_zero() -> None:
-    rollouts = [response([4], None), response([5], None), response([5], 1.0), response([])]
-    found = scalars_by_lag(rollouts, step=5)
-    assert "rollouts/by_lag/1/reward" not in found
-    assert found["rollouts/by_lag/1/share"] == 0.25
-    assert found["rollouts/by_lag/0/reward"] == 1.0
 
 
 def test_resumed_responses_are_logged_at_the_first_step_only() -> None:

@@ -21,11 +21,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile, readable_part, unreadable
-from lrl.errors import ConfigError
-from lrl.policy import PolicyModule
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import wait_for
-from tests.run_without_generators import StepsByVersion, fit, trainer
+from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama
 
 KILLS = 8
@@ -165,57 +163,3 @@ def test_what_cannot_be_read_is_left_out_whole_and_named_by_key_and_type(
 def test_a_class_that_the_user_has_allowed_is_readable() -> None:
     with torch.serialization.safe_globals([Own]):
         assert list(unreadable({"own": Own()})) == []
-
-
-class Keeps(L.Callback):
-    """A user's callback."""
-
-    now = 0
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.now = trainer.global_step
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": np.float64(1)}
-
-
-def every_step(folder: Path) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-
-
-def test_state_that_no_checkpoint_can_hold_ends_a_run_before_its_first_step(
-    policy: str, tmp_path: Path
-) -> None:
-    class SavesItsArguments(PolicyModule):
-        def __init__(self, model: str, own: Own) -> None:
-            super().__init__(model)
-            self.save_hyperparameters()
-
-        def get_extra_state(self) -> Own:
-            return Own()
-
-    keeps = Keeps()
-    running = trainer(tmp_path, keeps, every_step(tmp_path))
-    with pytest.raises(ConfigError) as error:
-        running.fit(SavesItsArguments(policy, Own()), datamodule=StepsByVersion())
-    own = f"({Own.__module__}.Own)"
-    for named in (
-        "A checkpoint cannot hold callbacks.Keeps.value (numpy.float64), ",
-        f"state_dict._extra_state {own}, hyper_parameters.own {own}.",
-        "ignore=",
-    ):
-        assert named in str(error.value)
-    assert running.global_step == 0 and not list(tmp_path.glob("*.ckpt"))
-    fit(policy, trainer(tmp_path, keeps, max_steps=1, enable_checkpointing=False))
-
-
-def test_state_that_is_there_only_after_a_step_does_not_end_a_run(
-    policy: str, tmp_path: Path
-) -> None:
-    class Late(Keeps):
-        def state_dict(self) -> dict[str, Any]:
-            return {"steps": 1 / self.now}
-
-    fit(policy, trainer(tmp_path, Late(), every_step(tmp_path), max_steps=1))
-    state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)
-    assert [value for key, value in state["callbacks"].items() if "Late" in key] == [{"steps": 1.0}]

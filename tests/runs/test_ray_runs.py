@@ -149,7 +149,6 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     policy_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = lrl.ServerSettings(
         max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True
@@ -181,9 +180,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
     scored_by = data.reward_pool.scored_by
     assert {f"worker {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
-    assert (
-        trainer.callback_metrics["rewards/scorers"] == 1 and "scored by" in capsys.readouterr().out
-    )
+    assert trainer.callback_metrics["rewards/scorers"] == 1
     assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
     assert not others_living(strategy.run_id)
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))

@@ -33,11 +33,11 @@ from benchmarks.quickstart_run import RunSettings, make_data, make_module, serve
 from benchmarks.runs import quiet_trainer
 from lrl.callbacks import WeightSync
 from lrl.callbacks.base import run_of
+from lrl.generators import fleet as fleet_module
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.run import Run
-from lrl.system import job_supervisor
 from lrl.types import Group, Prompt, Rollout
 
 INIT, RESUME, PROBE = "/init_weight_transfer_engine", "/resume", "probe"
@@ -356,7 +356,7 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     data = make_data(settings)
     started = time.monotonic()
     # Short backoffs: every lost generator comes back for the next fault.
-    with mock.patch.object(job_supervisor, "LONGEST_BACKOFF_S", job_supervisor.FIRST_BACKOFF_S):
+    with mock.patch.object(fleet_module, "LONGEST_BACKOFF_S", fleet_module.FIRST_BACKOFF_S):
         trainer.fit(policy, data)
     yield missing[0] | {
         "steps": settings.steps,

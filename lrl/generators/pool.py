@@ -7,12 +7,15 @@ responses continue on another generator.
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
+from lrl.errors import GeneratorError, GeneratorTimeout, NoGenerators, RequestRejected
 from lrl.generators.client import HOLD_S
 from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, Work, gather
 from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
@@ -21,6 +24,9 @@ from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
+
+LOG_EVERY_S = 5.0
+"""Seconds between two log lines of a run that waits for a generator."""
 
 Prove = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
@@ -275,3 +281,36 @@ class GeneratorPool:
         self.requests.send_soon()
         async with self._changed:
             self._changed.notify_all()
+
+
+@dataclass
+class OutageLimit:
+    """The limit on an outage, which begins when no generator is left, and ends when one is of use
+    again: a run with replacements that only sync, fail their proof, or end at their first request
+    once waited for a day."""
+
+    seconds: float
+    logs: Sequence[Path]
+    """The servers', for the error."""
+    _logged_at: float = 0.0
+
+    def check_outage(self, pool: GeneratorPool) -> None:
+        """Logs an outage of `pool`; raises NoGenerators at the limit."""
+        now = time.monotonic()
+        if any(generator.is_of_use(now) for generator in pool.alive):
+            pool.alone_since = None
+        elif pool.alone_since is None and not pool.alive and pool.has_served:
+            pool.alone_since = now
+        if pool.alone_since is None or pool.serving:
+            return
+        waited = now - pool.alone_since
+        if waited > self.seconds:
+            raise NoGenerators(
+                f"No generator has served for {waited:.0f} s "
+                f"(strategy.generator_timeout_s={self.seconds:g}). The last one was lost because: "
+                f"{pool.last_loss}\nTheir logs: {', '.join(map(str, self.logs))}"
+            )
+        if now - self._logged_at > LOG_EVERY_S:
+            self._logged_at = now
+            text = "No generator serves; waiting for a replacement for %.0f of %g s."
+            log.warning(text, waited, self.seconds)

@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lrl.errors import ConfigError, NotRunning, above, at_least
+from lrl.generators.fleet import Condition, JobState, JobSupervisor, Slot
 from lrl.members.registry import Kind, Member, Registry, RunClient, Status
 from lrl.members.run_file import RUN_CERTIFICATE, RUN_TOKEN
 from lrl.system.endpoint import Location
-from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 from lrl.system.processes import bound_to_this_process
 
 __all__ = ["Command", "Given", "Job", "Launcher", "Local", "Ray", "Slurm"]

@@ -9,9 +9,8 @@ import torch
 
 import lrl
 from lrl.callbacks import WeightSync
-from lrl.generators.fleet import OutageLimit
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool
+from lrl.generators.pool import GeneratorPool, OutageLimit
 from lrl.run import Run
 from lrl.system.event_loop import LoopThread
 from lrl.system.ranks import Ranks

@@ -1,10 +1,11 @@
-"""A fleet with models of server processes: lost generators are replaced, and an outage of all has a
-limit."""
+"""A fleet with models of server processes: lost generators are replaced, an outage of all has a limit,
+and jobs that shall always run do."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
@@ -13,13 +14,13 @@ import pytest
 
 from lrl.errors import GeneratorError, NoGenerators, ServerError
 from lrl.generators import fleet as fleet_module
+from lrl.generators import pool as pool_module
 from lrl.generators.client import GeneratorClient
-from lrl.generators.fleet import Fleet, OutageLimit
+from lrl.generators.fleet import Condition, Fleet, JobState, JobSupervisor, Slot
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool
+from lrl.generators.pool import GeneratorPool, OutageLimit
 from lrl.planning.clock import VirtualClock
 from lrl.routing.dispatch import Request
-from lrl.system import job_supervisor
 from lrl.types import Prompt, Rollout
 from tests.generators.model_fleet import ModelServer, make_generator
 from tests.leftovers import wait_for
@@ -29,8 +30,8 @@ from tests.scripted_run import let_requests_succeed
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelServer]]]:
     let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(job_supervisor, "POLL_S", 0.005)
+    monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(fleet_module, "JOB_POLL_S", 0.005)
     servers = [ModelServer(0), ModelServer(1)]
     made = Fleet(servers, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
     made.start()
@@ -64,18 +65,6 @@ def test_an_ended_process_is_evicted_and_its_replacement_waits_for_a_sync(
     )
     assert not replacement.serving and replacement.version == -1 and made.restarts == 1
     assert len(servers[1].starts) == 2
-
-
-def test_a_replacement_that_fails_is_started_again_after_ever_longer_pauses(
-    fleet: tuple[Fleet, list[ModelServer]],
-) -> None:
-    made, servers = fleet
-    servers[1].failing = 3
-    servers[1].alive = False
-    wait_for(lambda: bool(made.rollouts.pending))
-    starts = servers[1].starts
-    pauses = [after - before for before, after in zip(starts[1:], starts[2:], strict=False)]
-    assert len(starts) == 5 and pauses[0] >= 0.02 and pauses[1] >= 0.04 and pauses[2] >= 0.08
 
 
 def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
@@ -127,7 +116,7 @@ Does = Callable[[GeneratorPool, Generator], Awaitable[None]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
     loop = VirtualClock()
-    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=loop.time))
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=loop.time))
     yield loop
     loop.close()
 
@@ -234,3 +223,128 @@ def test_an_outage_begins_anew_after_a_replacement_was_of_use(
         return clock.time() - begun
 
     assert LIMIT_S < clock.run_until_complete(scene()) <= LIMIT_S + 1.0
+
+
+STARTING, SERVING, LEFT = (
+    Condition(state) for state in (JobState.STARTING, JobState.SERVING, JobState.LEFT)
+)
+FAILED = Condition(JobState.FAILED, "it is silent")
+
+
+class ModelSlot(Slot):
+    name = "a job"
+
+    def __init__(self) -> None:
+        self.now = STARTING
+        self.starts: list[float] = []
+        self.threads: list[threading.Thread] = []
+        self.ends = 0
+        self.error: OSError | None = None
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def start(self) -> None:
+        self.threads.append(threading.current_thread())
+        self.starts.append(fleet_module.time.monotonic())
+        if self.error is not None:
+            raise self.error
+
+    def condition(self) -> Condition:
+        return self.now
+
+    def end(self) -> None:
+        assert self.may_end.wait(60)
+        self.threads.append(threading.current_thread())
+        self.ends += 1
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def poll(supervisor: JobSupervisor, now: list[float], seconds: int) -> None:
+    """Looks at every slot once a second."""
+    for _ in range(seconds):
+        now[0] += 1
+        for slot in supervisor.slots:
+            slot.poll()
+
+
+@pytest.mark.parametrize("error", [None, OSError("no such partition")])
+def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ever(
+    error: OSError | None, seconds: list[float]
+) -> None:
+    slot = ModelSlot()
+    slot.now, slot.error = FAILED, error
+    poll(JobSupervisor([slot]), seconds, 2000)
+    pauses = [later - earlier for earlier, later in zip(slot.starts, slot.starts[1:], strict=False)]
+    assert slot.why == ("it is silent" if error is None else f"it cannot be started: {error}")
+    assert pauses == sorted(pauses) and pauses[3] >= 8
+    assert max(pauses) <= fleet_module.LONGEST_BACKOFF_S + 2 and len(pauses) > 10
+
+
+@pytest.mark.parametrize("served_s", [59, 61])
+def test_a_job_that_served_for_long_is_replaced_as_fast_as_at_first(
+    seconds: list[float], served_s: int
+) -> None:
+    slot = ModelSlot()
+    supervisor = JobSupervisor([slot])
+    slot.now = FAILED
+    poll(supervisor, seconds, 40)
+    while not slot.running:
+        poll(supervisor, seconds, 1)
+    before = slot.failures
+    slot.now = SERVING
+    poll(supervisor, seconds, served_s)
+    slot.now = FAILED
+    poll(supervisor, seconds, 1)
+    assert slot.failures == (1 if served_s > fleet_module.STABLE_S else before + 1)
+
+
+def test_a_job_that_left_is_ended_and_not_started_again(seconds: list[float]) -> None:
+    slot = ModelSlot()
+    slot.running, slot.now = True, LEFT
+    poll(JobSupervisor([slot]), seconds, 100)
+    assert slot.starts == [] and slot.ends == 1 and slot.failures == 0
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(fleet_module, "JOB_POLL_S", 0.005)
+    monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.0)
+    yield
+
+
+def test_a_job_that_is_slow_to_end_delays_no_other(at_once: None) -> None:
+    slow, quick = ModelSlot(), ModelSlot()
+    slow.may_end.clear()
+    slow.now = quick.now = FAILED
+    supervisor = JobSupervisor([slow, quick])
+    supervisor.start()
+    wait_for(lambda: len(quick.starts) > 2, 60.0, "the other's replacements")
+    assert len(slow.starts) == 1
+    slow.may_end.set()
+    supervisor.stop()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_all_jobs_end_with_their_supervisor_started_or_not(started: bool, at_once: None) -> None:
+    slots = [ModelSlot(), ModelSlot()]
+    supervisor = JobSupervisor(slots)
+    if started:
+        supervisor.start()
+    supervisor.stop()
+    assert [slot.ends for slot in slots] == [1, 1]
+
+
+def test_a_job_is_ended_by_the_thread_that_has_started_it(at_once: None) -> None:
+    """The kernel ends some jobs together with that thread."""
+    slot = ModelSlot()
+    supervisor = JobSupervisor([slot])
+    supervisor.start()
+    wait_for(lambda: slot.starts, 60.0, "the start")
+    supervisor.stop()
+    assert len(set(slot.threads)) == 1 and threading.current_thread() not in slot.threads

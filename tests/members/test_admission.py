@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.generators import fleet
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator, State
 from lrl.generators.server import JoinedServer
@@ -23,7 +24,6 @@ from lrl.members import run_members
 from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.members.run_members import GeneratorAdmission, poll_forever
 from lrl.planning.clock import run
-from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
 from tests.generators.model_fleet import ModelClient, ModelServer, ask, resync
 from tests.leftovers import wait_for
@@ -87,7 +87,7 @@ class LiveRun:
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
     let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(run_members, "POLL_S", 0.01)
     made = LiveRun()
     yield made

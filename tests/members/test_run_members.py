@@ -18,6 +18,7 @@ import pytest
 
 import lrl
 from lrl.errors import ConfigError, ServerError
+from lrl.generators import fleet
 from lrl.generators.settings import ServerSettings
 from lrl.members import launchers
 from lrl.members.launchers import (
@@ -32,7 +33,6 @@ from lrl.members.launchers import (
 )
 from lrl.members.registry import Kind, RegistryServer, Status
 from lrl.members.run_members import RunMembers
-from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
 from tests.leftovers import living, nothing_left, wait_for, words
 from tests.members.served_run import TOKEN, served, spec_of
@@ -117,7 +117,7 @@ class Scene:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of a job does not end by itself."""
     monkeypatch.setattr(launchers, "OWN_END_S", 0.0)
-    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.0)
 
 
 @pytest.fixture

@@ -40,11 +40,8 @@ class Agent(Environment):
     OpenAI's. Its requests for chat completions are the turns of the policy.
 
     A request that adds messages to an earlier one continues its conversation; any other begins a
-    branch. The agent writes the system message, the prompt and the tools itself; of the data set it
-    gets a row. Rewards get the text of the last turn.
-
-    It runs a function or a program, or waits for agents that run elsewhere and take episodes at a
-    port (`lrl.environments.external_agents`).
+    branch. The agent writes all messages and the tools itself; of the data set it gets a row.
+    Rewards get the text of the last turn.
 
     Args:
         agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
@@ -61,9 +58,6 @@ class Agent(Environment):
         branches: Whether an agent may change its history, or have several conversations in an
             episode. If not, a request that does not continue the last one is refused with status
             400.
-
-    Raises:
-        ConfigError: There is no such function, or not exactly one of `agent`, `command` and `port`.
     """
 
     opens = True
@@ -95,7 +89,6 @@ class Agent(Environment):
         self.port = port
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
-        """Plays one episode (`Environment.rollout`)."""
         conversation = AgentConversation(policy, self.ignore, self.branches)
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _playing.append(began)
@@ -137,16 +130,8 @@ async def _in_thread(agent: Callable[..., Any], told: dict[str, Any]) -> Any:
 async def run_command(
     command: Sequence[str], address: dict[str, str], row: dict[str, Any]
 ) -> float | None:
-    """Runs a program to its end; returns the reward in the last line of its output, if there is one.
-
-    Args:
-        command: The program and its arguments.
-        address: Where it finds the policy (`address_of`).
-        row: Its standard input, as JSON; what JSON does not have is text.
-
-    Raises:
-        RuntimeError: It cannot be started, or ended with another status than 0.
-    """
+    """Runs a program to its end, with the `row` as JSON on its standard input; returns the reward in
+    the last line of its output, if there is one. Raises RuntimeError if it fails."""
     owner = os.getpid()
     # Files: of pipes, all that a program writes would stay in the worker's memory.
     with TemporaryFile() as output_file, TemporaryFile() as error_file:

@@ -39,8 +39,7 @@ from lrl.system.endpoint import LOOPBACK
 MODEL = "policy"
 LONGEST_REQUEST = 2**26
 """Bytes."""
-KEPT_KEYS = 10_000
-"""Keys of ended episodes that are still known as such."""
+ENDED = "the episode has ended, and the policy writes no more"
 NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(["n", "top_p", "best_of", "length_penalty"], 1),
     **dict.fromkeys(["frequency_penalty", "presence_penalty", "min_tokens"], 0),
@@ -96,12 +95,8 @@ class AgentConversation:
         self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, body: Any, *, again: bool = False) -> Written:
-        """Returns a turn of the policy.
-
-        Args:
-            body: The JSON of a request. If that is refused, the conversation stays as it was.
-            again: Whether the agent says that it sends this request once more.
-        """
+        """Returns a turn of the policy. If the request is refused, the conversation stays as it
+        was; `again` says that the agent has sent it before."""
         messages, tools = read_request(body, ignore=self._ignore)
         # A request that is sent again may come while the first one is still being answered.
         async with self._one_at_a_time:
@@ -178,7 +173,6 @@ def turn_message(turn: Written) -> Message:
 
 
 def called(call: ToolCall, arguments: Any) -> dict[str, Any]:
-    """Returns a call in a message."""
     function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -256,11 +250,8 @@ class AgentServer:
         self.playing: dict[str, AgentConversation] = {}
         """Episodes that agents play, by their keys."""
         self.url = ""
-        self._ended: dict[str, str] = {}
-        """Why the episodes of these keys have ended; the oldest are forgotten."""
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """Returns what it serves."""
         return [
             web.post("/{key}/v1/chat/completions", self._chat),
             web.get("/{key}/v1/models{name:(/.+)?}", self._models),
@@ -282,31 +273,19 @@ class AgentServer:
     async def serving(self, conversation: AgentConversation) -> AsyncIterator[dict[str, str]]:
         """Serves a conversation, at an `address_of` it, until the block ends; what is still asked
         then gets an error."""
-        key = conversation.key
-        self.playing[key] = conversation
-        why = ""
+        self.playing[conversation.key] = conversation
         try:
-            yield address_of(self.url, key)
-        except asyncio.CancelledError as error:
-            why = str(error)
-            raise
+            yield address_of(self.url, conversation.key)
         finally:
-            self.end(key, why)
+            self.end(conversation.key)
 
-    def end(self, key: str, why: str = "") -> None:
-        """Ends an episode; what is still asked in it gets an error that says why. May be called
-        twice."""
-        if (conversation := self.playing.pop(key, None)) is None:
-            return
-        words = f"the episode has ended{f' ({why})' if why else ''}, and the policy writes no more"
-        self._ended[key] = words
-        if len(self._ended) > KEPT_KEYS:
-            del self._ended[next(iter(self._ended))]
-        for task in conversation.asked:
-            task.cancel(words)
+    def end(self, key: str) -> None:
+        """Ends an episode; what is still asked in it gets an error. Idempotent."""
+        if (conversation := self.playing.pop(key, None)) is not None:
+            for task in conversation.asked:
+                task.cancel()
 
     async def body_of(self, request: web.Request) -> Any:
-        """Returns the JSON of a request that is allowed."""
         self.episode_of(request)
         try:
             return json.loads(await request.read() or b"{}")
@@ -317,13 +296,11 @@ class AgentServer:
         """Returns the episode of a caller with its key, if it is played now: it may end while a body
         is read."""
         key = request.match_info["key"]
-        if is_allowed(request.raw_headers, key):
-            if key in self.playing:
-                return self.playing[key]
-            if key in self._ended:
-                raise refusal(web.HTTPGone, self._ended[key])
-        text = "this address belongs to no episode that is being played"
-        raise refusal(web.HTTPUnauthorized, text)
+        if not is_allowed(request.raw_headers, key):
+            raise refusal(web.HTTPUnauthorized, "the API key is not this address's")
+        if key not in self.playing:
+            raise refusal(web.HTTPGone, ENDED)
+        return self.playing[key]
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await self.body_of(request)
@@ -337,8 +314,8 @@ class AgentServer:
         await asyncio.wait({asked})
         try:
             whole = completion(asked.result())
-        except asyncio.CancelledError as ended:
-            raise refusal(web.HTTPGone, str(ended)) from None
+        except asyncio.CancelledError:
+            raise refusal(web.HTTPGone, ENDED) from None
         if not body.get("stream"):
             return web.json_response(whole)
         chunks = map(json.dumps, chunks_of(whole, body.get("stream_options") or {}))
@@ -373,12 +350,10 @@ def server_of_this_process() -> AgentServer:
 
 
 def address_of(url: str, key: str) -> dict[str, str]:
-    """Returns what the clients of OpenAI's interface must know."""
     return {"base_url": f"{url}/{key}/v1", "api_key": key}
 
 
 def completion(turn: Written) -> dict[str, Any]:
-    """Returns a turn as OpenAI's interface answers it."""
     message: dict[str, Any] = {"role": "assistant", "content": turn.content}
     if turn.calls:
         message["tool_calls"] = [called(call, call.arguments) for call in turn.calls]
@@ -397,7 +372,6 @@ def completion(turn: Written) -> dict[str, Any]:
 
 
 def chunks_of(whole: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns a `completion` as the chunks of a stream."""
     (choice,) = whole["choices"]
     delta = dict(choice["message"])
     if calls := delta.get("tool_calls"):

@@ -28,7 +28,7 @@ class ToolCall(NamedTuple):
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """Returns the arguments of a call as a mapping, or as they are if they are no JSON of one."""
+    """Returns the arguments of a call as a mapping; as they are if they are no JSON of one."""
     if not isinstance(arguments, str):
         return arguments or {}
     try:
@@ -110,19 +110,16 @@ class Environment(ABC):
 
     @abstractmethod
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
-        """Plays one episode, and returns the reward of its last turn.
+        """Plays one episode of at least one turn, and returns the reward of its last turn.
 
-        Each episode has a copy of the environment of its own (`copy.deepcopy`). What all episodes
-        of a process share stands in a module.
+        Each episode has its own copy of the environment (`copy.deepcopy`); what the episodes of a
+        process share stands in a module. An episode that raises is counted and gets no reward;
+        what the policy should read is an observation.
 
         Args:
-            policy: Writes the turns; an episode has at least one.
+            policy: Writes the turns.
             prompt: The prompt as its author wrote it.
             columns: The other columns of the row.
-
-        Raises:
-            Exception: Any, if the episode cannot go on. It is counted and gets no reward. What the
-                policy should read is an observation.
         """
 
 
@@ -140,8 +137,8 @@ class Turns(Environment):
     def start(
         self, prompt: str, **columns: Any
     ) -> Observation | None | Awaitable[Observation | None]:
-        """Begins an episode; see `Environment.rollout` for the arguments. May return an observation
-        that follows the prompt; chat messages need `opens`."""
+        """Begins an episode; may return an observation that follows the prompt (`opens` for chat
+        messages)."""
         return None
 
     @abstractmethod
@@ -150,7 +147,6 @@ class Turns(Environment):
         reward)`."""
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
-        """Plays one episode (`Environment.rollout`)."""
         observation = await _result(self.start(prompt, **columns)) or ""
         reward = 0.0
         while True:

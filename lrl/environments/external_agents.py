@@ -3,9 +3,8 @@
     POST /episodes     takes an episode; with the run's key for agents, which can do no more
     POST /KEY/v1/end   ends it, with a reward or an error
 
-From then on it is an episode as all others are: a request is an observation, and its answer a turn.
-No code of an agent runs here, so there is no process that could hang or die. What is left of an
-agent that does is its silence.
+From then on it is an episode like all others: a request is an observation, and its answer a turn.
+No code of an agent runs here, so none can hang or die; an agent that does is silent.
 """
 
 from __future__ import annotations
@@ -51,13 +50,9 @@ LONGEST_ERROR = 500
 
 
 class ExternalAgents(AgentServer):
-    """The episodes of a run, for agents elsewhere, and the server at which these take them; in the
-    place of an `EnvironmentPool`. Use it on one event loop, but for `listen` and `close`.
-
-    Args:
-        agent: What holds for the agents.
-        turn_timeout_s: Most seconds of an agent between an answer and its next request.
-    """
+    """The episodes of a run, for agents elsewhere, and the server at which these take them: an
+    `EnvironmentPool` without processes. Use it on one event loop, but for `listen` and `close`.
+    `turn_timeout_s` is the longest time between an answer and the agent's next request."""
 
     deterministic = False
 
@@ -80,14 +75,8 @@ class ExternalAgents(AgentServer):
 
     def listen(self, endpoint: Endpoint, folder: Path) -> str:
         """Takes the port, at which it serves once an episode waits; returns what agents must know.
-
-        Args:
-            endpoint: The address that it listens on, and its TLS.
-            folder: The run's, where the address and the key are written, for this user alone.
-
-        Raises:
-            ConfigError: The port is taken.
-        """
+        The address and the key are written into the run's folder, for this user alone. Raises
+        ConfigError if the port is taken."""
         self.close()
         assert self.agent.port is not None, "the agents are elsewhere"
         self._endpoint = endpoint
@@ -105,15 +94,11 @@ class ExternalAgents(AgentServer):
         )
 
     def open(self, prompt: Prompt) -> ExternalEpisode:
-        """Opens an episode."""
         return ExternalEpisode(self, prompt)
 
     async def wait_for_agent(self, episode: ExternalEpisode) -> None:
-        """Returns when an agent has taken an episode.
-
-        Raises:
-            NoEnvironments: No agent has taken any for `OUTAGE_S`.
-        """
+        """Returns when an agent has taken an episode; raises NoEnvironments if none has taken any
+        for `OUTAGE_S`."""
         if self._serving is None:
             if self._listener is None:
                 raise WorkerLost("the run has ended")
@@ -149,7 +134,6 @@ class ExternalAgents(AgentServer):
             self._files = None
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """See `AgentServer.routes`."""
         own = [web.post(EPISODES, self._take), web.post("/{key}/v1/end", self._end)]
         return [*own, *super().routes()]
 
@@ -234,12 +218,11 @@ class ExternalEpisode(AgentConversation):
         except TimeoutError as silent:
             raise EpisodeError("tool_timeout", f"the agent {silent}") from None
 
-    def close(self, why: str = "") -> None:
-        """Ends it, if it has not ended; the agent gets to know `why`."""
-        self._agents.end(self.key, why)
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
+        self._agents.end(self.key)
 
     def end(self, reward: float, error: str) -> None:
-        """Notes how the agent has ended it."""
         if error:
             text = f"the agent has said: {error[:LONGEST_ERROR]}"
             self._replies.put_nowait(EpisodeError("environment_error", text))

@@ -73,7 +73,6 @@ class Play:
         """Since when it owes a reply, on the clock of `Player`; None while the policy writes."""
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
-        """Plays the episode to its end; raises the errors of the environment."""
         reward = await self._environment.rollout(self, prompt, **columns)
         self._replied(Reply("", True, finite(reward)))
 
@@ -89,7 +88,6 @@ class Play:
         tools: Sequence[dict[str, Any]] = (),
         after: int | None = None,
     ) -> Written:
-        """See `lrl.environments.base.Policy`."""
         if after is not None and not self._environment.branches:
             raise TypeError("`after` is given, and `branches` is not true in the environment")
         if after is not None and not BEGINNING <= after < self._turns:
@@ -145,7 +143,6 @@ class Playing(UserCode):
     """Most seconds for a reply."""
 
     def serve(self, connection: socket.socket, running: RunningCode) -> None:
-        """Plays episodes."""
         if self.environment.writes_prompt:
             processes.adopt_orphans()  # an agent's processes end with its episode, before this one
         asyncio.run(self._serve(connection, running))
@@ -161,8 +158,7 @@ class Playing(UserCode):
 
 
 class Player:
-    """The episodes of a worker. `running` tells the other end whose code runs, and `say` sends it a
-    message."""
+    """The episodes of a worker. `running` tells the other end whose code runs; `say` sends to it."""
 
     def __init__(
         self, playing: Playing, running: RunningCode, say: Callable[[dict[str, Any]], None]
@@ -178,7 +174,6 @@ class Player:
         self._kept: dict[int, dict[str, Any]] = {}
 
     def obey(self, call: dict[str, Any]) -> None:
-        """Makes a call."""
         job = call["job"]
         if "begin" in call:
             episode = Play(self._environment, lambda reply: self._replied(job, reply))
@@ -197,7 +192,7 @@ class Player:
             calls = [ToolCall(*each) for each in turn["calls"]]
             episode.wrote(Written(**turn | {"calls": calls}))
         else:
-            self._end(job, call["end"])
+            self._end(job)
 
     async def watch(self) -> None:
         """Ends the episodes whose reply is late."""
@@ -258,7 +253,7 @@ class Player:
     def _fail(self, job: int, kind: str, message: str) -> None:
         if job in self._episodes:
             self._answer(job, {"failed": [kind, message]})
-            self._end(job, f"{kind}: {message}")
+            self._end(job)
 
     def _answer(self, job: int, answer: dict[str, Any]) -> None:
         """Answers the last call. An agent may end while a turn is written for it: that end is
@@ -271,8 +266,7 @@ class Player:
             self._say(message)
             episode.owes_since = None  # not before: what cannot be sent is still owed
 
-    def _end(self, job: int, why: str) -> None:
-        """Ends an episode; who still asks in it gets to know `why` from the cancellation."""
+    def _end(self, job: int) -> None:
         task = self._episodes.pop(job).task
         if task is not None and task is not asyncio.current_task():
-            task.cancel(why)
+            task.cancel()

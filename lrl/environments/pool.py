@@ -34,15 +34,8 @@ _LONGEST_SHOWN = 80
 
 
 class EnvironmentPool:
-    """Plays the episodes of a run. Use: `start()`, episodes, `close()`.
-
-    Args:
-        environment: Plays them. ConfigError if it cannot be sent to a process.
-        workers: Processes on this machine; 0 if members alone play.
-        turn_timeout_s: Most seconds for a reply.
-        memory_gib: Memory that a process may allocate, in GiB; None for no limit.
-        start_timeout_s: Most seconds for the start of a process.
-    """
+    """Plays the episodes of a run in `workers` processes on this machine (0 if members alone play).
+    Use: `start()`, episodes, `close()`. Raises ConfigError if the environment cannot be sent."""
 
     def __init__(
         self,
@@ -71,7 +64,6 @@ class EnvironmentPool:
         self._logged_at = 0.0
 
     def open(self, prompt: Prompt) -> EpisodeElsewhere:
-        """Opens an episode."""
         return EpisodeElsewhere(self, prompt)
 
     async def job(self) -> WorkerJob:
@@ -101,12 +93,8 @@ class EnvironmentPool:
         check: Callable[[Reply, Reply], Any] = lambda opening, reply: None,
     ) -> None:
         """Starts the processes. With a `prompt` plays the beginning of an episode, up to the reply
-        to `turn`, on this machine, if it has any, and on each member before it gets episodes.
-
-        Args:
-            prompt: None to start the processes alone.
-            turn: The first turn.
-            check: Raises EpisodeError for an opening or a reply that the policy cannot read.
+        to `turn`, on this machine, if it has any, and on each member before it gets episodes;
+        `check` raises EpisodeError for what the policy cannot read.
 
         Raises:
             ConfigError: The environment cannot be loaded, the episode has failed, or a process has
@@ -157,21 +145,19 @@ class EpisodeElsewhere:
         self._job: WorkerJob | None = None
 
     async def begin(self) -> Reply:
-        """Begins it."""
         self._job = await self._pool.job()
         return await _begin(self._job, self._prompt)
 
     async def reply(self, turn: Written) -> Reply:
-        """Gives it a turn, and returns the reply."""
         assert self._job is not None, "it has begun"
         reply = await _reply(self._job.turn(turn._asdict(), read_reply))
         self._pool.answered_by[self._job.machine.name] += 1
         return reply
 
-    def close(self, why: str = "") -> None:
-        """Ends it, if it has not ended; `why` is for those who still ask in it."""
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
         if self._job is not None:
-            self._job.end(why)
+            self._job.end()
 
 
 async def _begin(job: WorkerJob, prompt: Prompt) -> Reply:

@@ -17,29 +17,14 @@ from lrl.workers.worker import message_of
 Tool = Callable[..., Any]
 LONGEST_ERROR = 500
 """Characters of an error that the policy reads."""
-JSON_TYPES: dict[type, set[str]] = {
-    str: {"string"},
-    bool: {"boolean"},
-    int: {"integer", "number"},
-    float: {"number"},
-    list: {"array"},
-    dict: {"object"},
-    type(None): {"null"},
-}
-"""What JSON calls the values that Python reads from it."""
-
-
-class BadCallError(ValueError):
-    """A call that the tool does not take; the message is for the policy."""
 
 
 class Tools(Environment):
     """Runs the functions that a turn calls; a turn without a call ends the episode.
 
     The policy's chat template shows the functions, and `strategy.server.tool_parser` names the
-    parser that finds the calls. All calls of a turn run, `async` functions at the same time, and
-    the policy reads all results. What it does wrong, and an exception of a function, are results,
-    too.
+    parser that finds the calls. All calls of a turn run, `async` functions at the same time. What
+    the policy does wrong is a result, too, as is an exception of a function.
 
     Args:
         tools: Functions, or their names (`module.function`, `file.py:function`), plain or `async`,
@@ -47,9 +32,6 @@ class Tools(Environment):
             docstring.
         max_result_characters: Characters after which a result is cut.
         deterministic: Whether the same calls always have the same results; see `Environment`.
-
-    Raises:
-        ConfigError: One is no function, or does not say enough of itself.
     """
 
     judges_last_turn = True
@@ -63,7 +45,7 @@ class Tools(Environment):
     ) -> None:
         at_least(1, "Tools", max_result_characters=max_result_characters)
         self.functions = {tool.__name__: tool for tool in map(_tool_of, tools)}
-        self.schemas = {name: schema_of(tool) for name, tool in self.functions.items()}
+        self.schemas = [schema_of(tool) for tool in self.functions.values()]
         if len(self.functions) < len(tools):
             raise ConfigError(
                 f"Tools.tools has two functions of a name: {', '.join(self.functions)}."
@@ -73,11 +55,9 @@ class Tools(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`."""
-        return list(self.schemas.values())
+        return self.schemas
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
-        """Plays one episode (`Environment.rollout`)."""
         turn = await policy.turn()
         while turn.calls:
             turn = await policy.turn(await self._results(turn.calls))
@@ -94,12 +74,12 @@ class Tools(Environment):
         return [head | {"content": result} for head, result in zip(heads, results, strict=True)]
 
     def _begun(self, call: ToolCall) -> Any:
-        """Returns the text that a call gives, or the awaitable of an `async` function."""
+        """Returns the result of a call, or the awaitable of an `async` function."""
         if (tool := self.functions.get(call.name)) is None:
             known = ", ".join(self.functions)
             return f"error: there is no tool {call.name[:80]!r}; there are {known}"
         try:
-            result = tool(**_arguments_of(call.arguments, tool, self.schemas[call.name]))
+            result = tool(**_arguments_of(call.arguments))
             return result if inspect.isawaitable(result) else self._cut(_text_of(result))
         except MemoryError:  # the machine's fault, and not the policy's
             raise
@@ -122,7 +102,6 @@ class Tools(Environment):
 
 
 def _tool_of(tool: Tool | str) -> Tool:
-    """Returns a tool, which may be given by its name; raises ConfigError if there is none."""
     if isinstance(tool, str):
         try:
             tool = function(tool)
@@ -132,8 +111,7 @@ def _tool_of(tool: Tool | str) -> Tool:
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """Returns the JSON schema that a chat template shows the policy, of type hints and docstring;
-    raises ConfigError if they do not say enough."""
+    """Returns the JSON schema of a tool, by its type hints and docstring."""
     # Here: an environment's process does not need it, and should start without it.
     from transformers.utils import get_json_schema
 
@@ -149,38 +127,12 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     return schema
 
 
-def _arguments_of(text: str, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call, which the policy wrote as `text`; raises BadCallError if they
-    are no JSON, or do not fit the tool."""
-    try:
-        arguments = json.loads(text) if text.strip() else {}
-    except ValueError as error:
-        raise BadCallError(f"the arguments are no JSON ({error})") from error
+def _arguments_of(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call, which the policy wrote as `text`."""
+    arguments = json.loads(text) if text.strip() else {}
     if not isinstance(arguments, dict):
-        raise BadCallError("the arguments are no JSON object")
-    try:
-        inspect.signature(tool).bind(**arguments)
-    except TypeError as error:
-        raise BadCallError(str(error)) from error
-    properties = schema["function"]["parameters"].get("properties", {})
-    for name, value in arguments.items():
-        _check_type(name, value, properties.get(name, {}))
+        raise TypeError("the arguments are no JSON object")
     return arguments
-
-
-def _check_type(name: str, value: Any, schema: dict[str, Any]) -> None:
-    """Raises BadCallError for a value of another type than the schema's; what is within a list or an
-    object is the tool's own affair."""
-    types = schema.get("type", [])
-    types = [types] if isinstance(types, str) else types
-    if value is None and schema.get("nullable"):
-        return
-    if types and not JSON_TYPES[type(value)] & set(types):
-        raise BadCallError(
-            f"{name} should be of type {' or '.join(types)}, and is {_json(value):.80}"
-        )
-    if "enum" in schema and value not in schema["enum"]:
-        raise BadCallError(f"{name} should be one of {_json(schema['enum'])}")
 
 
 def _text_of(result: Any) -> str:
@@ -194,5 +146,4 @@ def _json(value: Any) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    message = str(error) if isinstance(error, BadCallError) else message_of(error)
-    return _text_of(f"error: {message}"[:LONGEST_ERROR])
+    return _text_of(f"error: {message_of(error)}"[:LONGEST_ERROR])

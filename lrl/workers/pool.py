@@ -87,16 +87,16 @@ class WorkerJob:
     async def turn(self, turn: dict[str, Any], read: Read[A]) -> A:
         return await self._ask({"turn": turn}, read)
 
-    def end(self, why: str = "") -> None:
-        """Ends it; `why` is for those who still ask in it. Idempotent."""
+    def end(self) -> None:
+        """Ends it. Idempotent."""
         if self._ended:
             return
         self._ended = True
         self.machine.jobs[self.pool.spec.name] -= 1
         if isinstance(self.machine, RemoteWorkers):
-            self.machine.tell(self.pool.spec, self.number, why)
+            self.machine.end(self.pool.spec, self.number)
         else:
-            self.machine.tell(self.number, why)
+            self.machine.end(self.number)
 
     async def _ask(self, call: dict[str, Any], read: Read[A]) -> A:
         if isinstance(self.machine, RemoteWorkers):

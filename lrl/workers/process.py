@@ -110,10 +110,10 @@ class WorkerProcess:
         finally:
             del self._asked[job]
 
-    def tell(self, job: int, why: str) -> None:
-        """Ends an episode; `why` is for those who still ask in it."""
+    def end(self, job: int) -> None:
+        """Ends an episode."""
         if self._streams.done() and not self.lost:
-            self._send({"job": job, "end": why})
+            self._send({"job": job, "end": True})
 
     def kill(self, why: str) -> None:
         """Ends it; what it was asked is lost. Idempotent."""
@@ -289,15 +289,15 @@ class LocalWorkers:
         asks = self._in_turn(job, call) if self.spec.one_call else self._of_episode(job, call)
         return await asyncio.wrap_future(thread.submit(asks))
 
-    def tell(self, job: int, why: str) -> None:
-        """Ends an episode, from any thread; `why` is for those who still ask in it."""
+    def end(self, job: int) -> None:
+        """Ends an episode, from any thread."""
         if self._thread is not None and not self.spec.one_call:
-            self._thread.loop.call_soon_threadsafe(self._tell, job, why)
+            self._thread.loop.call_soon_threadsafe(self._end_job, job)
 
-    def tell_all(self) -> None:
+    def end_all(self) -> None:
         """Ends all episodes."""
         for job in list(self._where):
-            self.tell(job, "")
+            self.end(job)
 
     async def _start(self) -> None:
         self._free = asyncio.Semaphore(self.count)
@@ -341,9 +341,9 @@ class LocalWorkers:
             raise WorkerLost("it has ended all its episodes")
         return await self._where[job].ask(job, call)
 
-    def _tell(self, job: int, why: str) -> None:
+    def _end_job(self, job: int) -> None:
         if (process := self._where.pop(job, None)) is not None:
-            process.tell(job, why)
+            process.end(job)
 
     async def _end(self) -> None:
         self._replaced = self.replaced

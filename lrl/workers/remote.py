@@ -90,16 +90,16 @@ class RemoteWorkers:
 
         return await self._answered(answer())
 
-    def tell(self, spec: WorkerSpec, job: int, why: str) -> None:
-        """Ends an episode; `why` is for those who still ask in it."""
+    def end(self, spec: WorkerSpec, job: int) -> None:
+        """Ends an episode."""
         if not self.lost and not spec.one_call:
-            task = asyncio.ensure_future(self._tell(f"{CALLS}/{spec.name}/{job}", why))
+            task = asyncio.ensure_future(self._end(f"{CALLS}/{spec.name}/{job}"))
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)
 
-    async def _tell(self, route: str, why: str) -> None:
+    async def _end(self, route: str) -> None:
         with suppress(WorkerLost):  # then it has ended with all others
-            await self._answered(self._request("DELETE", route, CHECK_S, {"end": why}))
+            await self._answered(self._request("DELETE", route, CHECK_S, {}))
 
     def _read(self, found: dict[str, Any], read: Callable[[Any], T]) -> T:
         match found:
@@ -213,18 +213,18 @@ class WorkersServer:
             found = {"lost": str(error), "by_other": error.by_other}
         except asyncio.CancelledError:
             # Rank 0 waits no longer; its end of the episode may have come before.
-            workers.tell(job, "")
+            workers.end(job)
             raise
         return web.json_response({**found, "replaced": workers.replaced})
 
     async def _end(self, request: web.Request) -> web.Response:
         workers, job = self._asked(request)
-        workers.tell(job, (await request.json())["end"])
+        workers.end(job)
         return web.json_response({})
 
     async def _end_all(self, request: web.Request) -> web.Response:
         for workers in self.workers.values():
-            workers.tell_all()
+            workers.end_all()
         return web.json_response({})
 
     def _asked(self, request: web.Request) -> tuple[LocalWorkers, int]:

@@ -3,7 +3,7 @@ over a socket. The code may hang, crash or leak; here are its limits, and the wo
 
     {"job": 7, "begin": BASE64}    score a group, or begin an episode; pickled prompt and columns
     {"job": 7, "turn": {...}}      take a turn of the policy
-    {"job": 7, "end": WHY}         end the episode
+    {"job": 7, "end": true}        end the episode
 
 An answer is `{"job": 7, "answer": ...}`, or `{"job": 7, "failed": [KIND, MESSAGE]}`. The first line
 of a worker is `{"ready": true}`, or `{"refused": WHY}` if the code cannot be loaded.

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -95,33 +94,10 @@ async def gives_up(*, base_url: str, api_key: str, **columns: Any) -> float:
     return 0.5
 
 
-async def asks_for_a_temperature(*, base_url: str, api_key: str, **columns: Any) -> None:
-    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-        await client.chat.completions.create(
-            model="any", messages=[{"role": "user", "content": "go"}], temperature=0.2
-        )
-
-
-async def returns_text(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> Any:
-    await adds(prompt=prompt, base_url=base_url, api_key=api_key)
-    return "good"
-
-
 began = threading.Event()
 """Set when `continues_alone` runs."""
 stop = threading.Event()
 """Ends `continues_alone`."""
-
-
-def notes_its_end(*, base_url: str, api_key: str, file: str, **columns: Any) -> None:
-    """Asks for a turn, and writes the error that it gets into a file."""
-    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-        try:
-            client.chat.completions.create(
-                model="any", messages=[{"role": "user", "content": "go"}]
-            )
-        except openai.APIError as error:
-            Path(file).write_text(str(error))
 
 
 def continues_alone(**columns: Any) -> None:

@@ -47,24 +47,7 @@ class SaysNothing(Turns):
     def reply(self, turn: str) -> Any: ...
 
 
-class StartsWithNumber(Turns):
-    def start(self, prompt: str, **columns: Any) -> Any:
-        return 5
-
-    def reply(self, turn: str) -> Any: ...
-
-
-class NeverAsks(Environment):
-    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
-        return 1.0
-
-
 class AsksTwice(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         await asyncio.gather(policy.turn("1"), policy.turn("2"))
         return 1.0
-
-
-class Silent(Environment):
-    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> Any:
-        await policy.turn()

@@ -62,6 +62,6 @@ class EpisodeHere:
         self.play.wrote(turn)
         return await self.begin()
 
-    def close(self, why: str = "") -> None:
+    def close(self) -> None:
         self.host.open_now -= 1
         self.task.cancel()

@@ -95,26 +95,6 @@ def test_a_function_that_outlives_its_episode_ends_the_process(
 
 
 @pytest.mark.parametrize(
-    ("agent", "turns", "error", "said"),
-    [
-        (agents.changes_history, [ANSWER], agents.openai.BadRequestError, "does not continue"),
-        (agents.asks_for_a_temperature, [], agents.openai.BadRequestError, "`temperature` is 0.2"),
-        (agents.returns_text, [ANSWER], TypeError, "the reward is 'good'; give a finite number"),
-    ],
-)
-def test_what_an_agent_does_wrong_is_said_to_its_author(
-    agent: Any, turns: list[Written], error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        played(Agent(agent, branches=False), turns)
-
-
-def test_settings_that_are_named_are_left_out() -> None:
-    agent = Agent(agents.asks_for_a_temperature, ignore=["temperature"])
-    assert played(agent, [ANSWER])[-1].done
-
-
-@pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({}, "a function, `agent`, a program, `command`, or a `port`"),

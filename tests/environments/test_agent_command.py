@@ -39,6 +39,8 @@ def test_a_program_that_fails_is_named_with_its_last_words() -> None:
     agent = Agent(command=[sys.executable, "-c", "import sys; sys.exit('no such tool')"])
     with pytest.raises(RuntimeError, match="ended with status 1: no such tool"):
         played(agent, [])
+    with pytest.raises(RuntimeError, match="no-such-agent cannot be started"):
+        played(Agent(command=["no-such-agent"]), [])
 
 
 SLEEP = f"import time; time.sleep(600) or {uuid.uuid4().hex!r}"
@@ -108,8 +110,3 @@ def test_what_a_program_has_started_ends_with_a_killed_worker() -> None:
 def test_a_script_that_ends_its_group_has_its_reward() -> None:
     script = """trap 'trap "" TERM; kill 0' EXIT; sleep 600 & echo '{"reward": 0.5}'"""
     assert played(Agent(command=["bash", "-c", script]), [])[-1].reward == 0.5
-
-
-def test_a_program_that_is_not_there_is_named() -> None:
-    with pytest.raises(RuntimeError, match="no-such-agent cannot be started"):
-        played(Agent(command=["no-such-agent"]), [])

@@ -85,7 +85,6 @@ def test_a_request_that_is_sent_again_is_one_turn() -> None:
 
 
 def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> None:
-    """The agent got status 500, and its next request was read behind a turn that it did not know."""
     call = ToolCall("add", '{"a":' * 3000, "t0000c000")
 
     async def test(address: Address, ask: Ask, told: list[Any]) -> None:
@@ -190,16 +189,12 @@ def test_an_agent_of_this_process_finds_a_model_of_any_name_and_takes_no_episode
         ({}, "the body is no chat"),
         ({"messages": "go"}, "the body is no chat"),
         ({"messages": []}, "`messages` is empty"),
-        ({"messages": ["go"]}, "the body is no chat"),
         ({"messages": [{"content": "go"}]}, "the body is no chat"),
         ({"messages": [{"role": "user", "content": 3}]}, "the body is no chat"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text"),
-        ({"messages": [USER | {"tool_calls": 3}]}, "the body is no chat"),
         ({"messages": [USER | {"tool_calls": [{}]}]}, "the body is no chat"),
-        ({"messages": [USER], "tools": 3}, "the body is no chat"),
         ({"messages": [USER], "tools": [{}]}, "the body is no chat"),
         ({"messages": [USER], "tools": [{"function": {"name": 3}}]}, "the body is no chat"),
-        ({"messages": [USER], "tools": ["add"]}, "the body is no chat"),
         *(
             ({"messages": [USER], name: value}, f"`{name}` is")
             for name, value in {

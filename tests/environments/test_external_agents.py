@@ -23,13 +23,12 @@ from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
-from lrl.rollouts.episodes.episode import NO_PARSER, Episodes
+from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.episodes.observations import Transcript
 from lrl.system.endpoint import Endpoint
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 from tests.certificates import self_signed
 from tests.chat_templates import CHATML, merging_tokenizer
-from tests.environments.agents import ADD
 from tests.environments.test_lineages import NoRewards, Sampler
 
 USER = {"role": "user", "content": "go"}
@@ -172,8 +171,6 @@ async def _is_listening(agents: ExternalAgents) -> None:
 def test_one_agent_after_the_other_plays_a_group_and_asks_again_when_none_waits(
     play: Play, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """The first turns of other environments are one request for the whole group: all of it would
-    wait for a second agent."""
     rollouts = [Rollout() for _ in range(3)]
 
     async def work(outside: Outside) -> None:
@@ -230,36 +227,15 @@ def test_an_agent_that_is_silent_after_a_turn_is_a_counted_time_out(play: Play) 
         while not rollout.finished:
             await asyncio.sleep(0.01)
         status, error = await outside.turn(episode, {"role": "user", "content": "late"})
-        assert status == 410
-        assert "has ended (tool_timeout: the agent has asked for nothing" in error["message"]
-        status, found = await outside.end(episode, reward=1)
-        assert status == 410 and "tool_timeout" in found["error"]["message"]
+        assert status == 410 and "the episode has ended" in error["message"]
+        assert (await outside.end(episode, reward=1))[0] == 410
 
     play(work, [rollout], later_timeout_s=0.2)
     assert rollout.failure == "tool_timeout: the agent has asked for nothing in 0.2 s"
     assert rollout.reward is None
 
 
-def test_an_agent_that_sends_tools_to_a_run_without_a_parser_is_told_so_and_the_run_says_it(
-    play: Play,
-) -> None:
-    rollout = Rollout()
-
-    async def work(outside: Outside) -> None:
-        episode = await outside.take()
-        body = {"messages": [USER], "tools": [ADD]}
-        url, key = f"{episode['base_url']}/chat/completions", episode["api_key"]
-        for _ in range(2):
-            status, _, found = await outside.ask("POST", url, key, body)
-            assert status == 410 and NO_PARSER in found["error"]["message"]
-
-    play(work, [rollout])
-    assert rollout.failure == f"environment_error: {NO_PARSER}"
-    assert rollout.reward is None and not rollout.token_ids, "no turn is written in vain"
-
-
 def test_a_limit_ends_an_episode_for_its_agent_at_once(play: Play) -> None:
-    """And not when the last one of its group has ended: one agent may play them all."""
     rollouts = [Rollout(), Rollout()]
 
     async def work(outside: Outside) -> None:
@@ -287,13 +263,9 @@ def test_an_end_is_a_reward_or_an_error_and_comes_once(play: Play) -> None:
             ("{", "Expecting property name"),
             ("[]", 'give {"reward": 0.5}'),
             ('{"score": 1}', 'give {"reward": 0.5}'),
-            ('{"reward": "high"}', "give a finite number"),
             ('{"reward": NaN}', "give a finite number"),
-            (f'{{"reward": {10**400}}}', "give a finite number"),
             ("[" * 5000, "recursion"),
-            (b'{"error": "\xff"}', "can't decode byte 0xff"),
             ('{"error": 7}', "`error` is no text"),
-            ('{"error": ""}', "`error` is no text"),
         ):
             status, _, found = await outside.ask("POST", url, episode["api_key"], body)
             assert status == 400 and why in found["error"]["message"], body
@@ -349,10 +321,9 @@ def test_nobody_without_the_key_takes_reads_samples_or_ends(play: Play) -> None:
                     "the API key is not the run's key for agents"
                 ), why
         for method, route in routes:
-            url = f"{run}/{'0' * 32}{route}"
-            assert (await outside.ask(method, url, "0" * 32, body))[0] == 401
-            url = f"{run}/{ended['api_key']}{route}"
-            assert (await outside.ask(method, url, ended["api_key"], body))[0] == 410
+            for gone in ("0" * 32, ended["api_key"]):
+                url = f"{run}/{gone}{route}"
+                assert (await outside.ask(method, url, gone, body))[0] == 410
             # No word for a password, no key in another place.
             url = f"{run}/{mine['api_key']}{route}"
             key = mine["api_key"]
@@ -420,14 +391,6 @@ def test_the_key_is_in_a_file_of_this_user_alone_until_the_run_ends(tmp_path: Pa
     agents.close()
     agents.close()
     assert not file.exists()
-
-
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    with Endpoint().reserve_port() as taken:
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"Agent.port is {port}, which cannot be had at"):
-            ExternalAgents(Agent(port=port), 1.0).listen(Endpoint(), tmp_path)
 
 
 def test_a_tunnel_and_tls_have_their_part_in_the_address_of_an_episode(

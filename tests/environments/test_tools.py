@@ -16,7 +16,7 @@ from lrl.environments.tools import schema_of
 from lrl.errors import ConfigError
 from tests.environments import tool_functions as made
 
-ALL = Tools([made.add, made.slow, made.page, made.divide, made.odd], max_result_characters=60)
+ALL = Tools([made.add, made.slow, made.odd], max_result_characters=60)
 
 
 def call(name: str, arguments: str | dict[str, Any] = "", number: int = 0) -> ToolCall:
@@ -64,10 +64,8 @@ def test_a_turn_without_a_call_ends_the_episode_and_each_call_has_its_result() -
     assert result("odd", {"what": "else"}) == '{"what": ["else", 1.5]}'
     assert result("odd", {"what": "дом"}) == '{"what": ["дом", 1.5]}', "and no \\u0434"
     assert result("odd", {"what": "none"}) == "null"
-    assert result("page", {"words": 2, "case": "upper"}) == "WORD WORD "
-    assert result("divide", {"a": 1, "b": 4}) == "0.25", "a number may be an integer"
-    first, second = replies([call("add", {"a": 1, "b": 1})], [call("page", {"words": 1})])
-    assert [first.observation[0]["content"], second.observation[0]["content"]] == ["2", "word "]  # type: ignore[index]
+    first, second = replies([call("add", {"a": 1, "b": 1})], [call("add", {"a": 1, "b": 2})])
+    assert [first.observation[0]["content"], second.observation[0]["content"]] == ["2", "3"]  # type: ignore[index]
 
 
 def test_all_calls_of_a_turn_run_the_async_ones_at_the_same_time() -> None:
@@ -82,18 +80,14 @@ def test_all_calls_of_a_turn_run_the_async_ones_at_the_same_time() -> None:
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("ad", {}, "error: there is no tool 'ad'; there are add, slow, page, divide"),
+    ("ad", {}, "error: there is no tool 'ad'; there are add, slow, odd"),
     ("x" * 999, {}, "error: there is no tool 'xxx"),
-    ("add", '{"a": 2, "b"', "error: the arguments are no JSON (Expecting ':'"),
-    ("add", "[2, 3]", "error: the arguments are no JSON object"),
-    ("add", "", "error: missing a required argument: 'a'"),
-    ("add", {"a": 2}, "error: missing a required argument: 'b'"),
-    ("add", {"a": 2, "b": 3, "c": 4}, "error: got an unexpected keyword argument 'c'"),
-    ("add", {"a": 2, "b": "дом"}, 'error: b should be of type integer, and is "дом"'),
-    ("add", {"a": True, "b": 3}, "error: a should be of type integer"),
-    ("add", {"a": 2.5, "b": 3}, "error: a should be of type integer, and is 2.5"),
-    ("page", {"words": 1, "case": "odd"}, 'error: case should be one of ["upper", "lower"]'),
-    ("divide", {"a": 1, "b": 0}, "error: ZeroDivisionError: "),
+    ("add", '{"a": 2, "b"', "error: JSONDecodeError: Expecting ':'"),
+    ("add", "[" * 99_999, "error: RecursionError: "),
+    ("add", "[2, 3]", "error: TypeError: the arguments are no JSON object"),
+    ("add", "", "error: TypeError: add() missing 2 required positional arguments: 'a' and 'b'"),
+    ("add", {"a": 2, "b": 3, "c": 4}, "error: TypeError: add() got an unexpected keyword"),
+    ("add", {"a": 2, "b": "дом"}, "error: TypeError: unsupported operand"),
     ("odd", {"what": "long"}, "error: ValueError: xxx"),
     ("odd", {"what": "exit"}, "error: SystemExit: 3"),
     ("odd", {"what": "surrogate"}, r"\ud800"),
@@ -107,7 +101,7 @@ def test_what_the_policy_does_wrong_it_can_read(name: str, arguments: Any, begin
 
 
 def test_a_long_result_is_cut_and_says_so() -> None:
-    text = result("page", {"words": 999})
+    text = result("odd", {"what": "words"})
     assert text == f"{'word ' * 12}\n[cut: the first 60 of 4995 characters]"
 
 
@@ -118,9 +112,7 @@ def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
 
 BROKEN: list[tuple[Any, str]] = [
     (["tests.environments.tool_functions.ad"], "Did you mean add?"),
-    (["no_such_tools.add"], "No module named 'no_such_tools'"),
-    (["tests.environments.tool_functions.NUMBER"], "is a int, not a function"),
-    ([made.undocumented], "no description for the argument 'a'"),
+    ([int], "no schema"),
     ([made.add, made.add], "two functions of a name: add"),
 ]
 
@@ -147,22 +139,15 @@ def test_a_function_that_no_process_could_import_is_refused() -> None:
 
 
 def test_the_schema_is_that_of_the_type_hints_and_the_docstring() -> None:
-    assert schema_of(made.page) == {
+    assert schema_of(made.slow) == {
         "type": "function",
         "function": {
-            "name": "page",
-            "description": "Writes a page.",
+            "name": "slow",
+            "description": "Waits a while.",
             "parameters": {
                 "type": "object",
-                "properties": {
-                    "words": {"type": "integer", "description": "Its length in words."},
-                    "case": {
-                        "type": "string",
-                        "enum": ["upper", "lower"],
-                        "description": "Its letters.",
-                    },
-                },
-                "required": ["words"],
+                "properties": {"name": {"type": "string", "description": "The name of the wait."}},
+                "required": ["name"],
             },
             "return": {"type": "string"},
         },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 STARTED: list[str] = []
 """The calls of `slow` in this process, as they begin and end."""
@@ -31,26 +31,6 @@ async def slow(name: str) -> str:
     return name
 
 
-def page(words: int, case: Literal["upper", "lower"] = "lower") -> str:
-    """Writes a page.
-
-    Args:
-        words: Its length in words.
-        case: Its letters.
-    """
-    return "word " * words if case == "lower" else "WORD " * words
-
-
-def divide(a: float, b: float) -> float:
-    """Divides.
-
-    Args:
-        a: The number.
-        b: The divisor.
-    """
-    return a / b
-
-
 def odd(what: str) -> Any:
     """Does something odd.
 
@@ -62,6 +42,8 @@ def odd(what: str) -> Any:
             return object()
         case "none":
             return None
+        case "words":
+            return "word " * 999
         case "surrogate":
             return "\ud800"
         case "long":
@@ -71,12 +53,3 @@ def odd(what: str) -> Any:
         case "memory":
             raise MemoryError
     return {"what": [what, 1.5]}
-
-
-def undocumented(a: int) -> int:
-    """Doubles a number."""
-    return 2 * a
-
-
-NUMBER = 7
-"""No function."""

@@ -170,15 +170,15 @@ class Episode:
 
     def _fail(self, error: EpisodeError) -> None:
         """Ends the episode without a reward."""
-        self.close(str(error))
+        self.close()
         self.rollout.failure = str(error)
         self.rollout.open_turn = None
         self.rollout.finish_reason = "failed"
 
-    def close(self, why: str = "") -> None:
-        """Ends the environment's side, and says why."""
+    def close(self) -> None:
+        """Ends the environment's side."""
         if self._conversation is not None:
-            self._conversation.close(why)
+            self._conversation.close()
             self._conversation = None
 
     @property

@@ -18,7 +18,6 @@ from tests.test_imports import ROOT, modules
 
 PRIVATE = {
     "Gone",
-    "BadCallError",
     "Deadlock",
     "JoinEnded",
     "RunEnded",

@@ -38,11 +38,11 @@ class Response:
         return [token for token in self.tokens if token.trained]
 
 
-def columns(responses: list[Response], poison: float = math.nan) -> tuple[torch.Tensor, MicroBatch]:
+def columns(responses: list[Response]) -> tuple[torch.Tensor, MicroBatch]:
     """Returns the policy's log-probs [R, L], a leaf, and a micro-batch with a response a row;
-    `poison` elsewhere."""
+    NaN elsewhere."""
     shape = (len(responses), 1 + max((len(response.tokens) for response in responses), default=0))
-    numbers = {name: torch.full(shape, poison) for name in ("pi", "mu", "ref", "advantage")}
+    numbers = {name: torch.full(shape, math.nan) for name in ("pi", "mu", "ref", "advantage")}
     whole = {name: torch.full(shape, -1) for name in ("version", "sequence", "group")}
     mask = torch.zeros(shape, dtype=torch.bool)
     for row, response in enumerate(responses):

@@ -65,14 +65,6 @@ def test_diagnostics_have_their_defined_values() -> None:
     )
 
 
-def test_the_contribution_of_a_clipped_lag_is_its_share_of_the_gradient() -> None:
-    """A PPO token beyond the bound contributes nothing, however large its ratio and its
-    advantage."""
-    responses = [Response(0, 1.0, [Token(0.0, -1.0, 0.0, 4), Token(-1.0, -1.0, 0.0, 0)])]
-    found = result(responses, PPO())
-    assert found["by_lag/4/contribution"] == 0 and found["by_lag/0/contribution"] == 1
-
-
 def test_mismatch_is_measured_where_the_policy_wrote_the_token_itself() -> None:
     responses = [Response(0, 1.0, [Token(-1.0, -1.25, 0.0, 0), Token(-1.0, -5.0, 0.0, 1)])]
     found = result(responses, AIPO())
@@ -88,7 +80,3 @@ def test_large_lags_share_a_row() -> None:
     assert found[f"by_lag/{MAX_LAG_SHOWN}/share"] == pytest.approx(2 / 3)
     assert found["lag_max"] == MAX_LAG_SHOWN + 3
     assert not any(name.startswith(f"by_lag/{MAX_LAG_SHOWN + 3}/") for name in found)
-
-
-def test_a_step_without_tokens_reports_nothing() -> None:
-    assert Diagnostics(version=0).result() == {}

@@ -3,7 +3,6 @@ allocations."""
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrl.training.logprobs import IDENTITY, LogitTransform, _compiled, token_logprobs
-from lrl.training.logprobs import _buffer as make_buffer
 
 VOCABULARY, WIDTH = 50, 16
 PRODUCT = VOCABULARY * WIDTH  # multiplications for one token's logits
@@ -171,28 +169,6 @@ def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_alloc
     assert 4 * VOCABULARY in others  # a chunk of logits
 
 
-def test_logits_are_kept_only_while_a_gradient_may_be_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hidden, weight, labels, _ = inputs(64)
-    buffers: list[weakref.ref[Tensor]] = []
-
-    def watched(*args: Any) -> Tensor:
-        buffer = make_buffer(*args)
-        buffers.append(weakref.ref(buffer))
-        return buffer
-
-    monkeypatch.setattr("lrl.training.logprobs._buffer", watched)
-    loss = token_logprobs(hidden, weight, labels, chunk_tokens=8).sum()
-    assert buffers[0]() is not None
-    loss.backward()
-    assert buffers[0]() is None and len(buffers) == 1
-    with torch.no_grad():
-        token_logprobs(hidden, weight, labels, chunk_tokens=8)
-    frozen = token_logprobs(hidden.detach(), weight.detach(), labels, chunk_tokens=8)
-    assert not frozen.requires_grad and [buffer() for buffer in buffers] == [None] * 3
-
-
 @pytest.mark.parametrize("transform", [IDENTITY, LogitTransform(0.5, 5.0)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fused", [False, True])
@@ -212,27 +188,6 @@ def test_log_probs_and_gradients_in_each_format_are_those_of_the_formula(
     assert_same_at_scale(ours, theirs, 1e-5 if kind == torch.float32 else 2e-2)
     assert_same_gradients(ours, theirs, leaves, 2e-5 if kind == torch.float32 else 3e-2)
     _compiled.cache_clear()
-
-
-@pytest.mark.parametrize(("tokens", "chunk", "products"), [(8, 8, 3), (16, 8, 3.5), (64, 8, 3.875)])
-def test_only_the_last_chunks_logits_are_not_computed_twice(
-    tokens: int, chunk: int, products: float
-) -> None:
-    hidden, weight, labels, _ = inputs(tokens)
-    with Watch([hidden, weight, labels]) as watch:
-        token_logprobs(hidden, weight, labels, chunk_tokens=chunk).sum().backward()
-    assert watch.multiplications == products * tokens * PRODUCT
-
-
-def test_a_frozen_head_costs_no_gradient() -> None:
-    hidden, weight, labels, _ = inputs(64)
-    weight = weight.detach()
-    with Watch([hidden, weight, labels]) as watch:
-        token_logprobs(hidden, weight, labels, chunk_tokens=64).sum().backward()
-    assert watch.multiplications == 2 * 64 * PRODUCT
-    assert VOCABULARY * WIDTH not in watch.allocated()
-    ours = token_logprobs(hidden, weight, labels, chunk_tokens=7)
-    assert_same_gradients(ours, naive(hidden, weight, labels), [hidden])
 
 
 def test_the_softmax_of_half_precision_logits_is_in_float32() -> None:

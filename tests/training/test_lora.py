@@ -75,20 +75,6 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
     )
 
 
-def test_a_small_update_of_files_in_bfloat16_arrives_whole_in_a_float32_generator(
-    folder: str, tmp_path: Path
-) -> None:
-    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    policy = adapted(str(tmp_path))
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            weight.mul_(1e-3 if ".lora_B." in name else 1.0)
-    files = load_file(tmp_path / "model.safetensors")
-    received = dict(merged(files.items(), sent_adapters(policy), torch.float32))
-    for name, weight in whole_weights(policy).items():
-        torch.testing.assert_close(received[name].float(), weight, rtol=1e-7, atol=1e-9)
-
-
 def test_an_export_in_bfloat16_has_the_weights_that_the_generators_had(
     folder: str, tmp_path: Path
 ) -> None:
@@ -123,12 +109,11 @@ def test_peft_opens_the_exported_adapters(folder: str, tmp_path: Path) -> None:
 
 
 def test_adapters_of_another_model_are_no_update(folder: str) -> None:
-    sent = sent_adapters(adapted(folder))
     files = load_file(Path(folder) / "model.safetensors")
     gone = "model.layers.1.mlp.up_proj.weight"
     del files[gone]
     with pytest.raises(ValueError, match=rf"adapter {gone}.lora_A"):
-        dict(merged(files.items(), sent, torch.float32))
+        dict(merged(files.items(), sent_adapters(adapted(folder)), torch.float32))
 
 
 def test_layers_that_compute_more_than_a_product_get_no_adapter(tmp_path: Path) -> None:

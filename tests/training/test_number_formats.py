@@ -13,8 +13,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.plugins import DoublePrecision, HalfPrecision
-from safetensors.torch import load_file, save_file
+from lightning.pytorch.plugins import HalfPrecision
 from torch import Tensor
 
 import lrl
@@ -22,8 +21,6 @@ from lrl.advantages import GroupMean
 from lrl.objectives.base import NormaliseBy
 from lrl.preflight.model import shape_of
 from lrl.rollouts.packing import Packer
-from lrl.system.ranks import Ranks
-from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource, open_config
 from lrl.types import MicroBatch
@@ -42,22 +39,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_llama(tmp_path_factory.mktemp("policy")))
 
 
-REFUSED: list[dict[str, Any]] = [
-    {"precision": "bf16-true"},
-    {"precision": "16-true"},
-    {"precision": "64-true"},
-    {"plugins": [HalfPrecision("bf16-true")]},
-    {"plugins": [DoublePrecision()]},
-]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("settings", REFUSED)
+@pytest.mark.parametrize(
+    "settings",
+    [{"precision": "16-true"}, {"precision": "64-true"}, {"plugins": [HalfPrecision("bf16-true")]}],
+)
 def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
-    settings: dict[str, Any], dtype: Any, folder: str, tmp_path: Path
+    settings: dict[str, Any], folder: str, tmp_path: Path
 ) -> None:
     with pytest.raises(lrl.ConfigError, match="bf16-mixed"):
-        running(tmp_path, **settings).fit(lrl.PolicyModule(folder, dtype=dtype), Steps([]))
+        running(tmp_path, **settings).fit(lrl.PolicyModule(folder), Steps([]))
 
 
 def test_another_default_dtype_of_torch_is_refused(folder: str, tmp_path: Path) -> None:
@@ -133,57 +123,13 @@ def test_positions_of_bfloat16_weights_are_exact(empty: bool, folder: str) -> No
     )
 
 
-def refusal(folder: Path) -> str:
-    """Returns the one error of all ways in which a run opens a model."""
-    reference, cpu = Reference(model=str(folder)), torch.device("cpu")
-    ways: list[Any] = [
-        lambda: shape_of(str(folder), None),
-        lambda: ModelSource(str(folder)).open(),
-        lambda: reference.open(ModelSource("elsewhere"), cpu, Ranks()),
-        lambda: lrl.PolicyModule(str(folder)).configure_model(),
-    ]
-    text = set()
-    for way in ways:
-        with pytest.raises(ValueError, match="is quantised") as error:
-            way()
-        text.add(str(error.value))
-    assert len(text) == 1
-    return text.pop()
-
-
 @pytest.mark.parametrize(("family", "part"), [("llama", None), ("gemma3", "text_config")])
-def test_a_quantised_model_is_refused_by_name_wherever_it_is_opened(
-    family: str, part: str | None, tmp_path: Path
-) -> None:
+def test_a_quantised_model_is_refused(family: str, part: str | None, tmp_path: Path) -> None:
     file = save_tiny(family, tmp_path) / "config.json"
     config = json.loads(file.read_text())
     entry = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     (config if part is None else config[part]).update(entry)
     file.write_text(json.dumps(config))
-    text = refusal(tmp_path)
-    assert str(tmp_path) in text and "quant_method awq" in text and "bfloat16 copy" in text
-
-
-@pytest.mark.parametrize(
-    "numbers", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8]
-)
-def test_quantised_weights_without_a_word_in_the_config_are_refused(
-    numbers: torch.dtype, tmp_path: Path
-) -> None:
-    save_tiny("llama", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    name = "model.layers.0.mlp.down_proj.weight"
-    save_file(
-        weights | {name: weights[name].to(numbers)},
-        tmp_path / "model.safetensors",
-        {"format": "pt"},
-    )
-    assert name in refusal(tmp_path)
-
-
-def test_a_buffer_of_integers_is_no_quantised_weight(tmp_path: Path) -> None:
-    save_tiny("gpt_neo", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    mask = {"transformer.h.0.attn.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
-    save_file(weights | mask, tmp_path / "model.safetensors", {"format": "pt"})
-    assert ModelSource(str(tmp_path)).open()
+    for way in (ModelSource(str(tmp_path)).open, lambda: shape_of(str(tmp_path), None)):
+        with pytest.raises(ValueError, match=f"{tmp_path}.*quant_method awq.*bfloat16 copy"):
+            way()

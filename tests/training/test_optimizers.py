@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, 
 from transformers import LlamaConfig
 
 import lrl
-from lrl.training.merging import rounded
-from lrl.training.optimizers import SLICE, RoundedAdamW, scale_and_clip
+from lrl.training.optimizers import RoundedAdamW, scale_and_clip
 from tests.policies import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
 
 EPOCH = 3
@@ -284,25 +283,6 @@ def test_moments_in_bfloat16_follow_the_gradient_down(fused: bool | None) -> Non
     assert torch.equal(weight, torch.ones_like(weight))
 
 
-def test_slices_of_a_weight_have_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-
-    def draw(weight: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-        seeds.append(seed)
-        return rounded(weight, dtype, seed)
-
-    monkeypatch.setattr("lrl.training.optimizers.rounded", draw)
-    monkeypatch.setattr("lrl.training.optimizers.SLICE", 4)
-    weights = [torch.nn.Parameter(torch.ones(2, 4, dtype=torch.bfloat16)) for _ in range(2)]
-    optimizer = RoundedAdamW(weights, seed=0)
-    for _ in range(3):
-        for weight in weights:
-            weight.grad = torch.ones_like(weight)
-        optimizer.step()
-    assert len(set(seeds)) == len(seeds) == 3 * 2 * 2 * 3, "steps, weights, slices, and numbers"
-    assert SLICE > 4
-
-
 def test_a_run_in_bfloat16_resumes_exactly(new_model: str, tmp_path: Path) -> None:
     whole, resumed = (lrl.PolicyModule(new_model, lr=LR, dtype="bfloat16") for _ in range(2))
     seeded(whole, saves_in=tmp_path)
@@ -311,11 +291,3 @@ def test_a_run_in_bfloat16_resumes_exactly(new_model: str, tmp_path: Path) -> No
     other = lrl.PolicyModule(new_model, lr=LR, dtype="bfloat16")
     seeded(other, seed=7)
     assert not torch.equal(numbers(whole), numbers(other))
-
-
-def test_sent_weights_are_those_that_compute(new_model: str) -> None:
-    policy = lrl.PolicyModule(new_model, lr=1e-3, dtype="bfloat16")
-    seeded(policy)
-    assert {weight.dtype for _, weight in policy.whole_weights()} == {torch.bfloat16}
-    text = [1, 2, 3, 4]
-    assert policy.prompt_logprobs(text) == policy.prompt_logprobs(text, None, "bfloat16")

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.rollouts.packing import BinPacker
 from lrl.training.collate import fill_rows
-from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees
+from lrl.training.prefix_tree import TrainingSample, prefix_trees
 from lrl.types import ENVIRONMENT, MicroBatch, Rollout
 
 ATTENTION_TOKENS = 1536
@@ -124,31 +123,3 @@ def test_trees_are_as_large_as_attention_allows(
     samples = drawn(0, prompt, 0, [response] * 16)
     found = prefix_trees(samples, 100_000, attention_tokens)
     assert len(found) == trees
-
-
-def packed_cost(groups: list[list[int]], prompt: int, budget: int, attention_tokens: int) -> float:
-    """The cost of all rows, padding and attention included, in tokens."""
-    bins = BinPacker[PrefixTree](budget)
-    for number, responses in enumerate(groups):
-        samples = drawn(number, prompt, 0, responses)
-        for tree in prefix_trees(samples, budget, attention_tokens):
-            bins.add(tree)
-    cost = 0.0
-    for (rows,) in (*bins.full(), *bins.flush()):
-        length = max(sum(map(len, row)) for row in rows)
-        cost += len(rows) * length * (1 + length / ATTENTION_TOKENS)
-    return cost
-
-
-@pytest.mark.parametrize("budget", [1024, 8192])
-@pytest.mark.parametrize("prompt", [4, 17, 75, 300])
-@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
-def test_sharing_makes_no_step_longer(budget: int, prompt: int, spread: float) -> None:
-    """Seen: pairs among single responses, all padded to the length of a pair."""
-    rng = random.Random(1)
-    groups = [
-        [min(512, 1 + int(40 * rng.lognormvariate(0.5, spread))) for _ in range(16)]
-        for _ in range(8)
-    ]
-    shared = packed_cost(groups, prompt, budget, ATTENTION_TOKENS)
-    assert shared <= 1.03 * packed_cost(groups, prompt, budget, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
-from lrl.policy import PolicyModule
 from lrl.training import trials, varlen
-from lrl.training.beside.reference import Reference
 from lrl.training.model import ModelSource
 from lrl.training.trials import (
     OTHERS,
@@ -23,11 +20,8 @@ from lrl.training.trials import (
     shared_by_responses,
 )
 from lrl.types import MicroBatch
-from tests.model_families import ALONE, read_table, try_family
 from tests.policies import make_group, one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
-
-LEAKING = [family for family, found in read_table().items() if found.responses == ALONE]
 
 
 def open_tiny(
@@ -44,12 +38,6 @@ def may_share_rows(network: PreTrainedModel) -> bool:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny("llama", tmp_path_factory.mktemp("llama"), 4.0))
-
-
-@pytest.mark.parametrize("family", LEAKING)
-def test_a_leak_is_found_with_the_initial_weights_of_a_model(family: str, tmp_path: Path) -> None:
-    found, _ = try_family(family, tmp_path, scale=1.0)
-    assert found.responses == ALONE
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
@@ -134,21 +122,6 @@ def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> No
     assert network.training and all(module.training for module in network.modules())
     assert all(weight.grad is None for weight in network.parameters())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
-
-
-def test_a_leaking_policy_trains_unpacked_and_warns_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = str(save_tiny("bloom", tmp_path, 4.0))
-    with caplog.at_level(logging.WARNING):
-        policy = PolicyModule(folder, reference=Reference())
-        assert not policy.responses_share.rows
-        policy.configure_model()
-        policy.setup("fit")
-    assert not policy.responses_share.rows
-    messages = [record.getMessage() for record in caplog.records]
-    (said,) = [message for message in messages if "see each other" in message]
-    assert folder in said and "rollouts/padding" in said
 
 
 @pytest.mark.parametrize(

@@ -246,28 +246,6 @@ def test_a_fault_of_the_kernel_is_found_before_it_trains(
     assert "because responses then differ by" in caplog.text
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_all_layers_keep_one_mask_for_the_backward_pass(
-    family: str, precision: torch.dtype, tmp_path: Path
-) -> None:
-    """Of a bool mask, or one of another dtype than the scores, torch makes one in each layer."""
-    policy = opened(str(save_tiny(family, tmp_path, 4.0)), attention="sdpa")
-    micro = next(micro for micro in drawn(0, trees=True) if micro.readers_end is not None)
-    length = micro.input_ids.shape[1]
-    kept: set[int] = set()
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.shape[-2:] == (length, length):
-            kept.add(tensor.untyped_storage().data_ptr())
-        return tensor
-
-    autocast = torch.autocast("cpu", precision, enabled=precision != torch.float32)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
-        policy.compute_loss(micro).backward()
-    assert len(kept) == 1
-
-
 @pytest.mark.parametrize("attention", [varlen.VARLEN, "flash_attention_2"])
 def test_a_flash_attention_is_refused_where_it_cannot_compute(attention: str, folder: str) -> None:
     policy = lrl.PolicyModule(folder, attention=attention, dtype="bfloat16")

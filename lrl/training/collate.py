@@ -73,8 +73,8 @@ def whole_samples(group: Group) -> list[TrainingSample]:
 
 
 def by_rollout(samples: Sequence[TrainingSample], numbers: Iterable[Tensor]) -> Numbers:
-    """Yields each rollout with a number for every token, put together from its samples: `numbers`
-    are those of each sample's trained tokens."""
+    """Yields each rollout with a number for every token, from `numbers` of its samples' trained
+    tokens."""
     filled: dict[int, tuple[Rollout, Tensor]] = {}
     for sample, own in zip(samples, numbers, strict=True):
         empty = torch.zeros(len(sample.rollout.token_ids), *own.shape[1:])
@@ -236,7 +236,7 @@ def bounds_of(micro: MicroBatch) -> SequenceBounds:
 
 
 class _Tried(Exception):
-    """The gradient is there."""
+    pass
 
 
 class _MadeUpStep:
@@ -255,7 +255,6 @@ class _MadeUpStep:
         raise _Tried
 
     def finish(self) -> NoReturn:
-        """See `lrl.types.Step`."""
         raise _Tried
 
 

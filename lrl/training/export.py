@@ -1,9 +1,8 @@
 """Folders in Hugging Face format: a policy's, with everything but its trained weights as it was in
 the first version's; and a critic's.
 
-transformers loads more than it saves: a generation_config.json that it refuses to write, several
-ends of text of which it writes one, settings of older forms. So each file that training has not
-changed is copied byte for byte, and config.json gets its new dtype.
+transformers loads more than it saves (a generation_config.json that it refuses to write, settings
+of older forms), so each file that training has not changed is copied byte for byte.
 """
 
 from __future__ import annotations

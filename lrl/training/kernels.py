@@ -40,12 +40,9 @@ def fuse_tried(
     passes: Callable[[], Tensor],
     in_16_bits: bool,
 ) -> Kernels:
-    """Gives the policy's network these kernels if they work, and returns which it has; a collective
-    of all ranks. `auto` takes Liger's on a CUDA GPU, if they work.
-
+    """Gives the policy's network these kernels if they work, and returns which it has; a collective.
     `passes` runs the same text forward and back, and returns its log-probs, float32 [n]. Raises
-    ConfigError if kernels that `kernels` names do not work.
-    """
+    ConfigError if kernels that `kernels` names do not work."""
     if kernels == "eager" or (kernels == "auto" and device.type != "cuda"):
         return "eager"
     wanted: Kernels = "liger" if kernels == "auto" else kernels

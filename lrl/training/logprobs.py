@@ -1,20 +1,15 @@
 """Log-probs of given tokens, without a tensor of tokens x vocabulary.
 
-8,192 response tokens and a vocabulary of 128,256 make 4 GB of float32 logits, and autograd would
-hold three of them. So the head runs over chunks of tokens, forwards and backwards, through one
-buffer of a chunk's logits:
+The head runs over chunks of tokens, forwards and backwards, through one buffer of a chunk's logits:
 
     forward    for each chunk:               logits -> log-probs of the labels
     backward   for each chunk, last first:   logits again -> their gradient, in place -> gradients of hidden and head
 
 The last chunk's logits are still in the buffer when the backward pass begins, so with a single
-chunk nothing is computed twice. The head's gradient is one tensor that every chunk adds to.
+chunk nothing is computed twice.
 
 Logits have the dtype of the weights (of autocast if it is on) and become float32 for the softmax,
 as in vLLM; then the temperature divides them. docs/logprobs.md has measurements.
-
-Eager kernels write each of these steps to memory, so they work on a few rows at a time. Compiled,
-they are fused, and work on a whole chunk.
 """
 
 import math
@@ -134,8 +129,8 @@ class _Softmax:
             out[rows] = self._run(_logprobs, logits[rows], labels[rows])
 
     def to_gradient_(self, logits: Tensor, part: slice, logprobs: Tensor, upstream: Tensor) -> None:
-        """Overwrites logits [n, V] of a part of the labels with the gradient by them; log-probs,
-        and upstream, the gradient by them, are float32 [n]."""
+        """Overwrites logits [n, V] of a part of the labels with the gradient by them; log-probs
+        and upstream are float32 [n]."""
         labels = self.labels[part, None]
         for rows in self._blocks(logits):
             numbers = logprobs[rows, None], upstream[rows, None]
@@ -171,7 +166,7 @@ def _gradient_(
     temperature: float,
 ) -> Tensor:
     """Overwrites logits [n, V] with the gradient by them, wrong at the labels [n, 1]; returns the
-    right one there, [n, 1]. Log-probs and upstream are those of `to_gradient_`, as [n, 1].
+    right one there, [n, 1].
 
     The softmax's divisor follows from the label's logit and log-prob, so nothing is summed over the
     vocabulary again.
@@ -191,8 +186,6 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward and backward pass over the chunks."""
-
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, softmax: _Softmax
@@ -298,7 +291,6 @@ class LabelLogprobs(nn.Module):
         self.network = network
 
     def forward(self, micro: MicroBatch, chunk_tokens: int) -> Tensor:
-        """See `label_logprobs`."""
         return label_logprobs(self.network, micro, chunk_tokens)
 
 

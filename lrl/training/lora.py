@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, Hu et al., 2106.09685): the policy's weights stay as they are, small
 matrices are trained.
 
-A matrix W computes W + scale * B A (equation 3), with scale = alpha / rank. The adapters are
-peft's. Checkpoints hold them alone. So do syncs through a file, and a generator merges them into
-the W that it has (`lrl.weights.version_file`); between GPUs the trainer merges them.
+A matrix W computes W + scale * B A (equation 3), with scale = alpha / rank. Checkpoints and syncs
+through a file hold peft's adapters alone, and a generator merges them into the W that it has
+(`lrl.weights.version_file`); between GPUs the trainer merges them.
 """
 
 from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,10 +34,6 @@ log = logging.getLogger(__name__)
 
 Dtype = Literal["float32", "bfloat16"]
 REMEDY = "Take the bfloat16 copy from which it was made."
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""Numbers that are weights as they are, by their names in a file of safetensors."""
-PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
-"""The ends of names of weights; a buffer of integers, such as a mask, has another."""
 
 
 def is_made(model: str) -> bool:
@@ -101,8 +97,6 @@ class ModelSource:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-        if not Path(self.folder).exists():  # its files are on this machine only now
-            _check_whole(self.folder, network.config)
         mismatched = sorted(name for name, *_ in report["mismatched_keys"])
         if unset := sorted(report["missing_keys"]) + mismatched:
             raise ConfigError(
@@ -150,38 +144,13 @@ def open_config(folder: str) -> Any:
 
 
 def _check_whole(folder: str, config: Any) -> None:
-    """Refuses quantised weights, by their config and, on this machine, by the headers of their files.
-
-    Generators get whole weights at each sync. transformers opens some quantised folders, but
-    quantises again on its way back to the names of a checkpoint: syncs and exports would have
-    rounded weights, or leave weights out.
-    """
+    """Refuses quantised weights: transformers quantises again on its way back to the names of a
+    checkpoint, so syncs and exports would have rounded weights, or leave weights out."""
     for part in (config, config.get_text_config()):
         if (entry := getattr(part, "quantization_config", None)) is not None:
             settings = entry if isinstance(entry, Mapping) else vars(entry)
             method = f"quant_method {settings.get('quant_method', 'unknown')}"
             raise ConfigError(f"model={folder!r} is quantised ({method}). {REMEDY}")
-    here = hub.on_this_machine(folder)
-    if here is not None and (found := _quantised(here)):
-        name, numbers = found
-        raise ConfigError(
-            f"model={folder!r} is quantised: {name} is stored as {numbers}, without a "
-            f"quantization_config in config.json. {REMEDY}"
-        )
-
-
-def _quantised(folder: Path) -> tuple[str, str] | None:
-    """Returns the first weight in another number format than `FLOATS`, and that format."""
-    try:
-        for file in sorted(folder.glob("model*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    numbers = tensors.get_slice(name).get_dtype()
-                    if numbers not in FLOATS and (numbers[0] == "F" or name.endswith(PACKED)):
-                        return name, numbers
-    except (OSError, SafetensorError):
-        return None  # transformers says what is wrong with the files
-    return None
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:

@@ -31,12 +31,8 @@ SLICE = 2**24
 
 
 def sum_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
-    """Gives every rank the sum of all gradients, a rank without one counting as zero; a collective
-    of all ranks.
-
-    Sharded parameters are left out: the backward pass has averaged their gradients. Raises
-    RuntimeError if another rank has ended.
-    """
+    """Gives every rank the sum of all gradients, a rank without one counting as zero; a collective.
+    Sharded parameters are left out: the backward pass has averaged their gradients."""
     if ranks == 1:
         return
     weights = [
@@ -164,11 +160,8 @@ def check_optimizers(trainer: L.Trainer) -> None:
 
 
 def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
-    """Steps the schedulers that are due after the optimizer step of batch `batch_idx`, as Lightning
-    does by itself.
-
-    Call it before the hooks of the step, which save checkpoints.
-    """
+    """Steps the schedulers that are due after batch `batch_idx`, as Lightning would; before the
+    step's hooks, which save checkpoints."""
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step":
             done = trainer.global_step
@@ -198,13 +191,10 @@ class RoundedAdamW(torch.optim.AdamW):
 
     At a learning rate of 1e-6 nearly every update is smaller than half the distance of two bfloat16
     numbers: rounded to the nearest, the weight would stay as it was. A parameter takes 8 bytes:
-    weight, gradient and both moments; a copy of the weights in float32 beside them would take as
-    much as training in float32 under autocast does.
+    weight, gradient and both moments.
 
-    The draws follow from `seed`, the number of updates, and the place of a weight: a run that resumes
-    draws what it would have drawn. Ranks that hold the same numbers need the same seed.
-    Both are in the parameter groups of a checkpoint. `amsgrad`, `maximize`, `capturable` and
-    `differentiable` have no effect.
+    The draws follow from `seed`, the number of updates, and the place of a weight: a run that
+    resumes draws what it would have drawn. Ranks that hold the same numbers need the same seed.
     """
 
     def __init__(self, params: Any, seed: int, **settings: Any) -> None:
@@ -214,7 +204,6 @@ class RoundedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Does an update; returns what `closure` does."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for number, group in enumerate(self.param_groups):

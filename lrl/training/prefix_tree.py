@@ -7,8 +7,7 @@ In a tree these tokens stand once, and each sample continues behind them:
 
 A token attends to the shared tokens and to its own branch. The last shared token stands in every
 branch, because it predicts another first token in each. Nothing that is trained is shared, so
-advantages, versions and log-probs stay with their sample. AReaL and TRL's asynchronous trainer
-train such trees; 2511.18871 calls it shared-prompt attention.
+advantages, versions and log-probs stay with their sample (2511.18871: shared-prompt attention).
 """
 
 from __future__ import annotations
@@ -77,12 +76,8 @@ class TrainingSample:
 def samples_of(
     group: Group, rollout: Rollout, advantages: Tensor, trained: Sequence[bool]
 ) -> list[TrainingSample]:
-    """Returns the samples of a rollout: one, or one for each branch. A token that several have is
-    trained in the first of them.
-
-    `advantages` is float32 [tokens], or [] for all of them; `trained` says of each token whether it
-    is in the loss. A sample without any is left out.
-    """
+    """Returns the samples of a rollout: one, or one for each branch, except those without a trained
+    token. A token that several have is trained in the first of them."""
     found = []
     for places, shared in rollout.branches:
         own = [trained[place] for place in places[shared:]]
@@ -153,11 +148,11 @@ def attention_tokens_of(hidden: int) -> int:
 
 def cheapest_trees(samples: int, shared: int, branches: float, attention_tokens: int) -> int:
     """Returns the number of trees with the least cost, of `samples` responses with `shared` first
-    tokens in common and `branches` others in all. `attention_tokens` is `attention_tokens_of`.
+    tokens in common and `branches` others in all.
 
-    More trees read the shared tokens more often; longer trees cost more attention, which grows with
-    the square. A row is as long as the longest tree, so all count as long as the one with the most
-    responses: 15 trees of 16 responses would be a pair, and 14 responses padded to its length.
+    More trees read the shared tokens more often; longer trees cost more attention. A row is as long
+    as the longest tree, so all count as long as the one with the most responses: 15 trees of 16
+    responses would be a pair, and 14 responses padded to its length.
     """
 
     def cost(trees: int) -> float:

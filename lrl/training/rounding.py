@@ -1,14 +1,9 @@
-"""What a number format's rounding does to a model: to its log-probs, and to its weights.
+"""What a number format's rounding does to a model's log-probs, by its parts and by its weights.
 
-Two programs with the same weights in 16 bits differ by rounding: by 0.0006 nats a token for a tiny
-random model, by 0.05 for a trained one. So the limit is measured: the output of every part of the
-model gets a relative error as large as the format's rounding, whatever the dtype of the weights.
-The log-probs then moved by 0.8 to 1.3 times as much as vLLM's on eight policies
-(`benchmarks/agreement.py` at tag before-0.3).
-
-A generator in 16 bits also holds rounded weights. In float32 it takes 60 steps of 1e-6 until a
-bfloat16 weight of 0.02 rounds to the next number. So a proof computes with rounded weights
-(`rounded_weights`).
+Two programs with the same weights in 16 bits differ by 0.0006 nats a token for a tiny random model,
+by 0.05 for a trained one. So the limit is measured: the output of every part of the model gets a
+relative error as large as the format's rounding. The log-probs then moved by 0.8 to 1.3 times as
+much as vLLM's on eight policies (`benchmarks/agreement.py` at tag before-0.3).
 """
 
 from collections.abc import Iterator

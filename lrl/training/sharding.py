@@ -1,8 +1,5 @@
-"""Sharding of a model over the ranks (FSDP2): each rank keeps a part of every weight.
-
-Each rank makes the parameters without memory, divides them, and receives its part from rank 0. So
-rank 0 alone has the whole model, on its CPU, and only while it is loaded.
-"""
+"""Sharding of a model over the ranks (FSDP2). Each makes the parameters without memory, divides
+them, and gets its part from rank 0, which alone has the whole model, and only while it is loaded."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -182,11 +179,11 @@ def shard_again(root: nn.Module) -> None:
 
 
 def whole_on(weight: Tensor, root: int = 0) -> Tensor:
-    """Returns a weight whole on rank `root`, on the others a tensor of its shape without memory;
-    a collective of all ranks if it is sharded.
+    """Returns a weight whole on rank `root`, on the others a tensor of its shape without memory; a
+    collective if it is sharded.
 
-    The other ranks send their part. A collective of torch would give every rank the whole tensor:
-    for a policy of 234 MB it took twice the memory on rank 0, and five times as long.
+    A collective of torch would give every rank the whole tensor: for a policy of 234 MB it took
+    twice the memory on rank 0, and five times as long.
     """
     if not isinstance(weight, DTensor):
         return weight

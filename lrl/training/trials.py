@@ -2,19 +2,13 @@
 together, and whether generators can merge its adapters. No config says either.
 
 **Responses.** A few sequences go through the model alone, which is the truth, and then padded, two
-in a row, and as a tree that shares its first tokens, with a mask of `lrl.training.varlen`. Padded
-may differ from alone by rounding, which is measured in 16 bits; otherwise the model is refused. The
-other layouts may differ by twice what padding does. A leak smaller than rounding is not found.
+in a row, and as a tree. Padded may differ from alone by rounding, which is measured in 16 bits;
+otherwise the model is refused. The other layouts may differ by twice what padding does.
 
-Windows, chunks and top-k sizes reach thousands of tokens, and a model reads differently beyond
-them. So the trial runs on a model of the same class and weights in which they are shorter than the
-sequences (`narrowed`).
-
-**Adapters.** A network with adapters must compute W + scale * B A. Some models read a weight
-without calling its layer (Mamba's step size): the adapter then does nothing in the trainer, but
-everything in the generators, which merge it. Others pack several layers into one weight in their
-files. So every W must be the same in a checkpoint as in memory, and the gradient of B must be scale
-* dW A^T (2106.09685, equation 3, at B = 0).
+**Adapters.** Some models read a weight without calling its layer (Mamba's step size): the adapter
+then does nothing in the trainer, but everything in the generators, which merge it. Others pack
+several layers into one weight in their files. So every W must be the same in a checkpoint as in
+memory, and the gradient of B must be scale * dW A^T (2106.09685, equation 3, at B = 0).
 """
 
 import copy
@@ -70,8 +64,8 @@ gradient shows a leak even if small weights make all log-probs alike."""
 
 
 def gap(found: Result, truth: Result) -> float:
-    """Returns the difference of the gradients, relative to the truth (L2 norms), or `PER_NAT` times
-    the mean difference of a log-prob, whichever is larger."""
+    """Returns the relative difference of the gradients (L2 norms), or `PER_NAT` times the mean
+    difference of a log-prob, whichever is larger."""
     least = torch.finfo(torch.float32).tiny
     nats = (found[0] - truth[0]).abs().mean()
     relative = (found[1] - truth[1]).norm() / truth[1].norm().clamp_min(least)
@@ -81,8 +75,7 @@ def gap(found: Result, truth: Result) -> float:
 def rounding_gap(
     network: PreTrainedModel, compute: Callable[[], Result], truth: Result, in_16_bits: bool
 ) -> float:
-    """Returns the largest gap of `compute` to the truth that rounding explains; measured on the
-    network in 16 bits."""
+    """Returns the largest gap of `compute` to the truth that rounding explains."""
     if not in_16_bits:
         return MAX_GAP_FLOAT32
     with rounding_errors(network, "bfloat16"):
@@ -106,8 +99,7 @@ class Shared(NamedTuple):
         return Shared(rows, rows and prefixes, rows and masks)
 
     def under(self, network: PreTrainedModel) -> "Shared":
-        """Returns what they may share in a network that was tried with another attention, with
-        masks."""
+        """Returns what they may share in a network that was tried with masks, in another attention."""
         if network.config._attn_implementation in (*varlen.WITH_MASKS, varlen.VARLEN):
             return self
         return Shared(rows=self.rows and not self.masks)
@@ -119,11 +111,8 @@ def check_rows(network: PreTrainedModel) -> None:
 
 
 def shared_by_responses(network: PreTrainedModel) -> Shared:
-    """Returns what responses may share and still be computed as if each were alone: rows, without a
-    mask or with one, and their first tokens. Logs a warning for what they may not.
-
-    Raises ConfigError if not even responses in rows of their own are.
-    """
+    """Returns what responses may share and still be computed as if each were alone; logs a warning
+    for what they may not. Raises ConfigError if not even padded ones are."""
     trial = _Trial(network)
     allowed = max(ALWAYS_ALLOWED_GAP, 2 * trial.check_padded())
     packed = trial.gap(trial.packed)
@@ -150,8 +139,8 @@ def shared_by_responses(network: PreTrainedModel) -> Shared:
 
 
 def cannot_have_varlen(network: PreTrainedModel) -> str:
-    """Returns why a network cannot have lrl's own attention in the place of transformers'; nothing
-    if log-probs and gradients of trees are those that each response has alone without it."""
+    """Returns why a network cannot have lrl's own attention; nothing if trees then compute what each
+    response does alone without it."""
     if not network._supports_flash_attn or not network._can_set_attn_implementation():
         return "transformers has no flash attention for it"
     trial = _Trial(network)
@@ -164,8 +153,9 @@ def cannot_have_varlen(network: PreTrainedModel) -> str:
 
 
 def narrowed(network: PreTrainedModel) -> PreTrainedModel:
-    """Returns a model of the same class and weights, with windows, chunks and top-k sizes that end
-    within the trial's sequences; in the place of lrl's own attention it has transformers'."""
+    """Returns a model of the same class and weights whose windows, chunks and top-k sizes end within
+    the trial's sequences, because a model reads differently beyond them; with transformers'
+    attention in place of lrl's."""
     config = copy.deepcopy(network.config)
     for part in (config, config.get_text_config()):
         for name, value in list(vars(part).items()):
@@ -205,8 +195,7 @@ def check_logits(network: PreTrainedModel) -> None:
 
 @contextmanager
 def trial_pass(network: PreTrainedModel) -> Iterator[None]:
-    """For passes that try a model: in the dtype that its attention knows, and what it raises becomes
-    a ConfigError that names it."""
+    """For passes that try a model, in its attention's dtype: what it raises becomes a ConfigError."""
     try:
         with varlen.in_its_dtype(network):
             yield
@@ -228,7 +217,7 @@ def shortened(error: Exception) -> str:
 
 
 class _Trial:
-    """The results of a network, narrowed, for the same sequences in different rows."""
+    """The results of a narrowed network for the same sequences in different rows."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.network = narrowed(network)
@@ -284,7 +273,7 @@ class _Trial:
         return torch.cat(logprobs), torch.stack(gradients).sum(0)
 
     def _run(self, rows: list[list[PrefixTree]]) -> Result:
-        """Returns log-probs and their weighted sum's gradient; keeps gradients and random state."""
+        """Returns log-probs and their weighted sum's gradient."""
         network = self.network
         decoder = decoder_of(network)
         layer = next(layers_of(decoder), decoder)
@@ -318,8 +307,8 @@ def _texts(network: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def check_adapters(network: PreTrainedModel) -> None:
-    """Raises ConfigError, with the remedy, if a layer cannot have its adapter, whose B is 0 as
-    before training; leaves weights, gradients and random state as they were."""
+    """Raises ConfigError, with the remedy, if a layer cannot have its adapter, whose B is still 0;
+    changes nothing."""
     layers: dict[str, Any] = dict(adapted_layers(network))
     shapes = {name: weight.shape for name, weight in checkpoint_weights(network)}
     expected = _expected_gradients(network, layers)
@@ -353,8 +342,8 @@ def check_adapters(network: PreTrainedModel) -> None:
 
 
 def _expected_gradients(network: PreTrainedModel, layers: dict[str, Any]) -> dict[str, Tensor]:
-    """Sends tokens forward and back; returns scale * dW A^T of each layer that they have reached.
-    One gradient of a W is in memory at a time."""
+    """Returns scale * dW A^T of each layer that tokens reach; one gradient of a W at a time is in
+    memory."""
     expected: dict[str, Tensor] = {}
 
     def take(name: str, layer: Any, weight: Tensor) -> None:

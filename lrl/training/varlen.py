@@ -1,16 +1,11 @@
-"""What keeps the sequences of a row apart in a model's attention: masks, or on GPUs lrl's own attention,
-torch's flash kernel over sequences of different lengths.
+"""What keeps the sequences of a row apart in attention: masks, or on GPUs torch's flash kernel over
+sequences of different lengths (`varlen`).
 
-From positions a model builds masks of its own, in which every token reads all before it in its
-sequence. That is wrong where samples share their first tokens, so lrl makes the masks there.
-
-With a mask torch has no flash kernel: `sdpa` then computes whole squares, half of which the mask
-hides, and a row of L tokens has a mask of L^2 numbers. Here every sequence of a micro-batch
-(`lrl.types.SequenceBounds`) is one of the kernel's. A branch of a tree has more keys than queries:
-the shared keys and values are copied in front of its own, and the kernel aligns its diagonal to the
-end. So one call computes prompts and branches, with windows, too; the copies are made again for the
-backward pass. (Two calls, over the branches and over the prompt, merged by their log-sum-exp, would
-need no copies, but in the second a window would have another width for each query.)
+A model's own masks, from positions, are wrong where samples share their first tokens: lrl makes
+them there. With a mask torch has no flash kernel, so in `varlen` every sequence of a micro-batch
+(`lrl.types.SequenceBounds`) is one of the kernel's. In front of the keys of a branch the shared
+ones are copied (again for the backward pass), and the kernel aligns its diagonal to the end: one
+call computes prompts and branches, with windows, too.
 
 torch's operators are called themselves: `torch.nn.attention.varlen.varlen_attn` has other arguments
 in each release since 2.11.
@@ -48,8 +43,7 @@ def computes_in(network: PreTrainedModel) -> torch.dtype:
 
 
 def in_its_dtype(network: PreTrainedModel) -> torch.autocast:
-    """Returns the context in which a model in float32 computes in that dtype; a sharded one casts
-    by itself."""
+    """Returns autocast to that dtype for a model in another; a sharded one casts by itself."""
     dtype = computes_in(network)
     casts = dtype != network.dtype and not isinstance(next(network.parameters()), DTensor)
     return torch.autocast(network.device.type, dtype, enabled=casts)
@@ -133,8 +127,8 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Computes the attention of a layer, as transformers has it called: from [R, heads, L, D] to
-    [R, L, heads, D]. `s_aux` are the sinks, [heads]: the scores of a key without a value.
+    """Computes a layer's attention for transformers: from [R, heads, L, D] to [R, L, heads, D].
+    `s_aux` are the sinks, [heads]: the scores of a key without a value.
 
     Raises ValueError for what the kernel does not know; a trial of the model finds it.
     """

@@ -108,7 +108,7 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
         },
         "TOPR, critic": lambda: {
             "objective": objectives.TOPR(),
-            "critic": lrl.Critic(trunk_gradient=0.5),
+            "critic": lrl.Critic(),
         },
         "turn critic with a model": lambda: {"critic": lrl.TurnCritic(model=folder)},
         "turns, copies": lambda: {"data": Turns, "share_prefixes": False},

@@ -74,7 +74,7 @@ def critic_of(model: Path, tensor: int) -> lrl.Critic | None:
     if model.name not in CRITICS or (own and tensor > 1):
         return None
     kind = lrl.TurnCritic if model.name in OF_TURNS else lrl.Critic
-    return kind(trunk_gradient=0.5) if own is None else kind(str(model.parent / own))
+    return kind() if own is None else kind(str(model.parent / own))
 
 
 @torch.no_grad()

@@ -1,10 +1,9 @@
-"""The critic: a value head that predicts the return from every token, if `model.critic` is set, on
-the last hidden state of the policy or of a model of its own.
+"""The critics (`model.critic`): a value head on the last hidden state of the policy or of a model of
+its own.
 
-`lrl.advantages.GAE` makes advantages of its values. They are computed once per rollout, when its
-group reaches its step, and stay with the rollout. The critic's weights are a parameter group of the
-policy's optimizer, because Lightning counts the steps of every optimizer, and a version of the
-policy is one step. They are neither sent to generators nor exported with the policy.
+Values are computed when a rollout's group reaches its step. The weights are a parameter group of
+the policy's optimizer, because Lightning counts the steps of every optimizer, and a version of the
+policy is one step. They are neither sent to generators nor exported.
 """
 
 import copy
@@ -47,11 +46,6 @@ class Critic(nn.Module):
             rate is 0 (VC-PPO: value pretraining).
         max_grad_norm: The gradient of the critic's weights is scaled down to this L2 norm; null
             never does.
-        clip: A value gets no gradient further than this from the value that its group had when it
-            was first trained, on the far side of the return (clipped value loss, 2005.12729);
-            null never clips. Only replayed groups (`data.replay`) have values of an earlier step.
-        trunk_gradient: Share of the value loss's gradient that reaches the policy through the
-            hidden state; 0 for none.
     """
 
     responses_share = Shared(rows=True, prefixes=True)
@@ -68,27 +62,17 @@ class Critic(nn.Module):
         lam: float = 1.0,
         value_only_steps: int = 10,
         max_grad_norm: float | None = 1.0,
-        clip: float | None = None,
-        trunk_gradient: float = 0.0,
     ) -> None:
         super().__init__()
-        own = "model.critic"
-        at_least(0, own, lr=lr, value_only_steps=value_only_steps, trunk_gradient=trunk_gradient)
-        above(0, own, max_grad_norm=max_grad_norm, clip=clip)
+        at_least(0, "model.critic", lr=lr, value_only_steps=value_only_steps)
+        above(0, "model.critic", max_grad_norm=max_grad_norm)
         if not 0 <= lam <= 1:
             raise ConfigError(f"model.critic.lam is {lam}; it must be in [0, 1].")
-        if trunk_gradient and model is not None:
-            raise ConfigError(
-                f"model.critic.trunk_gradient is {trunk_gradient}, and model.critic.model names a "
-                "model of its own, from which no gradient reaches the policy. Leave one out."
-            )
         self.model = model
         self.lr = lr
         self.lam = lam
         self.value_only_steps = value_only_steps
         self.max_grad_norm = max_grad_norm
-        self.clip = clip
-        self.trunk_gradient = trunk_gradient
         self.sums = ValueSums()
         self.trunk: PreTrainedModel | None = None
         """The decoder of the model of its own; None before it is opened, and without one."""
@@ -141,18 +125,11 @@ class Critic(nn.Module):
         return micro.at_labels(values.squeeze(-1))
 
     def _hidden(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
-        """Returns the hidden state under the head, [R, L, H]; of the gradient, `trunk_gradient`
-        flows back into the policy's."""
+        """Returns the hidden state under the head, [R, L, H]; no gradient reaches the policy's."""
         if self.trunk is not None:
             return last_hidden(self.trunk, micro)
         assert hidden is not None
-        if not hidden.requires_grad:
-            return hidden
-        if not self.trunk_gradient:
-            return hidden.detach()
-        limited = hidden.view_as(hidden)
-        limited.register_hook(lambda gradient: self.trunk_gradient * gradient)
-        return limited
+        return hidden.detach()
 
     def fill(self, group: Group, found: Numbers) -> None:
         """Sets `values` and `returns` of every scored rollout of a group that has a token.
@@ -175,14 +152,8 @@ class Critic(nn.Module):
         `values` are of `forward`; `weights`, float32 [n], is the factor of each trained token.
         """
         assert micro.returns is not None, "every group passes `fill` before it is packed"
-        assert micro.values is not None
         returns, now = micro.of_labels(micro.returns), micro.of_labels(values)
-        squares = (now - returns).square()
-        if self.clip is not None:
-            before = micro.of_labels(micro.values)
-            near = before + (now - before).clamp(-self.clip, self.clip)
-            squares = torch.maximum(squares, (near - returns).square())
-        loss = (weights * squares / 2).sum()
+        loss = (weights * (now - returns).square() / 2).sum()
         self.sums.add(now, returns, loss, tokens=len(now))
         return loss
 
@@ -249,8 +220,9 @@ class TurnCritic(Critic):
     """Twin values of the state before a turn (V1, V2) and of the turn in it (Q1, Q2): ArCHer's
     critic (2402.19446), for `lrl.advantages.ArCHer`.
 
-    V is read before the turn's first token, Q behind its last one. With r the turn's reward and s'
-    the state before the next turn, they learn
+    V is read before the turn's first token, Q behind its last one. A slow copy of the weights, the
+    target, says what each learns, so older groups (`data.replay`) teach it, too. With r the turn's
+    reward and s' the state before the next turn:
 
         Q_i: r + gamma V_i_target(s')      V_i: Q_i_target(s, a)
 
@@ -266,7 +238,6 @@ class TurnCritic(Critic):
         value_only_steps: As of `lrl.Critic`; many, because a reward takes about 1 / `tau` steps to
             get one turn further back.
         max_grad_norm: As of `lrl.Critic`.
-        trunk_gradient: As of `lrl.Critic`.
     """
 
     of_turns = True
@@ -280,15 +251,8 @@ class TurnCritic(Critic):
         tau: float = 0.1,
         value_only_steps: int = 100,
         max_grad_norm: float | None = 1.0,
-        trunk_gradient: float = 0.0,
     ) -> None:
-        super().__init__(
-            model,
-            lr,
-            value_only_steps=value_only_steps,
-            max_grad_norm=max_grad_norm,
-            trunk_gradient=trunk_gradient,
-        )
+        super().__init__(model, lr, value_only_steps=value_only_steps, max_grad_norm=max_grad_norm)
         if not 0 <= gamma <= 1:
             raise ConfigError(f"model.critic.gamma is {gamma}; it must be in [0, 1].")
         if not 0 < tau <= 1:
@@ -319,10 +283,7 @@ class TurnCritic(Critic):
 
     def forward(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
         """Returns for each label V1 and V2 before it, and Q1 and Q2 behind it; without gradient
-        also those four of the target: float32 [R, L, 4 or 8], 0 outside the mask.
-
-        The arguments are those of `Critic.forward`.
-        """
+        also those four of the target: float32 [R, L, 4 or 8], 0 outside the mask."""
         state = self._hidden(hidden, micro)
         found = _twins(self.head, state, micro)
         if not torch.is_grad_enabled():
@@ -332,11 +293,8 @@ class TurnCritic(Critic):
         return micro.at_labels(found)
 
     def fill(self, group: Group, found: Numbers) -> None:
-        """Sets `turn_values` of every scored rollout of a group that has a token.
-
-        A replayed group gets new ones, of the critic as it is now. The arguments are those of
-        `Critic.fill`.
-        """
+        """Sets `turn_values` of every scored rollout of a group that has a token; a replayed group
+        gets new ones, of the critic as it is now."""
         for rollout, values in found:
             if rollout.reward is not None:
                 rollout.turn_values = self._turn_values(rollout, values)
@@ -362,10 +320,8 @@ class TurnCritic(Critic):
         ]
 
     def loss(self, values: Tensor, micro: MicroBatch, weights: Tensor) -> Tensor:
-        """Returns the weighted sum of the losses of a micro-batch's turns, and counts them.
-
-        A value whose label is not trained is left out. The arguments are those of `Critic.loss`.
-        """
+        """Returns the weighted sum of the losses of a micro-batch's turns, and counts them; a value
+        whose label is not trained is left out."""
         assert micro.turn_targets is not None, "every group passes `fill` before it is packed"
         now = micro.of_labels(values)
         targets, to_go = micro.of_labels(micro.turn_targets).split([4, 1], dim=1)

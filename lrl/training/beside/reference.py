@@ -1,8 +1,4 @@
-"""The reference policy: a frozen model that the policy stays near to, if `model.reference` is set.
-
-Its log-probs are computed once per rollout, when the rollout's group reaches its step, and stay
-with the rollout.
-"""
+"""The reference policy (`model.reference`): a frozen model that the policy stays near to."""
 
 import logging
 from dataclasses import replace
@@ -33,7 +29,8 @@ PenaltyIn = Literal["loss", "reward"]
 
 
 class Reference:
-    """A frozen policy, and the cost of the KL to it.
+    """A frozen policy, and the cost of the KL to it. Its log-probs are computed when a rollout's group
+    reaches its step, and stay with the rollout.
 
     Estimators of KL(pi || pi_ref) per token, with d = log pi_ref - log pi (Schulman, "Approximating
     KL divergence", 2020): k1 = -d, without bias, of any sign; k2 = d^2 / 2; k3 = e^d - 1 - d,
@@ -89,7 +86,7 @@ class Reference:
 
     @property
     def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
-        """The settings on which the rewards' KL penalty depends; empty without one."""
+        """What the rewards' KL penalty depends on; empty without one."""
         return () if self.penalty_in != "reward" else (self.coefficient, self.estimator, self.model)
 
     def open(
@@ -99,8 +96,7 @@ class Reference:
         ranks: Ranks,
         sharding: Sharding | None = None,
     ) -> None:
-        """Loads the frozen model, once: the policy's own first version unless `model` names
-        another. With `sharding` in parts over all ranks; rank 0 reads it."""
+        """Loads the frozen model, once; with `sharding` in parts over all ranks."""
         if hasattr(self, "network"):
             return
         own = replace(policy, folder=self.model or policy.folder, gradient_checkpointing=False)
@@ -151,8 +147,7 @@ class Reference:
             self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns weights and version; empty for the weights of `model`. A collective of all ranks
-        if sharded."""
+        """Returns weights and version; empty for the weights of `model`. A collective if sharded."""
         if not self.version:  # also of an earlier run, which refreshed it
             return {}
         weights = on_cpu(whole_tensors(self.network))

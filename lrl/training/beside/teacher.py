@@ -1,7 +1,6 @@
 """The teacher: a frozen model that the policy learns to be like, on what the policy itself writes.
 
-It is in the trainer, or behind a server that somebody runs: a teacher that has no room beside the
-policy. A server is asked as soon as a group is scored, while the policy trains on others.
+It is in the trainer, or behind a server, which is asked as soon as a group is scored.
 """
 
 import math
@@ -108,18 +107,12 @@ class Teacher(Reference):
 
     async def logprobs_of(self, texts: list[list[int]], *, once: bool = False) -> list[list[float]]:
         """Returns what the server at `url` says: log-probs in nats of `text[1:]` for each text of
-        token ids, each token given those before it, at temperature 1. One request asks for all.
-
-        Args:
-            texts: At least one token each.
-            once: Whether a request without an answer is the last one.
-        """
+        token ids, at temperature 1. One request asks for all; with `once` none is repeated."""
         endpoint = replace(self.endpoint, retries=0) if once else self.endpoint
         body = {"prompt": texts, "max_tokens": 1, "prompt_logprobs": 0}
         return await endpoint.ask(body, lambda found: _logprobs_in(found, texts))
 
     def advantages(self, tokens: Tokens) -> Tensor:
-        """See `Reference.advantages`."""
         assert tokens.reference_logprobs is not None, "every group passes `fill` first"
         nearer = clamp_log_ratio(tokens.reference_logprobs - tokens.logprobs.detach())
         return tokens.advantages + self.worth * nearer

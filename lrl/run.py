@@ -151,7 +151,9 @@ class Run:
         members.open()
         strategy.start_on_other_nodes(members.server)
         usual = (
-            "1 to 2 minutes on a GPU" if strategy.gpus_of_each else "10 to 30 s for a small model"
+            "1 to 2 minutes on a GPU"
+            if strategy.root_device.type == "cuda"
+            else "10 to 30 s for a small model"
         )
         with progress_bar(f"starting {len(servers)} vLLM generator(s), {usual}:") as bar:
 

@@ -17,7 +17,6 @@ Graph = dict[str, set[str]]
 ON_A_LAPTOP = ("lrl.cli.main", "lrl.cli.lightning", "lrl.policy", "lrl.datamodule")
 """What `lrl fit` imports whatever the recipe names."""
 OF_OTHER_RUNS = (
-    "lrl.strategies.rendezvous",
     "lrl.planning",
     "lrl.strategies.fsdp",
     "lrl.strategies.several_ranks",

@@ -44,7 +44,6 @@ class LocalOverrides:
     devices: list[int] = field(default_factory=list)
     """CUDA indices of a generator; empty on a CPU."""
     workers: int = 0
-    """Processes of a member with workers."""
     endpoint: dict[str, Any] = field(default_factory=dict)
     """The fields of `Endpoint` for this machine."""
     run_cert: str | None = None
@@ -123,7 +122,6 @@ class JoinSession(ABC):
         """Ends the server, if it was started."""
 
     def run(self) -> int:
-        """Serves until the member has left or the run has ended; see `join`."""
         given = self.overrides.number
         self.number = self.client.claim(kind=self.kind) if given is None else given
         self._register()
@@ -206,7 +204,6 @@ class JoinSession(ABC):
 
 
 def status_line(member: Member) -> str:
-    """Returns what is printed about a member's status; empty for nothing."""
     how = f"with {member.workers} workers" if member.workers else f"since version {member.version}"
     lines = {
         Status.PENDING: "the run has reached it. It joins at the next sync",
@@ -220,8 +217,6 @@ def status_line(member: Member) -> str:
 
 
 class JoiningGenerator(JoinSession):
-    """A generator that joins a run: a vLLM server whose trainer is this process."""
-
     server: Server | None = None
     copy: Path | None = None
     """The run's model, on another machine; removed at the end."""
@@ -280,8 +275,6 @@ class JoiningGenerator(JoinSession):
 
 
 class JoiningWorkers(JoinSession):
-    """Workers of this machine that join a run, served over HTTP."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         client = self.client
@@ -330,9 +323,8 @@ def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) ->
 
 
 def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerSettings:
-    """Returns the run's settings, with this machine's address and TLS: the fields of `Endpoint` that
-    were given here, and on another machine its own address towards the run by default. Raises
-    ValueError if the run cannot reach that address."""
+    """Returns the run's settings, with this machine's address (by default the one towards the run)
+    and TLS; raises ValueError if the run cannot reach that address."""
     if spec.owner.here:
         return ServerSettings(**spec.settings | endpoint)
     host = endpoint.get("host") or own_address_towards(url)

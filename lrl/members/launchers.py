@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from lrl.errors import ConfigError, NotRunning, above, at_least
@@ -40,8 +39,8 @@ stays."""
 
 
 class Job:
-    """A process that a launcher has started here: `lrl join`, or what starts it elsewhere. SIGTERM
-    ends it with the thread that has started it."""
+    """A process here: `lrl join`, or what starts it elsewhere. It gets SIGTERM when the thread that
+    has started it ends."""
 
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], log_path: Path
@@ -63,14 +62,10 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs or waits for its turn."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ends it, also if it hangs; returns within a minute. Idempotent.
-
-        A second SIGTERM has a member end without leaving.
-        """
+        """Ends it within a minute; the second SIGTERM has a member end without leaving. Idempotent."""
         for end in (self._process.terminate, self._process.terminate, self._process.kill):
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -86,39 +81,22 @@ class Launcher:
 
     Args:
         jobs: How many.
-
-    Raises:
-        ConfigError: There are none.
     """
 
     starts = True
-    """Whether it starts something; otherwise the run's user passes the run's token to the
-    starter."""
+    """Whether it starts something; otherwise somebody does who has the run's token."""
     gpus = 0
-    """GPUs of each job."""
+    """GPUs of each job; a run sets it."""
     cores: int | None = None
     """CPU cores of each job; None if the job can see by itself how many it may use."""
-    setting = "strategy.launcher"
-    """Its own, for errors."""
 
     def __init__(self, jobs: int) -> None:
         at_least(1, type(self).__name__, jobs=jobs)
         self.jobs = jobs
 
     def line(self) -> str:
-        """Returns the command line of a job, with the places of `Command`; here `lrl join` alone."""
+        """Returns the command line of a job, with the places of `Command`."""
         return "{join}"
-
-    def prepare(self, gpus: int, setting: str) -> None:
-        """Raises ConfigError if it cannot work here; called before anything starts."""
-        self.gpus = gpus
-        self.setting = setting
-        program = shlex.split(self.line().replace("{join}", "lrl"))[0]
-        if shutil.which(program, path=search_path()) is None:
-            raise ConfigError(
-                f"{setting} is {type(self).__name__}, and there is no {program} on the path: start "
-                "the run on a machine that has it, or leave the launcher out."
-            )
 
     def devices(self, index: int) -> Sequence[int]:
         """Returns the CUDA indices of job `index` among those that it sees; empty on a CPU."""
@@ -132,26 +110,23 @@ class Launcher:
         environment: Mapping[str, str],
         folder: Path,
     ) -> Job:
-        """Starts job `index`; raises OSError if it cannot be started now.
+        """Starts job `index`, whose output goes into a file of `folder`; raises OSError if it cannot
+        be started now.
 
-        `name` is its own in the run, such as `generator-3`; `words` stand after `lrl`. The run's
-        token is in its environment, so that may not become words of a command. What it prints goes
-        into a file of `folder`.
+        `name` is its own in the run, such as `generator-3`; `words` stand after `lrl`. The
+        environment has the run's token, so no words of a command may be made of it.
         """
         line = self.line()
         places = {"{join}": shlex.join(["lrl", *words]), "{name}": name, "{index}": str(index)}
         for place, value in places.items():
             line = line.replace(place, value)
         program, *own = shlex.split(line)
-        path = search_path()
+        # `lrl` is this Python's.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        if (found := shutil.which(program, path=path)) is None:
+            raise FileNotFoundError(f"there is no {program} on the path")
         log = folder / f"{Path(program).name}-{name}.log"
-        found = shutil.which(program, path=path) or program
         return Job([found, *own], {**environment, "PATH": path}, log)
-
-
-def search_path() -> str:
-    """Returns the PATH of commands: `lrl` is this Python's."""
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 class Given(Launcher):
@@ -175,9 +150,6 @@ class Command(Launcher):
         command: A command line; `{join}` in it stands for `lrl join` with its words, `{name}` for a
             name that no other job of the run has, `{index}` for the job's number from 0, which its
             replacement keeps.
-
-    Raises:
-        ConfigError: There is no `{join}` in it.
     """
 
     def __init__(self, jobs: int, command: str) -> None:
@@ -259,13 +231,6 @@ class Ray(Launcher):
         self.resources = resources or {}
         self.cores = max(1, int(cpus))
 
-    def prepare(self, gpus: int, setting: str) -> None:
-        super().prepare(gpus, setting)
-        if find_spec("ray") is None:
-            raise ConfigError(
-                f"{setting} is Ray, and the package ray is not installed: pip install lrl[ray]."
-            )
-
     def line(self) -> str:
         words = ["lrl", "ray", "--gpus", str(self.gpus), "--cpus", str(self.cpus)]
         words += ["--resources", json.dumps(self.resources), "--address", self.address]
@@ -273,8 +238,8 @@ class Ray(Launcher):
 
 
 class LaunchedMembers(JobSupervisor):
-    """Starts, watches, replaces and ends the jobs of a launcher, which join the run at `location`;
-    `roster` is the registry there on rank 0, its client elsewhere."""
+    """Keeps the jobs of a launcher running, which join the run at `location`; `roster` is the registry
+    there on rank 0, its client elsewhere."""
 
     slots: Sequence["_LaunchedSlot"]
 
@@ -292,7 +257,6 @@ class LaunchedMembers(JobSupervisor):
         self.roster = roster
         self.folder = folder
         self.words = ["join", location.url, "--kind", str(kind)]
-        """After `lrl`, the same for all jobs."""
         # The token may be in no word of a command: every user of a machine can read those.
         self.environment = {
             **os.environ,

@@ -31,15 +31,13 @@ LEASE_S = 10.0
 """Seconds of silence after which a member has ended; it speaks twice a second."""
 LONGEST_NODE = 64
 PIECE_BYTES = 2**20
-"""Bytes of a file that are sent, or written, at once."""
+"""Of a file, sent or written at once."""
 
 
 class Kind(StrEnum):
-    """The work of a member."""
-
     GENERATOR = "generator"
     WORKER = "worker"
-    """Runs the user's code (`lrl.workers`); one member has several."""
+    """A member has several, which run the user's code (`lrl.workers`)."""
 
 
 class Status(StrEnum):
@@ -52,8 +50,7 @@ class Status(StrEnum):
                                  REFUSED                      a worker speaks again ◀──┘
                                                    (STARTING)
 
-    A worker is never PENDING, and may come back. Every member that is not over
-    becomes ENDED with the run.
+    A worker is never PENDING. Every member that is not over becomes ENDED with the run.
     """
 
     STARTING = "starting"
@@ -62,10 +59,8 @@ class Status(StrEnum):
     """It waits for a sync, and to be proved."""
     SERVING = "serving"
     LEFT = "left"
-    """It has left at the request of a user or a signal."""
     LOST = "lost"
     REFUSED = "refused"
-    """It has never served, and cannot."""
     ENDED = "ended"
 
     @property
@@ -89,7 +84,6 @@ class JoinSpec:
     generators: int
     """Number of generators that the run started; joining ones are numbered from there."""
     seed: int = 0
-    """The run's (`lrl.generators.server.run_seed`)."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that all ends of a transfer must have alike (`Transport.common_environment`)."""
     serves_model: bool = False
@@ -115,7 +109,7 @@ class Member:
     node: str = ""
     """The name of its machine."""
     workers: int = 0
-    """Processes of a member with workers."""
+    """Its processes that run the user's code."""
     heard: float = 0.0
     """When it last spoke, on rank 0's monotonic clock; its lease ends `LEASE_S` later."""
     status: Status = Status.STARTING
@@ -128,11 +122,9 @@ class Member:
     by_itself: bool = False
     """Whether its own process asked to leave, at a signal: a launcher's job is then replaced."""
     leave_refusal: str = ""
-    """Why the run rejected the last request to leave."""
 
     @property
     def name(self) -> str:
-        """Its name in errors and logs."""
         return f"{self.kind} {self.number}"
 
     @property
@@ -254,13 +246,12 @@ class Registry:
             return after
 
     def members(self, kind: Kind) -> list[Member]:
-        """Returns all of this kind that have ever joined or were asked to leave, in the order in
-        which they came."""
+        """Returns all of this kind that have ever come or were asked to leave, in their order."""
         with self._lock:
             return [each for each in self._members.values() if each.kind is kind]
 
     def joined(self, kind: Kind) -> list[int]:
-        """Returns the numbers of the members of this kind that the run has admitted."""
+        """Returns the numbers of those that the run has admitted."""
         admitted = (Status.PENDING, Status.SERVING)
         return [each.number for each in self.members(kind) if each.status in admitted]
 
@@ -272,8 +263,6 @@ class Registry:
 
 
 class RegistryServer(TokenServer):
-    """Serves a registry; see `TokenServer`."""
-
     def __init__(self, registry: Registry, endpoint: Endpoint, token: str, port: int = 0) -> None:
         self.registry = registry
         routes = [

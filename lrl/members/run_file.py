@@ -1,13 +1,10 @@
 """How another process finds a live run and gets its token.
 
-A run writes its address to `fleet/run.json` in its folder. Only the same user can write there
-(`lrl.checkpoints.run_folder`), because an impostor would be given the run's token.
-
-The token itself is never in a file. On the run's machine it comes from a generator: a log in the
-run's folder leads to the supervisor that has it open, the supervisor's command line gives the
-address, and its environment, which the kernel shows only to the same user and root, the token. On
-another machine the user types the token, and may give the run's address if the folder is not
-shared.
+A run writes its address to `fleet/run.json` in its folder, where only the same user can write: an
+impostor would be given the run's token. The token itself is never in a file. On the run's machine it
+comes from a generator: a log in the run's folder leads to the supervisor that has it open, whose
+command line gives the address, and whose environment, which only the same user and root can read,
+the token. On another machine the user types it.
 """
 
 import contextlib
@@ -54,7 +51,6 @@ def token_of_run() -> str:
 
 
 def fault_without_token(setting: str, members: str) -> None:
-    """Raises ConfigError: `setting` says that others start `members`, who lack the run's token."""
     raise ConfigError(
         f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
         f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
@@ -63,15 +59,13 @@ def fault_without_token(setting: str, members: str) -> None:
 
 
 def write_run_file(run: Path, server: RegistryServer) -> None:
-    """Writes the registry's address into the run's folder, replacing an older one; raises
-    OSError."""
+    """Writes the registry's address into the run's folder; raises OSError."""
     files = OwnerOnlyFolder(run / FOLDER)
     files.make()
     files.write(RUN, asdict(RunFile(**vars(server.location()), elsewhere=server.elsewhere.url)))
 
 
 def remove_run_file(run: Path) -> None:
-    """Removes it; raises OSError if it stays."""
     files = OwnerOnlyFolder(run / FOLDER)
     files.clear()
     files.path.rmdir()

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """Seconds between two looks at the registry."""
+SETTINGS = {Kind.GENERATOR: "strategy.launcher", Kind.WORKER: "data.worker_launcher"}
+"""Where users name a launcher."""
 
 
 @dataclass
@@ -48,7 +50,6 @@ class RunMembers:
     settings: ServerSettings
     folder: Path
     server: RegistryServer
-    """Where they join; closed at the end."""
     launched: dict[Kind, LaunchedMembers] = field(default_factory=dict, init=False)
 
     @property
@@ -56,7 +57,7 @@ class RunMembers:
         return self.server.registry
 
     def open(self) -> None:
-        """Says where members join, and admits workers."""
+        """Writes and prints where members join, and admits workers."""
         workers, server = self.workers, self.server
         with best_effort("The address for joining members", self.folder):
             write_run_file(self.folder, server)
@@ -117,7 +118,7 @@ class RunMembers:
                 raise self._no_member_error(kind, f"in {ATTEMPTS} attempts")
 
     def close(self) -> None:
-        """Announces the end of the run, ends the launchers' jobs, and closes the registry."""
+        """Tells members that the run ends, and ends the launchers' jobs."""
         if self.workers is not None:
             self.workers.close()
         self.registry.end()
@@ -129,6 +130,8 @@ class RunMembers:
 
     def _launch(self, kind: Kind) -> None:
         if (launcher := self.launchers.get(kind)) is not None:
+            if kind is Kind.GENERATOR and not self.registry.spec().on_cpu:
+                launcher.gpus = self.settings.tensor_parallel_size
             self.launched[kind] = LaunchedMembers(
                 launcher,
                 kind,
@@ -140,12 +143,11 @@ class RunMembers:
             self.launched[kind].start()
 
     def _no_member_error(self, kind: Kind, when: str) -> ServerError:
-        launcher = self.launchers[kind]
         found = [each.why for each in self.registry.members(kind) if each.status is Status.REFUSED]
         words = found[-1] if found else self.launched[kind].last_words
         cause = f" The last one ended with:\n{words}" if words else ""
-        name = f"{launcher.setting} {type(launcher).__name__}"
-        return ServerError(f"{name}: no {kind} has joined {when}.{cause}")
+        name = type(self.launchers[kind]).__name__
+        return ServerError(f"{SETTINGS[kind]} {name}: no {kind} has joined {when}.{cause}")
 
 
 async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
@@ -156,7 +158,7 @@ async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
 
 @dataclass
 class GeneratorAdmission:
-    """Admits generators of other processes to a fleet, and removes them."""
+    """Admits generators of other processes, and removes them and the run's own."""
 
     fleet: Fleet
     registry: Registry
@@ -167,7 +169,6 @@ class GeneratorAdmission:
         self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
 
     async def poll(self) -> None:
-        """Looks once at the registry."""
         members = self.registry.members(Kind.GENERATOR)
         for member in members:
             if (known := self._generators.get(member.number)) is not None:
@@ -246,8 +247,6 @@ def leave_refusal(fleet: Fleet, generator: Generator) -> str:
 
 @dataclass
 class WorkerAdmission:
-    """Admits members with workers, and removes them."""
-
     members: Members
     registry: Registry
     token: str
@@ -257,7 +256,6 @@ class WorkerAdmission:
         self._served: set[int] = set()
 
     async def poll(self) -> None:
-        """Looks once at the registry."""
         known = {each.number: each for each in self.members.all}
         for member in self.registry.members(Kind.WORKER):
             number, workers = member.number, known.get(member.number)
@@ -302,7 +300,7 @@ class WorkerAdmission:
         self.registry.change(Kind.WORKER, number, status=status, why=why)
 
     def _release(self, number: int, workers: RemoteWorkers | None) -> None:
-        """Has a member leave, when its work is done or has had the time for it."""
+        """Has a member leave, when its work is done or has had `LEAVE_S`."""
         refusal = f"The run has no {Kind.WORKER} {number} now."
         if workers is None or (refusal := self.members.leave_refusal(workers)):
             self.registry.change(Kind.WORKER, number, leaving=False, leave_refusal=refusal)

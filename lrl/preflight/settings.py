@@ -59,14 +59,10 @@ def check_strategy(trainer: L.Trainer) -> None:
     if isinstance(trainer.strategy, GeneratorDevices):
         return
     # Lightning starts the other ranks of its own strategies before any hook of ours; they would
-    # wait for rank 0 long after its error, and so would the next run of a script.
+    # wait for rank 0 long after its error.
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher):
-        # Here: a run of one rank needs nothing of several.
-        from lrl.strategies.several_ranks import forget_place
-
         launcher.kill(signal.SIGKILL)
-        forget_place(launcher)
         launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
     raise ConfigError(WITHOUT_GENERATORS.format(type(trainer.strategy).__name__))
 
@@ -131,8 +127,6 @@ def check_settings(run: Run) -> None:
     """Checks the settings of trainer, policy and data together."""
     trainer, strategy, policy, data = run.trainer, run.strategy, run.policy, run.data
     strategy.plan()
-    if strategy.generator_launcher is not None:
-        strategy.generator_launcher.prepare(strategy.gpus_of_each, "strategy.launcher")
     strategy.check()
     check_servers(strategy, data)
     check_placement(strategy, data)
@@ -214,7 +208,6 @@ def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
         )
     if not launcher.starts and not strategy.has_given_token:
         fault_without_token(named, "workers")
-    launcher.prepare(0, "data.worker_launcher")
 
 
 def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:

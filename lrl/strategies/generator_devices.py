@@ -189,11 +189,6 @@ class GeneratorDevices(GracefulShutdown):
         """Starts the generators of other ranks' nodes, which join at `server`."""
 
     @property
-    def gpus_of_each(self) -> int:
-        """GPUs of a generator; 0 on a CPU."""
-        return self.server_settings.tensor_parallel_size if self.root_device.type == "cuda" else 0
-
-    @property
     def shares_device(self) -> bool:
         """Whether a generator has the trainer's device, too."""
         return not self.generator_devices and self.generator_launcher is None

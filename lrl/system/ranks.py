@@ -164,11 +164,8 @@ def explain_broken_collective() -> Iterator[None]:
 
 
 class HasRanks(Protocol):
-    """A policy, as far as its collective functions are concerned."""
-
     @property
-    def ranks(self) -> Ranks:
-        """The ranks that train."""
+    def ranks(self) -> Ranks: ...
 
 
 Policy = TypeVar("Policy", bound=HasRanks)
@@ -184,7 +181,6 @@ class Command(NamedTuple):
     arguments: tuple[Any, ...]
 
     def obey(self, policy: HasRanks) -> None:
-        """Runs the function on another rank than 0."""
         result = BODIES[self.function](policy, *self.arguments)
         if isinstance(result, Iterator):
             deque(result, maxlen=0)  # a generator does its part only as it is read

@@ -157,14 +157,6 @@ def test_a_member_that_has_ended_with_the_run_stays_so(server: RegistryServer, k
     assert server.registry.change(kind, number, status=Status.SERVING).status is Status.ENDED
 
 
-def test_the_runs_own_generators_may_be_asked_to_leave_and_have_not_joined(
-    server: RegistryServer,
-) -> None:
-    client = client_of(server)
-    assert client.ask_to_leave(kind=Kind.GENERATOR, number=0).leaving
-    assert client.joined(kind=Kind.GENERATOR) == [] and client.claim(kind=Kind.GENERATOR) == 1
-
-
 def test_a_run_without_work_for_them_takes_no_workers() -> None:
     with (
         served(spec_of()) as server,

@@ -27,12 +27,11 @@ from lrl.members.launchers import (
     Given,
     LaunchedMembers,
     Launcher,
-    Local,
     Ray,
     Slurm,
 )
 from lrl.members.registry import Kind, RegistryServer, Status
-from lrl.members.run_members import RunMembers
+from lrl.members.run_members import SETTINGS, RunMembers
 from lrl.system.endpoint import Location
 from tests.leftovers import living, nothing_left, wait_for, words
 from tests.members.served_run import TOKEN, served, spec_of
@@ -138,21 +137,16 @@ def scene(
     return Scene(launcher, Kind(request.param), server, tmp_path)
 
 
-def test_every_place_gets_a_job_with_a_number_of_its_own(
-    scene: Scene, launcher: ModelLauncher
+def test_every_place_gets_a_job_with_a_number_of_its_own_and_the_token_in_no_word(
+    scene: Scene, launcher: ModelLauncher, server: RegistryServer
 ) -> None:
     scene.poll(times=3)
     assert launcher.names == [f"{scene.kind}-0", f"{scene.kind}-1"]
-    assert [words[-2:] for words in launcher.words] == [["--number", "0"], ["--number", "1"]]
-
-
-def test_the_token_of_the_run_is_in_no_word_of_a_command(
-    scene: Scene, launcher: ModelLauncher, server: RegistryServer
-) -> None:
-    scene.poll()
-    words, environment = launcher.words[0], launcher.environments[0]
-    assert words[:4] == ["join", server.location().url, "--kind", scene.kind]
-    assert TOKEN not in " ".join(words) and environment["LRL_TOKEN"] == TOKEN
+    join = ["join", server.location().url, "--kind", scene.kind]
+    for number, said in enumerate(launcher.words):
+        assert said[:4] == join and said[-2:] == ["--number", str(number)]
+        assert TOKEN not in " ".join(said)
+        assert launcher.environments[number]["LRL_TOKEN"] == TOKEN
 
 
 def test_a_job_has_the_devices_or_the_workers_of_its_place(
@@ -169,30 +163,12 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
         launcher = OfDevices(2)
         Scene(launcher, kind, server, tmp_path).poll()
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
-    one = ModelLauncher(1)
-    one.gpus = 2
-    assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
-
-
-def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    scene.poll()
-    launcher.made[1].alive = False
-    scene.poll(times=2)
-    assert launcher.names == [f"{scene.kind}-{number}" for number in range(3)], (
-        "a number is never given twice"
-    )
-    assert (
-        launcher.made[1].stops == 1
-        and launcher.made[0].alive
-        and "partition" in scene.launched.last_words
-    )
 
 
 @pytest.mark.parametrize(
     ("status", "by_itself", "job_alive", "replaced"),
     [
+        (Status.STARTING, False, False, True),
         (Status.LOST, False, True, True),
         (Status.REFUSED, False, True, True),
         (Status.SERVING, False, False, False),  # only its scheduler has lost sight of it
@@ -214,53 +190,30 @@ def test_a_member_is_replaced_unless_it_serves_or_was_asked_to_leave(
     scene.set_status(0, status, "it is silent")
     launcher.made[0].alive = job_alive
     scene.poll(times=3)
-    assert len(launcher.made) == 2 + replaced
+    assert launcher.names[2:] == [f"{scene.kind}-2"] * replaced, "a number is never given twice"
     assert launcher.made[0].stops == (status is not Status.SERVING)
     assert launcher.made[1].stops == 0
 
 
-def test_a_job_that_ends_by_itself_is_not_forced(
-    scene: Scene, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launchers, "OWN_END_S", 600.0)
-    scene.poll()
-    ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.made]
-    for end in ends:
-        end.start()
-    scene.launched.stop()
-    assert not any(end.is_alive() for end in ends), "it has waited for them"
-    assert [job.stops for job in launcher.made] == [1, 1]
-
-
-def test_a_run_whose_jobs_fail_ends_with_what_they_say(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    for _ in range(ATTEMPTS):
-        scene.poll()
-        scene.members.raise_if_all_failed()
-        for job in launcher.made:
-            job.alive = False
-        scene.poll()
-    said = (
-        f"(?s)strategy.launcher ModelLauncher: no {scene.kind} has joined in 3 attempts.*no such "
-        "partition"
-    )
-    with pytest.raises(ServerError, match=said):
-        scene.wait(600.0)
-
-
-def test_a_run_whose_members_cannot_serve_ends_and_names_machine_and_reason(
-    scene: Scene, launcher: ModelLauncher
+@pytest.mark.parametrize("said", ["", "there is no module named 'mine'"])
+def test_a_run_whose_jobs_fail_ends_with_their_reason(
+    scene: Scene, launcher: ModelLauncher, said: str
 ) -> None:
     for attempt in range(ATTEMPTS):
         scene.poll()
-        for number in (2 * attempt, 2 * attempt + 1):
-            scene.refuse(number, "there is no module named 'mine'")
-        scene.poll()
-    with pytest.raises(
-        ServerError, match=f"{scene.kind} 5 on far.*no module named 'mine'".capitalize()
-    ):
         scene.members.raise_if_all_failed()
+        for number in (2 * attempt, 2 * attempt + 1):
+            launcher.made[number].alive = False
+            if said:
+                scene.refuse(number, said)
+        scene.poll()
+    setting = SETTINGS[scene.kind]
+    cause = f"{scene.kind.capitalize()} 5 on far.*{said}" if said else "no such partition"
+    with pytest.raises(
+        ServerError,
+        match=f"(?s){setting} ModelLauncher: no {scene.kind} has joined in 3 attempts.*{cause}",
+    ):
+        scene.wait(600.0)
 
 
 def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Scene) -> None:
@@ -272,16 +225,14 @@ def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Sce
         scene.wait()
     scene.set_status(1, Status.SERVING)
     scene.wait()
-    scene.set_status(0, Status.PENDING)
-    scene.wait(600.0)
 
-
-def test_a_wait_for_members_can_be_interrupted(scene: Scene) -> None:
     def signal() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         scene.wait(600.0, signal)
+    scene.set_status(0, Status.PENDING)
+    scene.wait(600.0)
 
 
 @pytest.mark.parametrize("kind", list(Kind))

@@ -84,7 +84,6 @@ TRAINER = [
     (f"{EVALUATION} {EVALUATION}", "lrl.callbacks.Evaluation", "'rows'", "name"),
     (callback("Export", folder="{in}/models/whole"), "Export.folder", "models/whole"),
     ("--model.schedule cosine --trainer.max_steps -1", "model.schedule='cosine'", "max_steps"),
-    (LAUNCHER("Slurm"), "strategy.launcher is Slurm", "no srun on the path"),
     (f"{LAUNCHER('Command')} {STRATEGY}.launcher.command true", "put {join}"),
     (f"{LAUNCHER('Given')} {STRATEGY}.evaluation_generators 1", "leave strategy.launcher out"),
     (f"{SERVER}.max_model_len 95", "max_model_len is 95", "96"),

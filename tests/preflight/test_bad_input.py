@@ -67,12 +67,6 @@ def run(
     program = tmp_path / "lrl"
     program.touch()  # other ranks run it, and end at once
     monkeypatch.setattr(sys, "argv", [str(program)])
-    which = shutil.which
-    monkeypatch.setattr(
-        shutil,
-        "which",
-        lambda name, *more, **named: None if name == "srun" else which(name, *more, **named),
-    )
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(inputs)

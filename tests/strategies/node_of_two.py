@@ -22,8 +22,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
 from lrl.errors import ConfigError
-from lrl.strategies import rendezvous
-from lrl.strategies.rendezvous import GLOO, NCCL
+from lrl.strategies import several_ranks
+from lrl.strategies.several_ranks import GLOO, NCCL
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
 from tests.run_without_generators import trainer
@@ -163,12 +163,12 @@ def met(timeout_s: float) -> Any:
     rank = int(os.environ["RANK"])
     place = {"rank": rank, "ranks": int(os.environ["WORLD_SIZE"]), "of_node": 1, "hosts": rank == 0}
     limits = {"timeout_s": timeout_s, "silence_s": 3.0}
-    return rendezvous.meet(os.environ["MASTER_ADDR"], PORT, **place, **limits)
+    return several_ranks.meet(os.environ["MASTER_ADDR"], PORT, **place, **limits)
 
 
 def meet(timeout_s: float) -> None:
     """Meets the other node, and tells by which interface."""
-    rendezvous.ANSWER_S = 3.0
+    several_ranks.ANSWER_S = 3.0
     store = met(timeout_s)
     print("met by", os.environ[GLOO], os.environ[NCCL], flush=True)
     store.set(f"left/{os.environ['RANK']}", "")

@@ -48,7 +48,7 @@ class CheckpointFile(TorchCheckpointIO):
         self.newest: str | None = None
         """Path of the last checkpoint that was written."""
         self.newest_step = -1
-        """Optimizer steps done in it; -1 before there is one."""
+        """Steps done in it."""
         self.refused: OSError | None = None
         """The error of the latest write; None if it succeeded."""
         self._outdated: list[Any] = []
@@ -101,8 +101,8 @@ class CheckpointFile(TorchCheckpointIO):
 
 
 def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yields the values in `state` that could not be read again: the keys that lead to each, and
-    these with its class in words."""
+    """Yields the values that could not be read again: the keys to each, and these and its class in
+    words."""
     kind = type(state)
     if kind in PLAIN:
         return
@@ -120,8 +120,8 @@ def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[A
 def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a checkpoint without its unreadable parts, which the log names.
 
-    A part is an entry of the checkpoint, or of a dict in it: the state of one callback, or of one
-    part of the data module. Half of it would be restored as if it were whole.
+    A part is an entry of the checkpoint, or of a dict in it, such as the state of one callback: half
+    of it would be restored as if it were whole.
     """
     faults = list(unreadable(checkpoint))
     whole = dict(checkpoint)

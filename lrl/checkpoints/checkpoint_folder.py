@@ -78,7 +78,6 @@ def save_parts(parts: dict[str, Any], folder: Path) -> None:
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Tells whether `path` is a whole checkpoint in parts."""
     return (path / META).is_file()
 
 

@@ -38,10 +38,10 @@ DEFAULT_REPR: Any = object.__repr__
 
 def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
     """Makes `trainer` find the checkpoint that is named, by Lightning's rules except for `last`
-    (`newest_checkpoint`), and has `note` called with its path, or None without one.
+    (`newest_checkpoint`), and has `note` called with its path, or None.
 
-    A job that SLURM has requeued continues the newest checkpoint that it has written, if there is
-    one, whatever is named: the first start has begun with that.
+    A job that SLURM has requeued continues its own newest checkpoint, if there is one, whatever is
+    named: its first start has begun with that.
     """
     connector: Any = trainer._checkpoint_connector
     # Of the class: an earlier call of this function may have set the instance's.

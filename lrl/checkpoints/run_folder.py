@@ -137,7 +137,7 @@ class RunFolderLock:
             log.warning("%s cannot be locked: %s. Let no other run write there.", folder, error)
 
     def release(self) -> None:
-        """Unlocks the folder; idempotent."""
+        """Idempotent."""
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
@@ -160,7 +160,7 @@ class OwnerOnlyFolder:
         self.clear()
 
     def clear(self) -> None:
-        """Removes all files; raises OSError if one stays."""
+        """Raises OSError if a file stays."""
         self.check()
         for file in self.path.iterdir():
             file.unlink(missing_ok=True)
@@ -180,7 +180,6 @@ class OwnerOnlyFolder:
                 ) from error
 
     def write(self, name: str, fields: dict[str, Any]) -> None:
-        """Writes a file, or replaces it."""
         draft = self.path / f".{secrets.token_hex(8)}"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(fields, file)

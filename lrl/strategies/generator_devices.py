@@ -103,8 +103,7 @@ class GeneratorDevices(GracefulShutdown):
         if launcher is not None:
             generator_devices = generator_devices or 0
             check_launcher(launcher, generator_devices, evaluation_generators)
-        self.num_generator_devices = generator_devices
-        """None until the devices are known."""
+        self.num_generator_devices = generator_devices  # None until the devices are known
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
         self.placement = placement
@@ -117,10 +116,9 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_devices: list[torch.device] = []
         self.run_id = secrets.token_hex(4)
         self.has_given_token = bool(os.environ.get(RUN_TOKEN))
-        """Whether the user has given the run's token, and so knows it."""
+        """Whether the user knows the run's token."""
         self.token = token_of_run()
         self.ranks = Ranks()
-        """The trainer processes."""
         self.run: Run | None = None
         """The run that this strategy trains, or the last one."""
         self._parallel_devices: list[torch.device] | None = None
@@ -160,7 +158,7 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_devices = devices[split:]
 
     def check(self) -> None:
-        """Notes faults of settings that only this strategy has; part of the checks before a run."""
+        """Raises ConfigError for faults of settings that only this strategy has."""
 
     def check_run(self) -> None:
         if self.run is not None:
@@ -194,8 +192,7 @@ class GeneratorDevices(GracefulShutdown):
         return not self.generator_devices and self.generator_launcher is None
 
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
-        """Returns `choose_transport` and `placements`; raises ConfigError if the devices do not
-        allow it."""
+        """Returns `choose_transport` and `placements`; raises ConfigError as they do."""
         transport, placements = self.choose_transport(), self.placements()
         if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
             raise ConfigError(
@@ -222,8 +219,7 @@ class GeneratorDevices(GracefulShutdown):
         return chosen
 
     def make_servers(self, run: Run) -> list[Server]:
-        """Makes one server, not started, for each of `placements`; their logs go to the run's
-        folder."""
+        """Makes one server, not started, for each of `placements`."""
         transport, placements = self.plan()
         return [
             Server(
@@ -301,8 +297,7 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
 
 
 def server_settings(run: Run) -> ServerSettings:
-    """Returns the settings of the servers, completed from policy and data: no two settings have to
-    agree."""
+    """Returns the settings of the servers, completed from policy and data."""
     given = run.strategy.server_settings
     has_all_cores = run.strategy.placement == "shared" and "OMP_NUM_THREADS" not in os.environ
     return replace(
@@ -327,8 +322,7 @@ def make_fleet(run: Run, servers: list[Server]) -> Fleet:
 
 
 def make_members(run: Run, fleet: Fleet) -> RunMembers:
-    """Makes the members of a run that other processes start, and the server where they join; raises
-    ConfigError if its port is taken."""
+    """Makes the server where members join; raises ConfigError if its port is taken."""
     data, strategy = run.data, run.strategy
     # The responses of an evaluation are scored on rank 0 alone.
     pools = [data.reward_pool.workers] if run.trains else []

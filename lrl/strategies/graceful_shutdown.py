@@ -26,7 +26,7 @@ class GracefulShutdown(Strategy):
 
     @property
     def attached_trainer(self) -> Any:
-        """The run's trainer; None until the other ranks have started."""
+        """None until the other ranks have started."""
         return None if self.lightning_module is None else self.lightning_module._trainer
 
     @property
@@ -45,8 +45,7 @@ class GracefulShutdown(Strategy):
         return CheckpointFile()
 
     def setup_environment(self) -> None:
-        """Installs the signal handlers and checks the run, before ranks meet; this is the first
-        hook of a run."""
+        """Installs the signal handlers and checks the run, before ranks meet."""
         self.signals.listen(self.attached_trainer)
         self.check_run()
         super().setup_environment()

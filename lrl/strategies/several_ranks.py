@@ -100,8 +100,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         self._launcher = RankLauncher(self.cluster_environment, processes, self.num_nodes)
 
     def meet(self) -> None:
-        """Has the ranks of several machines meet; RendezvousError if not all come within
-        `meeting_timeout_s`."""
+        """See `meet`; does nothing on one machine."""
         if self.num_nodes == 1 or dist.is_initialized():  # by an earlier run of this process
             return
         cluster: Any = self.cluster_environment
@@ -155,7 +154,6 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             self.ranks.share((server.elsewhere, server.token))
 
     def check(self) -> None:
-        """Checks that generators of other nodes can reach the run."""
         super().check()
         host = self.server_settings.host
         if self.generators_of_other_nodes and is_loopback(host):
@@ -178,8 +176,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Bounds the block, in which the ranks connect; RuntimeError if they have not all come in
-        time, or could not connect."""
+        """Gives the block, in which the ranks connect, `MEETING`; RuntimeError if they have not."""
         timeout, self._timeout = self._timeout, MEETING
         try:
             with self.signals.at_once():
@@ -348,8 +345,8 @@ def take_interface(address: str) -> None:
 
 
 def check_writes(ranks: Ranks, folders: Sequence[Path]) -> None:
-    """Checks that all ranks see the folders of rank 0 into which each writes its part of a
-    checkpoint; raises ConfigError on all if one does not."""
+    """Raises ConfigError on all ranks if one does not see the folders of rank 0 into which each writes
+    its part of a checkpoint."""
     marks = [folder.absolute() / f".lrl-{secrets.token_hex(4)}" for folder in folders]
     for mark in marks:
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -366,8 +363,7 @@ def check_writes(ranks: Ranks, folders: Sequence[Path]) -> None:
 
 
 def check_seen(ranks: Ranks, paths: Sequence[Path], remedy: str) -> None:
-    """Checks that all ranks see what rank 0 sees at its `paths`; raises ConfigError on all if one
-    does not."""
+    """Raises ConfigError on all ranks if one does not see what rank 0 sees at its `paths`."""
     wanted = ranks.share([(path, _size(path)) for path in paths])
     end = time.monotonic() + SEEN_S
     while (

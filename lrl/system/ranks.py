@@ -1,14 +1,13 @@
 """The channel between rank 0 and the other ranks: micro-batches and commands to them, results from
 them.
 
-Rank 0 sends without waiting for a busy rank: in lockstep each would take as long as the slowest one,
-which cost 24 % more with sixteen ranks, and 5 % without (`benchmarks.rank_balance` at tag
-before-0.3).
+Rank 0 sends without waiting for a busy rank: in lockstep sixteen ranks took 24 % longer, and 5 %
+without (`benchmarks.rank_balance` at tag before-0.3).
 
 A command is the call of a `collective` function of the policy: rank 0 calls it, and every rank runs
 it. All that reads the policy's weights is one, because no rank may have all of them. The other ranks
-obey wherever they listen, which is within a step (`lrl.rollouts.stream.RankStream`) and while rank 0
-runs its own callbacks (`follow`). With one rank it is a plain call.
+obey within a step (`lrl.rollouts.stream.RankStream`) and while rank 0 runs its own callbacks
+(`follow`). With one rank it is a plain call.
 """
 
 import math
@@ -34,8 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STOPPING_S = 20.0
-"""Seconds that a rank has for its answer once a signal has come, as most will: without it a sharded
-policy cannot be saved."""
+"""Seconds that a rank has for its answer once a signal has come: a sharded policy is saved by all."""
 
 
 class Ranks:
@@ -54,10 +52,8 @@ class Ranks:
         self._deadline_s = math.inf
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
-        """The rank of this process."""
         self.listening = True
-        """Rank 0's: whether the other ranks wait for it, or will before they call a collective of
-        their own."""
+        """Rank 0's: whether the other ranks obey it before they call a collective of their own."""
         self._on_their_way: list[tuple[int, dist.Work, Tensor]] = []
 
     def scatter(self, each: Sequence[Any]) -> Any:

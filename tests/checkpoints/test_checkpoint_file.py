@@ -44,8 +44,6 @@ def limit_files(free: int | None) -> None:
 
 
 class FullDisk(L.Callback):
-    """Makes the disk full during some steps."""
-
     def __init__(self, steps: range) -> None:
         self.steps = steps
 
@@ -108,8 +106,6 @@ def test_a_plugin_of_the_users_own_is_left_in_its_place(policy: str, tmp_path: P
 
 @dataclass
 class Own:
-    """A user's class."""
-
     number: int = 1
 
 
@@ -144,9 +140,11 @@ def test_what_is_called_readable_is_what_torch_reads() -> None:
         except Exception:  # noqa: BLE001
             reads = False
         assert (list(unreadable(value)) == []) == reads, name
+    with torch.serialization.safe_globals([Own]):  # the user has allowed it
+        assert list(unreadable({"own": Own()})) == []
 
 
-@pytest.mark.parametrize("name", [name for name in ODD if name not in ("a default", "a queue")])
+@pytest.mark.parametrize("name", ["a number of numpy", "an object", "a path"])
 def test_what_cannot_be_read_is_left_out_whole_and_named_by_key_and_type(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,8 +156,3 @@ def test_what_cannot_be_read_is_left_out_whole_and_named_by_key_and_type(
     assert whole == kept | {"callbacks": {"Other": {"count": 4}}}
     assert "Own" in callbacks, "the state of the run itself is as before"
     through_a_file(whole)
-
-
-def test_a_class_that_the_user_has_allowed_is_readable() -> None:
-    with torch.serialization.safe_globals([Own]):
-        assert list(unreadable({"own": Own()})) == []

@@ -7,7 +7,6 @@ import torch
 
 
 def as_file(state: dict[str, Any]) -> bytes:
-    """Returns the checkpoint of `state`."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
@@ -19,5 +18,4 @@ def from_file(content: bytes) -> dict[str, Any]:
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns `state`, saved and loaded."""
     return from_file(as_file(state))

@@ -9,7 +9,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lrl.errors import GeneratorError, ServerError
+from lrl.generators.client import GeneratorClient
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
@@ -200,3 +203,12 @@ class ModelServer:
 
     def error(self, event: str) -> ServerError:
         return ServerError(f"{self.name.capitalize()} {event}:\nCUDA out of memory")
+
+
+def let_requests_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every generator answers, like every running process."""
+
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
+
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)

@@ -22,9 +22,8 @@ from lrl.generators.pool import GeneratorPool, OutageLimit
 from lrl.planning.clock import VirtualClock
 from lrl.routing.dispatch import Request
 from lrl.types import Prompt, Rollout
-from tests.generators.model_fleet import ModelServer, make_generator
+from tests.generators.model_fleet import ModelServer, let_requests_succeed, make_generator
 from tests.leftovers import wait_for
-from tests.scripted_run import let_requests_succeed
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ def served(
     token: str = TOKEN,
     terms: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[RegistryServer]:
-    """Serves a registry, and says so in a run's folder."""
     server = RegistryServer(Registry(spec, terms), Endpoint(), token)
     try:
         if folder is not None:

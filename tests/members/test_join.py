@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import lrl
 from lrl.cli.main import main
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.fleet import Fleet
@@ -22,27 +21,23 @@ from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.members import join, run_members
 from lrl.members.join import (
-    JoiningGenerator,
     LocalOverrides,
     check_environment,
     generator_settings,
 )
 from lrl.members.registry import JoinSpec, Kind, Member
-from lrl.members.run_file import find_run
 from lrl.members.run_members import GeneratorAdmission, poll_forever
 from lrl.system.endpoint import Location
 from tests.cli.test_prompt import Scripted
+from tests.generators.model_fleet import let_requests_succeed
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
 from tests.members.test_run_file import ELSEWHERE
-from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 SPEC = spec_of()
 
 
 class Watched(Scripted):
-    """Records the servers that `lrl join` starts."""
-
     made: list[Watched] = []
 
     def __init__(self, *words: Any, **settings: Any) -> None:
@@ -52,7 +47,6 @@ class Watched(Scripted):
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """A fleet of one generator, which serves version 0."""
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(run_members, "POLL_S", 0.02)
     monkeypatch.setattr(join, "POLL_S", 0.02)
@@ -147,42 +141,7 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     )
 
 
-def test_a_joining_generator_gets_the_settings_of_the_runs_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = ServerSettings(
-        max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"swap-space": 3}
-    )
-    let_requests_succeed(monkeypatch)
-    strategy = ScriptedRun(Scripted, tmp_path, settings)
-    data = lrl.RolloutDataModule([{"prompt": "1", "answer": "1"}], [lrl.rewards.GSM8K()])
-    run = strategy.run_with(data)
-    try:
-        run.start()
-        client = find_run(str(tmp_path))
-        spec = client.spec()
-        assert (
-            JoiningGenerator(str(tmp_path), Kind.GENERATOR, client, spec, LocalOverrides()).settings
-            == settings
-        )
-        told = (
-            spec.model,
-            spec.transport,
-            spec.run_id,
-            spec.on_cpu,
-            spec.generators,
-            spec.owner.here,
-        )
-        assert told == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
-        assert client.token == strategy.token
-    finally:
-        run.end()
-    assert not (tmp_path / "fleet").exists()
-
-
 class Answers:
-    """A client whose run answers, or fails, as it is told."""
-
     def __init__(self) -> None:
         self.error: Exception | None = None
 
@@ -239,55 +198,35 @@ def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> No
         session.speak()
 
 
+AWAY = {"on_cpu": False, "owner": ELSEWHERE}
+
+
 @pytest.mark.parametrize(
-    ("spec", "devices", "endpoint", "remedy"),
+    ("spec", "devices", "host", "remedy"),
     [
-        (spec_of("ipc"), [], {}, "generator_devices above 0"),
-        (spec_of("shared_memory", owner=ELSEWHERE), [], {}, "weight_transfer: pull, or nccl"),
-        (
-            spec_of("pull", owner=ELSEWHERE),
-            [],
-            {},
-            "strategy.server.host 127.0.0.1, which only its own machine reaches",
-        ),
-        (spec_of("nccl", on_cpu=False), [], {}, "--devices .not given.*are on GPUs"),
-        (spec_of(), [0], {}, "--devices 0: .*leave it out"),
-        (
-            spec_of("nccl", on_cpu=False, owner=ELSEWHERE),
-            [0],
-            {},
-            "--host 127.0.0.1: the run is on another",
-        ),
-        (
-            spec_of("nccl", on_cpu=False, owner=ELSEWHERE),
-            [0],
-            {"host": "0.0.0.0"},
-            "--host 0.0.0.0",
-        ),
-        (
-            spec_of("nccl", on_cpu=False, owner=ELSEWHERE),
-            [0],
-            {"host": "10.0.0.7"},
-            "insecure: true",
-        ),
+        (spec_of("ipc"), [], "", "generator_devices above 0"),
+        (spec_of(owner=ELSEWHERE), [], "", "weight_transfer: pull, or nccl"),
+        (spec_of("pull", owner=ELSEWHERE), [], "", "server.host 127.0.0.1, which only its own"),
+        (spec_of("nccl", on_cpu=False), [], "", "--devices .not given.*are on GPUs"),
+        (spec_of(), [0], "", "--devices 0: .*leave it out"),
+        (spec_of("nccl", **AWAY), [0], "", "--host 127.0.0.1: the run is on another"),
+        (spec_of("nccl", **AWAY), [0], "0.0.0.0", "--host 0.0.0.0"),
+        (spec_of("nccl", **AWAY), [0], "10.0.0.7", "insecure: true"),
     ],
 )
 def test_a_generator_that_cannot_join_is_an_error_before_its_start(
-    spec: JoinSpec, devices: list[int], endpoint: dict[str, Any], remedy: str
+    spec: JoinSpec, devices: list[int], host: str, remedy: str
 ) -> None:
+    overrides = LocalOverrides(devices, endpoint={"host": host} if host else {})
     with pytest.raises(ValueError, match=remedy):
-        generator_settings(
-            "runs/1", spec, LocalOverrides(devices, endpoint=endpoint), "http://127.0.0.1:1"
-        )
+        generator_settings("runs/1", spec, overrides, "http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
     ("of_run", "here", "named"),
     [
         ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}, "NCCL_ALGO is 'Tree' here and is 'Ring' in"),
-        ({}, {"NCCL_ALGO": "Tree"}, "NCCL_ALGO is 'Tree' here and is not set in"),
-        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth1"}, None),
-        ({"NCCL_ALGO": "Ring"}, {}, None),
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_SOCKET_IFNAME": "eth1"}, None),
     ],
 )
 def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(

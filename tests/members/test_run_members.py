@@ -77,8 +77,6 @@ class ModelLauncher(Launcher):
 
 
 class Scene:
-    """A run whose members a launcher starts."""
-
     def __init__(
         self, launcher: Launcher, kind: Kind, server: RegistryServer, folder: Path
     ) -> None:
@@ -93,7 +91,6 @@ class Scene:
         self.members.launched[kind] = self.launched
 
     def poll(self, times: int = 1) -> None:
-        """Looks at every place so many times."""
         for _ in range(times):
             for slot in self.launched.slots:
                 slot.poll()
@@ -102,12 +99,10 @@ class Scene:
         self.registry.change(self.kind, number, status=status, why=why)
 
     def refuse(self, number: int, why: str) -> None:
-        """Has a member say that it cannot serve."""
         self.registry.register(self.kind, number, Location(), "far")
         self.registry.withdraw(self.kind, number, why)
 
     def wait(self, deadline_s: float = 0.0, interrupted: Any = lambda: None) -> None:
-        """Waits for the members that the launcher starts."""
         self.members.settings.start_timeout_s = deadline_s
         self.members.wait_joined(self.kind, self.launcher.jobs, interrupted)
 

@@ -71,25 +71,20 @@ class Fork:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         assert self.process.pid is not None
         return self.process.pid
 
     def printed(self) -> str:
-        """All of it so far."""
         return self.output.read_text()
 
     def poll(self) -> int | None:
-        """Its exit status; None while it runs."""
         return self.process.exitcode
 
     def wait(self, timeout: float) -> int | None:
-        """Its exit status, when it has ended; None if it has not within `timeout` seconds."""
         self.process.join(timeout)
         return self.process.exitcode
 
     def send_signal(self, signum: int) -> None:
-        """Sends it, unless the program has ended."""
         if self.process.is_alive():
             os.kill(self.pid, signum)
 
@@ -97,7 +92,6 @@ class Fork:
 def start_fork(
     program: Callable[..., None], output: Path, variables: dict[str, str], *arguments: Any
 ) -> Fork:
-    """Starts `program(*arguments)` with these variables."""
     output.write_text("")
     # Not a daemon, which Python lets have no children: rank 0 has workers for rewards.
     process = CONTEXT.Process(target=be_program, args=(output, variables, program, arguments))
@@ -166,7 +160,6 @@ def be_program(
 
 
 def meet(folder: Path) -> Ranks:
-    """Returns all ranks, when they have met through a file."""
     wait, rank = timedelta(seconds=60), int(os.environ["RANK"])
     ranks = int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)

@@ -93,11 +93,9 @@ class Arriving:
         self.first()
         return next(self.coming)
 
-    def give_up(self, group: Group) -> None:
-        """Keeps no book."""
+    def give_up(self, group: Group) -> None: ...
 
-    def raise_if_stopped(self) -> None:
-        """Nobody stops it."""
+    def raise_if_stopped(self) -> None: ...
 
 
 def stream(

@@ -45,32 +45,22 @@ def as_torchrun(number: int) -> dict[str, str]:
 
 
 def as_slurm(number: int) -> dict[str, str]:
-    """The variables of srun's task on a node."""
     place = {"SLURM_PROCID": number, "SLURM_NODEID": number, "SLURM_LOCALID": 0, "SLURM_NTASKS": 2}
-    job = {
-        "SLURM_NTASKS_PER_NODE": 1,
-        "SLURM_NNODES": 2,
-        "SLURM_JOB_ID": 7,
-        "SLURM_JOB_NAME": "lrl",
-    }
-    meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT}
+    job = {"SLURM_NTASKS_PER_NODE": 1, "SLURM_NNODES": 2, "SLURM_JOB_ID": 7}
+    meeting = {"SLURM_JOB_NAME": "lrl", "MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT}
     return {name: str(value) for name, value in (place | job | meeting).items()}
 
 
 class Node(Fork):
-    """A node that has been started."""
-
     @property
     def said(self) -> str:
         return self.printed()
 
     def wait_for(self, words: str) -> None:
-        """Waits until it has printed them."""
         wait_for(lambda: words in self.said or not self.process.is_alive(), DEADLINE_S, words)
         assert words in self.said, self.said
 
     def status(self) -> int:
-        """Waits for its end and returns its exit status."""
         status = self.wait(DEADLINE_S)
         assert status is not None, self.said
         return status
@@ -78,7 +68,6 @@ class Node(Fork):
 
 @contextmanager
 def nodes(folder: Path) -> Iterator[Callable[..., Node]]:
-    """Yields a function that starts a node; kills all of them at the end."""
     started: list[Node] = []
 
     def start(
@@ -159,7 +148,6 @@ class Telling(L.Callback):
 
 
 def met(timeout_s: float) -> Any:
-    """Meets the other node; returns the store."""
     rank = int(os.environ["RANK"])
     place = {"rank": rank, "ranks": int(os.environ["WORLD_SIZE"]), "of_node": 1, "hosts": rank == 0}
     limits = {"timeout_s": timeout_s, "silence_s": 3.0}
@@ -167,7 +155,6 @@ def met(timeout_s: float) -> Any:
 
 
 def meet(timeout_s: float) -> None:
-    """Meets the other node, and tells by which interface."""
     several_ranks.ANSWER_S = 3.0
     store = met(timeout_s)
     print("met by", os.environ[GLOO], os.environ[NCCL], flush=True)
@@ -194,7 +181,6 @@ def fit(
     waits: bool = False,
     **settings: Any,
 ) -> None:
-    """Fits a policy; it saves every second step."""
     running = trainer(
         Path(),
         *(NoSync(), StageWeights(), Telling(waits)),

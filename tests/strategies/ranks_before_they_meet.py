@@ -46,8 +46,6 @@ def tell(file: Path) -> None:
 
 
 class SlowOnRankZero(lrl.PolicyModule):
-    """Its rank 0 never gets through its checks."""
-
     def configure_callbacks(self) -> Any:
         if self.trainer.is_global_zero and isinstance(self.trainer.strategy, lrl.AsyncDDP):
             time.sleep(600)

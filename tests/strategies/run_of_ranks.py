@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.tensor import DTensor
 
 import lrl
-from lrl.callbacks import Export, RolloutFile, RolloutLog, Summary, Throughput, WeightSync
+from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
 from lrl.generators.server import JoinedServer
 from lrl.run import Run
@@ -35,8 +35,6 @@ RANKS = 2
 
 
 class ServerElsewhere(JoinedServer):
-    """It runs already, and keeps running."""
-
     model, backend, log_path = "", "shared_memory", Path()
 
     def start(self) -> None:
@@ -44,11 +42,9 @@ class ServerElsewhere(JoinedServer):
         status, said = call(self.url, "POST", "/resume", {"Authorization": bearer(self.token)})
         assert status == 200, said
 
-    def wait_ready(self, interrupted: Any = None) -> None:
-        """See `ServerElsewhere`."""
+    def wait_ready(self, interrupted: Any = None) -> None: ...
 
-    def stop(self) -> None:
-        """See `ServerElsewhere`."""
+    def stop(self) -> None: ...
 
     def processes(self) -> list[Any]:
         """Another program's are not ours to bind."""
@@ -56,12 +52,9 @@ class ServerElsewhere(JoinedServer):
 
 
 class Borrowing(SeveralRanks):
-    """A strategy with that server in the place of its own."""
-
     where: dict[str, str]
 
     def make_servers(self, run: Run) -> list[Any]:
-        """See `GeneratorDevices.make_servers`."""
         end_half_sync(self.where["url"], self.where["token"])
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=96, dtype="float32")
         return [ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings)]
@@ -76,12 +69,9 @@ class BorrowingFSDP(Borrowing, lrl.AsyncFSDP):
 
 
 class Counting(lrl.PolicyModule):
-    """A policy that counts the passes of its rank, and the reads of its weights."""
-
     passes = 0
 
     def configure_model(self) -> None:
-        """See `PolicyModule.configure_model`."""
         super().configure_model()
         self.reads: list[str] = []
         self.network.get_decoder().register_forward_pre_hook(
@@ -95,8 +85,6 @@ class Counting(lrl.PolicyModule):
 
 
 class Telling(L.Callback):
-    """Writes a line for each step into a file of this rank."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -128,8 +116,6 @@ class Telling(L.Callback):
 
 
 class StopsAt(OnRankZero):
-    """Ends the run after a step, by a word on rank 0 alone."""
-
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         trainer.should_stop = trainer.global_step == int(os.environ.get("STOP_AT", 0))
 
@@ -146,7 +132,7 @@ def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, w
     best: dict[str, Any] = {"monitor": "reward/mean", "mode": "max", "save_top_k": -1}
     running = trainer(
         folder,
-        *(WeightSync(), RolloutLog(), RolloutFile(), Throughput(), Export(str(folder / "policy"))),
+        *(WeightSync(), RolloutLog(), Throughput(), Export(str(folder / "policy"))),
         *(Summary(), Telling(folder), StopsAt()),
         ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, **best),
         accelerator="cpu",

@@ -15,8 +15,6 @@ from tests.run_without_generators import trainer
 
 
 class Report(L.Callback):
-    """Says how far the run is, and fails at the given step."""
-
     def __init__(self, fail_at: int) -> None:
         self.fail_at = fail_at
 

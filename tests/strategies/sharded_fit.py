@@ -61,8 +61,6 @@ def die_at(place: str, call: int, by: int) -> None:
 
 
 class StepOfRank(FakeStep):
-    """A rank's share of a step; the counts are those of all ranks."""
-
     def __init__(self, step: int, rank: int, ranks: int) -> None:
         super().__init__(micro_batches(step))
         rounds = -(-len(self.batches) // ranks)
@@ -73,8 +71,6 @@ class StepOfRank(FakeStep):
 
 
 class StepsOfRank:
-    """A loader of steps that depend on the policy's version alone."""
-
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer = trainer
 
@@ -88,21 +84,14 @@ class StepsOfRank:
 
 
 class NoSync(WeightSync):
-    """The place of the sync in a run without generators."""
+    def on_train_start(self, *args: Any) -> None: ...
 
-    def on_train_start(self, *args: Any) -> None:
-        """Does nothing."""
+    def on_train_batch_end(self, *args: Any) -> None: ...
 
-    def on_train_batch_end(self, *args: Any) -> None:
-        """Does nothing."""
-
-    def on_train_end(self, *args: Any) -> None:
-        """Does nothing."""
+    def on_train_end(self, *args: Any) -> None: ...
 
 
 class StageWeights(OnRankZero):
-    """Stages the weights after each step, as a sync does."""
-
     def __init__(self, deadline_s: float = 300.0) -> None:
         self.deadline_s = deadline_s
 
@@ -165,7 +154,6 @@ def main(
     deadline_s: float = 300.0,
     **settings: Any,
 ) -> None:
-    """Fits up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
     running = trainer(
         Path(results),
         *(NoSync(), StageWeights(deadline_s), FullDisk(full_disk_at)),

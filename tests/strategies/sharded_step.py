@@ -45,8 +45,6 @@ LONE.rollouts[1].versions = [ENVIRONMENT] * len(LONE.rollouts[1].versions)
 
 
 class Sharded(lrl.PolicyModule):
-    """A sharded policy without a trainer."""
-
     ranks: Any = None
     sharding: Any = None
 
@@ -69,7 +67,6 @@ class Sharded(lrl.PolicyModule):
 
 
 def critic_of(model: Path, tensor: int) -> lrl.Critic | None:
-    """Returns the critic of the policy in a folder, if it has one."""
     own = CRITICS.get(model.name)
     if model.name not in CRITICS or (own and tensor > 1):
         return None
@@ -159,20 +156,17 @@ def reference_logprobs(policy: lrl.PolicyModule) -> list[Any]:
 
 
 def prepare(policy: lrl.PolicyModule, group: Group) -> None:
-    """Gives a group the values of the critic, if there is one."""
     if policy.critic is not None:
         policy.prepare(group, 1.0, BUDGET)
 
 
 def advantages_of(policy: lrl.PolicyModule) -> Advantages:
-    """Returns the baseline that fits a policy."""
     if policy.critic is None:
         return GroupMean()
     return ArCHer() if policy.critic.of_turns else GAE(0.9)
 
 
 def target_of(policy: lrl.PolicyModule) -> list[torch.Tensor]:
-    """Returns the whole weights of the critic's target after a step, if there is one."""
     if policy.critic is None:
         return []
     policy.critic.end_step()

@@ -48,7 +48,6 @@ class Divided(lrl.PolicyModule):
 
     @collective
     def staged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields what a file holds, whole on rank 0."""
         if self.lora is None:
             return checkpoint_weights(self.network)
         return named(whole_adapters(self.network))

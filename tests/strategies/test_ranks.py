@@ -1,28 +1,32 @@
-"""Several ranks that train a step together: real processes, real collectives, no generators.
+"""Several ranks that train a step together, and before they have met: real processes, real
+collectives, no generators.
 
 Covers lrl/system/ranks.py.
 """
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 import lrl
 from lrl.strategies import several_ranks
-from tests.leftovers import wait_for
+from tests import program
+from tests.leftovers import nothing_left, wait_for
 from tests.policies import gradient, opened, pack
-from tests.strategies import gradient_of_ranks, sharded_fit
+from tests.strategies import gradient_of_ranks, ranks_before_they_meet, sharded_fit
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
 
 
 def fit_alone(policy: str, folder: str) -> None:
-    """Begins a run of two ranks."""
     several_ranks.MEETING = timedelta(seconds=2)
     sharded_fit.main(policy, folder, ranks=2, steps=1)
 
@@ -97,3 +101,42 @@ def test_a_size_of_the_mesh_that_follows_from_the_others_is_refused() -> None:
     ):
         lrl.AsyncFSDP(data_parallel_size=2)
     assert lrl.AsyncFSDP(data_parallel_size="auto", tensor_parallel_size=2)
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from nothing_left(monkeypatch)
+
+
+def run(policy: Path, folder: Path, strategy: str) -> subprocess.Popen[str]:
+    with (folder / "output").open("w") as output:
+        return program.start(
+            ranks_before_they_meet.__name__, policy, folder, strategy, stdout=output, stderr=output
+        )
+
+
+def test_a_rank_ends_with_its_rank_0_and_at_a_signal_before_all_have_met(
+    policy_folder: Path, tmp_path: Path, mark: str
+) -> None:
+    process = run(policy_folder, tmp_path, "AsyncDDP")
+    wait_for(
+        lambda: len(list(tmp_path.glob("*.waits"))) == 2, 400.0, "both ranks that wait for rank 0"
+    )
+    one, other = (psutil.Process(int(file.stem)) for file in tmp_path.glob("*.waits"))
+    one.terminate()
+    wait_for(
+        lambda: one.status() == psutil.STATUS_ZOMBIE, 120.0, "the end of a rank that got SIGTERM"
+    )
+    assert other.status() != psutil.STATUS_ZOMBIE
+    process.kill()
+    process.wait(120)
+    wait_for(lambda: not other.is_running(), 120.0, "the end of a rank whose rank 0 is gone")
+
+
+def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
+    policy_folder: Path, tmp_path: Path, mark: str
+) -> None:
+    assert run(policy_folder, tmp_path, "auto").wait(400) == 1
+    message = (tmp_path / "output").read_text()
+    assert message.count("trainer.strategy is DDPStrategy, which has no generators") == 1, message
+    assert "GLOBAL_RANK: 1" not in message and "Traceback" not in message

@@ -77,7 +77,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """What two ranks have written, or two pairs of ranks."""
     folder, ranks = tmp_path_factory.mktemp("results"), 2 * request.param
     run_ranks(sharded_step.main, ranks, folder, models, folder, request.param)
     for name in configs().keys() - set(UNDIVIDED) if request.param == 2 else ():

@@ -28,7 +28,6 @@ from tests.strategies.sharded_fit import fit
 def fit_sharded(
     policy: Path, folder: Path, ranks: int, steps: int, *more: Any, **settings: Any
 ) -> dict[str, Any]:
-    """Fits with that many ranks up to a step; returns the weights that rank 0 has written."""
     folder.mkdir()
     call = functools.partial(
         sharded_fit.main, str(policy), str(folder), ranks, steps, *more, **settings
@@ -45,7 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(policy_folder: Path, folder: Path) -> dict[str, Any]:
-    """The weights at the end of runs that go on from one another."""
     parts = fit_sharded(policy_folder, folder / "parts", 2, 3, full_disk_at=2)
     whole = fit_sharded(
         *(policy_folder, folder / "whole", 3, 5, folder / "parts" / "step=3.ckpt"),
@@ -62,7 +60,6 @@ def runs(policy_folder: Path, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def alone(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """The weights of one process that is never stopped, by step."""
     found = {}
     for steps in (3, 5, 7):
         running = trainer(

@@ -2,6 +2,8 @@
 is a whole run.
 
 The good end is a script of the README (`tests/runs/test_readme.py`).
+
+Covers lrl/strategies/graceful_shutdown.py.
 """
 
 from __future__ import annotations
@@ -9,16 +11,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.generators.supervisor import SHM
 from tests.leftovers import MARK, living, nothing_left, prefixes, wait_for
+from tests.lent_server import LentServer
+from tests.runs.test_async_run import fit
 from tests.strategies import run_that_ends
 from tests.strategies.forked_ranks import Fork, have_forkserver, start_fork
+
+FAILS_AT = 3
 
 
 @pytest.fixture
@@ -29,7 +39,6 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def run(policy_folder: Path, tmp_path: Path, mark: str) -> Iterator[Callable[..., Fork]]:
-    """Starts the program; its own process does not carry the mark, for it is a fork."""
     started = []
 
     def run(fail_at: int = -1) -> Fork:
@@ -44,7 +53,6 @@ def run(policy_folder: Path, tmp_path: Path, mark: str) -> Iterator[Callable[...
 
 
 def wait_for_step(process: Fork | subprocess.Popen[str], step: int, output: Path) -> None:
-    """Waits until a run has printed that it has done a step."""
     text = f"step {step}\n"
     wait_for(lambda: text in output.read_text() or process.poll() is not None, 300.0, text)
     if text not in output.read_text():
@@ -99,3 +107,28 @@ def test_a_run_ended_by_a_signal_while_its_server_starts_leaves_nothing(
     told_once = signals == [signal.SIGTERM]
     assert process.wait(400) == (128 + signal.SIGTERM if told_once else -signals[-1])
     assert not list(tmp_path.glob("**/*.ckpt"))
+
+
+class FailsAndIsStopped(L.Callback):
+    """An error ends the run after step `FAILS_AT`; SIGTERM comes while its last checkpoint waits for
+    the generators."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == FAILS_AT:
+            raise RuntimeError("of this test")
+
+    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        strategy: Any = trainer.strategy
+        # Longer than a wait without a look at signals.
+        strategy.run.fleet.loop.loop.call_soon_threadsafe(time.sleep, 1.0)
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_does_not_break_off_the_checkpoint_of_a_run_that_fails(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    """As when a rank is lost and whoever placed it asks the others to end."""
+    callbacks = [ModelCheckpoint(every_n_train_steps=1000), FailsAndIsStopped()]
+    with pytest.raises(RuntimeError, match="of this test"):
+        fit(lent_server, policy_folder, tmp_path, callbacks=callbacks)
+    assert (tmp_path / "checkpoints" / f"last-step={FAILS_AT}.ckpt").exists()

@@ -51,7 +51,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def staged(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, int]:
-    """The folder with what the ranks have staged, and their number."""
     folder, ranks = tmp_path_factory.mktemp("staged"), RANKS.get(request.param, 4)
     offload = request.param.endswith("offloaded")
     run_ranks(staged_parts.main, ranks, folder, models, folder, DIVISIONS[request.param], offload)

@@ -161,9 +161,6 @@ class ReinforcePlusPlus(Baseline):
     Args:
         decay: Weight of the past in the running moments; in [0, 1). 0 takes the last step alone.
         epsilon: Added to s.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     min_rollouts = 1
@@ -183,7 +180,6 @@ class ReinforcePlusPlus(Baseline):
         return (rewards - middle) / (math.sqrt(variance) + self.epsilon)
 
     def end_step(self, rewards: Tensor) -> None:
-        """Updates the running moments with a step's rewards."""
         if not len(rewards):
             return
         middle, variance = _moments(rewards)
@@ -196,11 +192,9 @@ class ReinforcePlusPlus(Baseline):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the running mean and variance."""
         return {"mean_and_variance": list(self._moments) if self._moments else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the running mean and variance."""
         moments = state.get("mean_and_variance")
         self._moments = (moments[0], moments[1]) if moments else None
 
@@ -220,9 +214,6 @@ class RewardToGo(Advantages):
 
     Args:
         gamma: Discount of a turn; in [0, 1].
-
-    Raises:
-        ConfigError: gamma is outside its range.
     """
 
     def __init__(self, gamma: float = 1.0) -> None:
@@ -263,9 +254,6 @@ class GAE(Advantages):
             short responses. Null takes `lam` for all.
         over: What A and V are of: each `token`, or each `turn`, whose tokens then share the
             advantage of its start.
-
-    Raises:
-        ConfigError: A setting is outside its range.
     """
 
     min_rollouts = 1
@@ -329,17 +317,8 @@ def of_tokens(rollout: Rollout) -> list[Turn]:
 
 
 def gae(rollout: Rollout, actions: Sequence[Turn], lam: float) -> Tensor:
-    """Returns the advantages of `GAE` over the actions of a scored rollout with values.
-
-    Args:
-        rollout: The rollout; `rewards_by_action` says which reward comes with which action.
-        actions: Stretches of the policy's tokens, in order; the value of one is that before its
-            first token.
-        lam: lambda, in [0, 1].
-
-    Returns:
-        float32 [tokens]: each action's advantage at all of its tokens, 0 elsewhere.
-    """
+    """Returns float32 [tokens]: the advantages of `GAE` at all tokens of each of a scored rollout's
+    actions, 0 elsewhere. The value of an action is that before its first token."""
     if not actions:
         return torch.zeros(len(rollout.token_ids))
     assert rollout.values is not None

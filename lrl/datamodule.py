@@ -277,7 +277,6 @@ class RolloutDataModule(L.LightningDataModule):
         self._loaded.append(prompts)
 
     def tokenise(self, prompts: Prompts, tokenizer: Any) -> None:
-        """Makes tokens of a data set, with the environment's tools."""
         of_environment: tuple[Sequence[dict[str, Any]], PromptPart] = (), "whole"
         if self.environment is not None:
             of_environment = self.environment.environment.tools, self.environment.prompt_part
@@ -302,7 +301,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def max_model_tokens(self) -> int:
-        """Context length of the generators."""
         return self.max_prompt_tokens + self.sampling.max_tokens
 
     @property
@@ -327,7 +325,6 @@ class RolloutDataModule(L.LightningDataModule):
         return self.environment.episodes(write, self.policy_text, parser).generate
 
     def _tool_calls(self, pool: GeneratorPool) -> "ToolCallParser | None":
-        """Returns what finds calls in turns; None without a parser."""
         if self._run.strategy.server_settings.tool_parser is None:
             return None
         from lrl.generators.tool_calls import ToolCallParser  # here: most runs have none
@@ -392,7 +389,6 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def make_packer(self, step: int, policy: "PolicyModel") -> Packer:
-        """Makes the packer of a step."""
         shares = self.share_prefixes and policy.responses_share.prefixes
         return Packer(
             self.micro_batch_tokens,
@@ -448,7 +444,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def trainer(self) -> L.Trainer | None:
-        """The trainer of the run."""
         return self._attached_to
 
     @trainer.setter
@@ -515,7 +510,6 @@ class RolloutDataModule(L.LightningDataModule):
 def _with_turn_rewards(
     rewards: list[OneReward], environment: Environment | None
 ) -> list[OneReward]:
-    """Returns the rewards; with an environment that gives some, `TurnRewards` too."""
     has_rewards = environment is not None and environment.gives_rewards
     if has_rewards and not any(isinstance(reward, TurnRewards) for reward in rewards):
         return [*rewards, TurnRewards()]
@@ -528,7 +522,6 @@ def _environment_of_run(
     launcher: Launcher | None,
     **limits: Any,
 ) -> "EnvironmentOfRun | None":
-    """Returns the environment of a run; None without one, whose settings must not be set then."""
     defaults = inspect.signature(RolloutDataModule).parameters
     changed = [name for name, value in settings.items() if value != defaults[name].default]
     if environment is None:

@@ -48,10 +48,6 @@ class GeneratorTimeout(GeneratorError):
     """No complete response before the deadline of the request."""
 
 
-class MalformedResponse(LrlError, ValueError):
-    """A stream that cannot be the response to the request."""
-
-
 class NoGenerators(LrlError, RuntimeError):
     """An outage of all generators that was longer than its limit."""
 
@@ -69,35 +65,23 @@ class RendezvousError(LrlError, RuntimeError):
     shown_alone = True
 
 
-class TransferError(LrlError, RuntimeError):
-    """Weights have not arrived."""
-
-
-class CollectiveBroken(TransferError):
+class CollectiveBroken(LrlError, RuntimeError):
     """A collective transfer failed for one generator, so no generator has the weights."""
 
 
-class StuckTransfer(TransferError):
+class StuckTransfer(LrlError, RuntimeError):
     """A broadcast that an abort did not end: the run cannot go on."""
 
 
-class FetchFailed(TransferError):
+class FetchFailed(LrlError, RuntimeError):
     """A file that could not be fetched; the message has the reason of each attempt."""
 
 
-class BadTransfer(TransferError):
-    """A response that is not the file, or not all of it."""
+class BadTransfer(LrlError, RuntimeError):
+    """A response that is not the file, or not all of it; or a delta that does not lead to it."""
 
 
-class DamagedDelta(TransferError, ValueError):
-    """A delta that does not lead from the file that is there to a file of the right length."""
-
-
-class MemberError(LrlError, RuntimeError):
-    """A member, or the run that it belongs to, is not there."""
-
-
-class NotRunning(MemberError):
+class NotRunning(LrlError, RuntimeError):
     """A run or generator that does not exist or does not answer; the message has the remedy."""
 
 
@@ -105,7 +89,7 @@ class NoAnswer(NotRunning):
     """A run that does not answer now."""
 
 
-class BadAnswer(MemberError):
+class BadAnswer(LrlError, RuntimeError):
     """An answer that no member of its kind gives."""
 
 

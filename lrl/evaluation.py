@@ -1,11 +1,8 @@
 """Arithmetic of evaluation: finished groups in, a `Report` with error bars out.
 
-Every problem weighs the same, however many of its responses were scored: the mean over
-problems of the mean over a problem's responses (avg@k). Rewards that tell right from wrong
-(`Reward.binary`) have an accuracy, others a mean reward. Responses to one problem resemble each
-other, so k responses to n problems say less than k * n unrelated ones; the intervals follow from
-the spread of the problems. An error is not a reward: responses whose scoring failed are counted and
-left out.
+Every problem weighs the same: the mean over problems of the mean over a problem's scored responses
+(avg@k). Responses to one problem resemble each other, so the intervals follow from the spread of the
+problems. An error is not a reward: responses whose scoring failed are counted and left out.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ class Report:
     """Result of one evaluation of one data set."""
 
     dataset: str
-    """Name of the data set."""
     n: int
     """Problems with at least one scored response."""
     k: int
@@ -49,17 +45,15 @@ class Report:
     versions: list[int] = field(default_factory=list)
     """Policy versions of the responses, ascending; more than one if a sync came between."""
     greedy: bool
-    """Whether the responses were sampled at temperature 0."""
     failures: int
     """Responses that got no reward because scoring failed."""
     truncated: int
     """Responses cut at the token limit."""
     binary: bool
-    """Whether the rewards tell right from wrong."""
+    """Whether the rewards tell right from wrong (`Reward.binary`)."""
 
     @property
     def measure(self) -> str:
-        """The word for `reward` in texts."""
         return "accuracy" if self.binary else "mean reward"
 
     def metrics(self) -> dict[str, float]:
@@ -156,18 +150,8 @@ def evaluate(
     binary: bool,
     by: Sequence[str] = (),
 ) -> Report:
-    """Sums up finished groups, one per problem.
-
-    Args:
-        dataset: Name for metrics and tables.
-        groups: The problems with their scored rollouts.
-        greedy: Whether the responses were sampled at temperature 0.
-        binary: Whether the rewards tell right from wrong.
-        by: Columns of the data set by which the mean is broken down.
-
-    Raises:
-        ValueError: A column of `by` is missing.
-    """
+    """Sums up finished groups, one per problem, under the name `dataset`; breaks their mean down by
+    the columns `by`."""
     groups = list(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [group for group in groups if group.scored]
@@ -192,13 +176,8 @@ def evaluate(
 
 
 def wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """Returns the 95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and
-    1 and for small n.
-
-    Args:
-        share: Observed share of successes, 0 to 1.
-        n: Number of trials; may be an effective number, which is not whole.
-    """
+    """Returns the 95 % interval of a share, 0 to 1, of n independent trials (Wilson 1927); holds near
+    0 and 1 and for small n, which may be an effective number."""
     centre = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
     # The share lies inside by algebra; at 0 and 1 rounding would put it 1e-17 outside.
@@ -212,8 +191,7 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
     Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of
     the mean, at most the number of responses (Franco, Little, Louis and Slud 2019, for shares from
     cluster samples). With one response a problem that is the plain Wilson interval. Other scores:
-    the normal interval from the spread of the problems' means (Miller 2024, 2411.00640), cut at 0
-    if no score is below it, and at 1 if all scores lie from 0 to 1.
+    the normal interval from the spread of the problems' means (Miller 2024, 2411.00640).
 
     Args:
         scores: For each problem the scores of its responses, at least one.
@@ -227,13 +205,11 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
     means = [fmean(problem) for problem in scores]
     mean, n = fmean(means), len(means)
     variance = pvariance(means, mean) / n
-    if not _binary(scores):
+    if any(score not in (0, 1) for problem in scores for score in problem):
         if n == 1:
             return mean, math.nan, math.nan
         half = Z95 * math.sqrt(variance * n / (n - 1))
-        least, most = min(map(min, scores)), max(map(max, scores))
-        low = mean - half if least < 0 else max(0.0, mean - half)
-        return mean, low, mean + half if least < 0 or most > 1 else min(1.0, mean + half)
+        return mean, mean - half, mean + half
     responses = sum(map(len, scores))
     if n == 1 or mean in (0.0, 1.0):
         trials: float = n  # without a spread: as if the responses to one problem all agreed
@@ -244,19 +220,12 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Returns the chance that one of k responses is right, unbiased from n with `correct` right
-    (2107.03374, eq. 1).
-
-    Raises:
-        ValueError: k is larger than n: there is no unbiased estimate.
-    """
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} responses, and k at least 1; there are {n}.")
+    (2107.03374, eq. 1); k is at most n."""
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> None:
-    """Writes every response, scored or not, as one JSON line; replaces the file and makes its
-    folder."""
+    """Writes every response, scored or not, as one JSON line."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
@@ -279,10 +248,6 @@ def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> 
                 file.write(writable(line) + "\n")
 
 
-def _binary(scores: Sequence[Sequence[float]]) -> bool:
-    return all(score in (0, 1) for problem in scores for score in problem)
-
-
 def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, float]:
     """Returns pass@1, 2, 4, ... and `most`, each over the problems with as many scored
     responses."""
@@ -299,12 +264,7 @@ def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, i
     """Returns the mean reward and the number of problems for each value of a column."""
     means: dict[str, list[float]] = {}
     for group in groups:
-        if column not in group.prompt.columns:
-            raise ValueError(
-                f"Problem {group.prompt.id} has no column {column!r} to break the reward down "
-                f"by. Its columns: {', '.join(group.prompt.columns) or 'none'}."
-            )
-        value = writable(str(group.prompt.columns[column]))
+        value = writable(str(group.prompt.columns.get(column)))
         means.setdefault(value, []).append(fmean(group.rewards))
     ordered = sorted(means, key=lambda text: (int(text) if text.isdecimal() else math.inf, text))
     return {value: (fmean(means[value]), len(means[value])) for value in ordered}

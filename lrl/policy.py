@@ -317,8 +317,7 @@ class PolicyModule(PolicyModel):
         return 0.0 * (logprobs.sum() + values.sum())
 
     def _scale_and_clip(self, trained: Sequence[Parameter], scale: float) -> dict[str, Tensor]:
-        """Scales all gradients, and clips the policy's and the critic's separately; returns their
-        norms."""
+        """Scales all gradients, and clips the policy's and the critic's; returns their norms."""
         own = set(self.critic_weights)
         of_policy = [weight for weight in trained if weight not in own]
         norms = {"policy": scale_and_clip(of_policy, scale, self.max_grad_norm)}
@@ -330,17 +329,11 @@ class PolicyModule(PolicyModel):
     def _metrics(
         self, step: Step, loss: Tensor, norms: dict[str, Tensor], *, divisor: int
     ) -> dict[str, float]:
-        """Returns the metrics of the step over all ranks.
-
-        Args:
-            step: The step.
-            loss: This rank's sum of losses, float32 []; the critic's may be in it.
-            norms: Those of the gradients, float32 [] each.
-            divisor: Of the losses.
+        """Returns the metrics of the step over all ranks, of this rank's sum of losses (float32 [],
+        the critic's included) and the norms of the gradients.
 
         Raises:
             RuntimeError: A norm is not finite, or the mismatch is above `abort_on_mismatch`.
-            ConfigError: The critic has not learnt from each of the step's tokens.
         """
         version, critic = self.trainer.global_step, self.critic
         reduce = self.trainer.strategy.reduce
@@ -389,8 +382,7 @@ class PolicyModule(PolicyModel):
                 metric.reset()
 
     def validation_step(self, evaluation: Any, batch_idx: int) -> None:
-        """Runs one evaluation (`lrl.callbacks.Evaluation`) of the current policy and logs its
-        metrics."""
+        """Runs one `lrl.callbacks.Evaluation` of the current policy."""
         self.log_dict(evaluation.run(self.trainer), batch_size=1, add_dataloader_idx=False)
 
     # ---- the optimizer
@@ -399,9 +391,7 @@ class PolicyModule(PolicyModel):
         """Returns AdamW and its schedule, with one scheduler step per optimizer step.
 
         Override it for any other optimizer, parameter groups and scheduler; `lr`, `betas`,
-        `weight_decay`, `warmup_steps` and `schedule` then have no effect unless it reads them. A
-        scheduler is stepped at its `interval`, as in Lightning: an epoch unless it is `step`. A
-        resumed run has the optimizer state of its checkpoint.
+        `weight_decay`, `warmup_steps` and `schedule` then have no effect unless it reads them.
         """
         own = set(self.critic_weights)
         trained = [one for one in self.parameters() if one.requires_grad and one not in own]

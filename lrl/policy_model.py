@@ -84,7 +84,6 @@ class PolicyModel(L.LightningModule):
 
     @property
     def device_of_use(self) -> torch.device:
-        """Device that trains; without a trainer, the device of the module."""
         return self.device if self._trainer is None else self.trainer.strategy.root_device
 
     @property
@@ -113,7 +112,6 @@ class PolicyModel(L.LightningModule):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer in the policy's folder."""
         return open_tokenizer(self.policy_folder)
 
     @cached_property
@@ -275,7 +273,6 @@ class PolicyModel(L.LightningModule):
 
     @property
     def reference_has_model(self) -> bool:
-        """Whether the reference has a model of its own in this process."""
         of_its_own = self.reference is not None and self.asked_teacher is None
         return of_its_own and not self.reference_is_base
 
@@ -362,7 +359,6 @@ class PolicyModel(L.LightningModule):
 
     @cached_property
     def staging(self) -> Staging:
-        """The parts of weights that this rank has staged."""
         return Staging(here=self._trainer is None or self.trainer.node_rank == 0)
 
     @collective
@@ -385,7 +381,6 @@ class PolicyModel(L.LightningModule):
 
     @collective
     def serve_weights(self, endpoint: Endpoint, token: str) -> list[Served]:
-        """Serves what all ranks stage (`Staging.serve`)."""
         return self.staging.serve(endpoint, token, self.ranks)
 
     @cached_property
@@ -395,7 +390,6 @@ class PolicyModel(L.LightningModule):
 
     @collective
     def join_broadcast(self, pool: str, order: JoinOrder) -> tuple[Plan, Future[Any]]:
-        """Has all ranks join a communicator (`Broadcast.join`)."""
         from lrl.weights.nccl import Broadcast  # here: NCCL alone needs it
 
         broadcast = self.broadcasts.setdefault(pool, Broadcast())
@@ -406,13 +400,11 @@ class PolicyModel(L.LightningModule):
 
     @collective
     def send_broadcast(self, pool: str) -> Future[None]:
-        """Has all ranks broadcast their parts (`Broadcast.send`)."""
         shard_again(self)
         return self.broadcasts[pool].send(self.ranks)
 
     @collective
     def end_broadcast(self, pool: str, abort: bool, deadline_s: float) -> None:
-        """Has all ranks end it (`Broadcast.end`)."""
         self.broadcasts[pool].end(abort, deadline_s)
 
     def free_sent(self) -> None:

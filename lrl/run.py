@@ -63,11 +63,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One `trainer.fit` or `trainer.validate`, from its checks to its end.
-
-    Raises:
-        ConfigError: The strategy is not one of lrl's.
-    """
+    """One `trainer.fit` or `trainer.validate`, from its checks to its end."""
 
     fleet: Fleet
     """The generators; rank 0 has them from `start` on."""
@@ -104,11 +100,8 @@ class Run:
     # ---- the loop
 
     def check(self) -> None:
-        """Checks settings, prompts, model and memory, and claims the run's folder.
-
-        Raises:
-            ConfigError: The first fault.
-        """
+        """Checks settings, prompts, model and memory, and claims the run's folder. Raises
+        ConfigError."""
         if not self.leads:
             return
         preflight.check_run(self)
@@ -136,11 +129,8 @@ class Run:
                 rank_zero_info(agents.listen(server.endpoint, run_folder(self.trainer)))
 
     def start(self) -> None:
-        """Starts the generators, and waits until they and the requested members are there.
-
-        Raises:
-            ServerError: A server has not started, or no member of a launcher has joined in time.
-        """
+        """Starts the generators, and waits until they and the requested members are there; raises
+        ServerError if they are not in time."""
         strategy = self.strategy
         servers = strategy.make_servers(self)
         self.fleet = fleet = make_fleet(self, servers)
@@ -241,18 +231,11 @@ class Run:
         slots: int | None = None,
         done: Callable[[], Any] = lambda: None,
     ) -> tuple[int, Future[list[Group]]]:
-        """Begins to answer and score `prompts`, a group each.
+        """Begins to answer and score `prompts`, a group each; calls `done` after each. Returns the
+        version of the generators at the beginning, and the groups.
 
-        Args:
-            prompts: The problems.
-            sampling: Settings of a request.
-            rewards: Scores the responses.
-            slots: Responses asked for at once, in slots that rollouts leave free; None asks for as
-                many as the generators write, which have nothing else to do.
-            done: Called after each problem.
-
-        Returns:
-            The version of the generators at the beginning, and the groups.
+        `slots` responses are asked for at once, in slots that rollouts leave free; with None as many
+        as the generators write, which have nothing else to do.
         """
         fleet, data = self.fleet, self.data
         pool, version, spare = fleet.rollouts, self.newest, slots is not None
@@ -285,12 +268,10 @@ class Run:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
         return self.trainer.is_global_zero
 
     @property
     def trains(self) -> bool:
-        """Whether this is a `fit`."""
         return self.trainer.state.fn == "fit"
 
     @property

@@ -158,7 +158,6 @@ class Rollout:
 
     @property
     def finished(self) -> bool:
-        """Whether the response is whole."""
         return bool(self.finish_reason)
 
     @property
@@ -179,7 +178,6 @@ class Rollout:
 
     @property
     def policy_versions(self) -> list[int]:
-        """The versions of the policy's own tokens."""
         return [version for version in self.versions if version != ENVIRONMENT]
 
     @property
@@ -254,22 +252,18 @@ class Group:
 
     @property
     def scored(self) -> list[Rollout]:
-        """Rollouts that have a reward."""
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the scored rollouts."""
         return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the policy wrote so far, over all rollouts."""
         return sum(rollout.num_tokens for rollout in self.rollouts)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether any response has a token."""
         return any(rollout.token_ids for rollout in self.rollouts)
 
     @property
@@ -302,7 +296,6 @@ class LabelIndex(NamedTuple):
 
     @classmethod
     def of(cls, micro: MicroBatch) -> LabelIndex:
-        """Finds the labels of a micro-batch."""
         places = micro.mask.flatten().nonzero().squeeze(1)
         responses, groups = (
             torch.unique(ids.flatten()[places], return_inverse=True)
@@ -360,7 +353,6 @@ class SequenceBounds(NamedTuple):
     """int32 [K]: r * L + i of each key; None where every sequence has its own tokens alone."""
 
     def moved(self, device: torch.device | str) -> SequenceBounds:
-        """Returns a copy on the device."""
         places = self.key_places
         return self._replace(
             queries=_moved(self.queries, device),
@@ -458,12 +450,10 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens in the loss."""
         return int(self.mask.sum())
 
     @property
     def num_sequences(self) -> int:
-        """Rollouts in this micro-batch."""
         return int(self.sequence_ids.max()) + 1 if self.sequence_ids.numel() else 0
 
     @property
@@ -475,7 +465,6 @@ class MicroBatch:
         return (begins.flatten().cumsum(0)[read.flatten()] - 1).bincount().tolist()
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """Returns the micro-batch with every tensor on `device`."""
         moved: dict[str, Any] = {
             name: _moved(value, device)
             for name in self.__slots__

@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 Graph = dict[str, set[str]]
 
@@ -188,27 +186,3 @@ def test_a_run_on_a_laptop_imports_what_it_uses() -> None:
     others = {name: by for name, by in found.items() if name.startswith(OF_OTHER_RUNS)}
     assert not others, "import it where it is used"
     assert len(found) <= MOST_FILES_ON_A_LAPTOP, sorted(found)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from lrl.a import one",
-        "import lrl.a.one",
-        "from ..a import one",
-        "if TYPE_CHECKING:\n    import lrl.a.one",
-    ],
-)
-def test_a_circle_is_found_in_every_form_of_an_import(line: str, tmp_path: Path) -> None:
-    for file, text in {
-        "a/one.py": "def f():\n    import lrl.b.two",
-        "b/two.py": line,
-        "b/three.py": "",
-    }.items():
-        (tmp_path / "lrl" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "lrl" / file).write_text(text)
-        (tmp_path / "lrl" / file).with_name("__init__.py").touch()
-    (tmp_path / "lrl" / "__init__.py").touch()
-    files = imports(tmp_path)
-    assert circle(files) == ["lrl.a.one", "lrl.b.two", "lrl.a.one"]
-    assert circle(of_folders(files, modules(tmp_path))) == ["lrl.a", "lrl.b", "lrl.a"]

@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import tomllib
 from configparser import ConfigParser
-from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -17,7 +16,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lrl.cli.main import main
 from tests.public_api import SNAPSHOT, public_api
 
 ROOT = Path(__file__).parents[1]
@@ -98,25 +96,6 @@ def test_no_public_name_and_no_argument_of_one_changes_unseen() -> None:
     assert public_api() == SNAPSHOT.read_text()
 
 
-def test_the_changelog_begins_with_the_version() -> None:
-    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert released[0] == PROJECT["version"]
-
-
-@pytest.mark.parametrize(
-    "words", [["fit", "--help"], ["fit", "--help", "all"], ["plan", "--help"], []]
-)
-def test_no_help_names_a_page_that_a_wheel_does_not_have(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lrl"])
-    with suppress(SystemExit):
-        main(words)
-    printed = capfd.readouterr()
-    help_text = printed.out + printed.err
-    assert "usage: lrl" in help_text and not re.findall(r"(?<!/)docs/\w+\.md", help_text)
-
-
 def test_every_command_and_plugin_of_the_wheel_exists(wheel: Path) -> None:
     archive = ZipFile(wheel)
     entries = ConfigParser()
@@ -156,12 +135,6 @@ def test_an_installed_wheel_works_from_any_folder(installed: Path, tmp_path: Pat
     assert all(path.stem in usage for path in (ROOT / "recipes").glob("*.yaml"))
     printed("lrl", "init", "my_run", "--turns")
     assert (tmp_path / "my_run" / "environment.py").exists()
-
-
-def test_links_lead_to_the_folders_at_the_top() -> None:
-    for folder, inside in LINKS.items():
-        assert (ROOT / inside).is_symlink()
-        assert (ROOT / inside).resolve() == ROOT / folder
 
 
 def test_no_callback_is_imported_as_a_second_copy() -> None:
@@ -218,29 +191,6 @@ def test_the_pinned_tools_of_the_site_meet_their_requirement() -> None:
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 
-def test_setup_installs_again_only_when_the_requirements_change(tmp_path: Path) -> None:
-    lists = ("pyproject.toml", "requirements/cpu.txt", "requirements/cuda.txt")
-    for name in ("Makefile", *lists, ".venv/bin/python", ".venv/installed"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        source = ROOT / name
-        (tmp_path / name).write_text("" if name.startswith(".venv") else source.read_text())
-        os.utime(tmp_path / name, (1000, 2000 if name.startswith(".venv") else 1000))
-
-    def is_due() -> bool:
-        return (
-            subprocess.run(
-                ["make", "-q", ".venv/installed"], cwd=tmp_path, capture_output=True
-            ).returncode
-            == 1
-        )
-
-    assert not is_due()
-    for changed in lists:
-        os.utime(tmp_path / changed, (3000, 3000))
-        assert is_due()
-        os.utime(tmp_path / changed, (1000, 1000))
-
-
 @pytest.mark.parametrize(("driver", "listed"), [(True, "cuda.txt"), (False, "cpu.txt")])
 def test_setup_installs_the_pinned_list_of_the_machine(
     driver: bool, listed: str, tmp_path: Path
@@ -281,23 +231,3 @@ def test_lrl_is_found_from_the_folder_that_has_the_clone(tmp_path: Path) -> None
             [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-
-
-def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    done = subprocess.run(
-        ["make", ".venv/bin/python", "PYTHON=false"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode != 0
-    assert "lrl needs Python 3.11 or newer, and false is not" in done.stderr
-    assert not (tmp_path / ".venv").exists()
-
-
-def test_the_container_file_takes_what_is_there_and_runs_as_no_root() -> None:
-    lines = (ROOT / "Dockerfile").read_text().splitlines()
-    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY")]
-    assert all((ROOT / name).exists() for names in copied for name in names)
-    sets = {line.partition("ARG SET=")[2] for line in lines if line.startswith("ARG SET=")}
-    assert sets == {"cuda"} and (ROOT / "requirements" / "cpu.txt").exists()
-    users = [line.split()[1] for line in lines if line.startswith("USER")]
-    assert users and users[-1] != "root"

@@ -347,16 +347,6 @@ def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str) -> Non
     assert running.callback_metrics["policy/lag_mean"] == 2
 
 
-def test_gradients_are_clipped_to_max_grad_norm(folder: str) -> None:
-    policy = PolicyModule(folder, max_grad_norm=1e-3)
-    norms: list[float] = []
-    policy.on_before_optimizer_step = lambda _: norms.append(  # type: ignore[method-assign]
-        torch.nn.utils.get_total_norm([parameter.grad for parameter in policy.parameters()]).item()
-    )
-    fit(policy, [FakeStep(pack(GROUPS))])
-    assert norms == [pytest.approx(1e-3, rel=1e-2)]
-
-
 def test_a_gradient_that_is_not_a_number_stops_the_run(folder: str) -> None:
     (batch,) = pack(GROUPS, 10_000)
     batch.behaviour_logprobs[batch.mask] = math.nan
@@ -367,16 +357,6 @@ def test_a_gradient_that_is_not_a_number_stops_the_run(folder: str) -> None:
     assert all(
         torch.equal(old, new) for old, (_, new) in zip(before, policy.whole_weights(), strict=True)
     )
-
-
-def test_a_users_own_loss_needs_only_compute_loss(folder: str) -> None:
-    class Supervised(PolicyModule):
-        def compute_loss(self, micro: MicroBatch) -> torch.Tensor:
-            return -self(micro).sum()
-
-    running = fit(Supervised(folder), [FakeStep(pack(GROUPS))])
-    assert set(running.callback_metrics) == {"policy/loss", "policy/grad_norm", "policy/lr"}
-    assert running.callback_metrics["policy/loss"] > 0
 
 
 def test_a_policy_opens_where_another_device_is_the_default(folder: str) -> None:
@@ -461,24 +441,6 @@ def test_the_learning_rate_rises_in_warm_up_and_falls_to_zero_at_the_end(
     schedule: Any, expected: list[float]
 ) -> None:
     assert [lr_factor(schedule, 2, 6, step) for step in range(6)] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        ("no/such-model", "model='no/such-model'"),
-        ("./nowhere", "model='./nowhere'"),
-        ("no_such_module:make", "No module named 'no_such_module'"),
-        ("os.path:nothing", "has no 'nothing'"),
-    ],
-)
-def test_a_model_that_is_not_there_is_named(
-    model: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError) as caught:
-        opened(model)
-    assert named in str(caught.value) and len(str(caught.value).splitlines()) <= 10
 
 
 def test_a_function_may_make_the_model_and_runs_once(

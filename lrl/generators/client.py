@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from lrl.errors import GeneratorError, GeneratorTimeout, MalformedResponse, RequestRejected
+from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.system.auth import bearer
 from lrl.types import Rollout, Sampling
 
@@ -181,7 +181,7 @@ class GeneratorClient:
                         responses.take(head, await response.content.readexactly(size(head)))
             responses.end()
         except (ValueError, EOFError) as error:
-            # MalformedResponse, no JSON, or a frame that breaks off.
+            # A malformed response, or a frame that breaks off.
             raise GeneratorError(f"{self.name}: {WRITE}: {error}.") from error
         finally:
             del self._flushed[name]
@@ -306,29 +306,29 @@ class ResponseStream:
         self._starts = [len(rollout.token_ids) for rollout in rollouts]
 
     def take(self, head: dict[str, Any], numbers: bytes) -> None:
-        """Appends a frame; raises MalformedResponse for an error, a wrong log-prob, version or
+        """Appends a frame; raises ValueError for an error, a wrong log-prob, version or
         end."""
         if "parts" not in head:
-            raise MalformedResponse(f"the stream carries {str(head)[:300]}")
+            raise ValueError(f"the stream carries {str(head)[:300]}")
         for part in unpack(head, numbers):
             self._append(part)
             if (reason := part.finish_reason) is not None:
                 if reason not in FINISH_REASONS:
-                    raise MalformedResponse(f"a response ended with finish_reason {reason!r}")
+                    raise ValueError(f"a response ended with finish_reason {reason!r}")
                 self._rollouts[part.number].finish_reason = reason
                 self._ended()
 
     def end(self) -> None:
-        """Ends the stream; raises MalformedResponse if a response has not ended."""
+        """Ends the stream; raises ValueError if a response has not ended."""
         if unfinished := sum(not rollout.finished for rollout in self._rollouts):
-            raise MalformedResponse(
+            raise ValueError(
                 f"the stream ended before {unfinished} of its {len(self._rollouts)} responses did"
             )
 
     def _append(self, part: Part) -> None:
         rollout = self._rollouts[part.number]
         if not math.isfinite(sum(part.logprobs)):
-            raise MalformedResponse("a log-prob is infinite or no number")
+            raise ValueError("a log-prob is infinite or no number")
         rollout.token_ids += part.token_ids
         rollout.logprobs += part.logprobs
         rollout.versions += [self._first_version] * len(part.token_ids)
@@ -340,9 +340,9 @@ class ResponseStream:
         counts = [(int(version), stop - first) for version, first, stop in spans]
         tokens = len(rollout.token_ids) - start
         if (versions := sum(count for _, count in counts)) != tokens:
-            raise MalformedResponse(f"a response of {tokens} tokens came with {versions} versions")
+            raise ValueError(f"a response of {tokens} tokens came with {versions} versions")
         if any(not self._first_version <= version <= self._version() for version, _ in counts):
-            raise MalformedResponse(
+            raise ValueError(
                 f"a response says that versions {sorted({version for version, _ in counts})} wrote "
                 f"it; the generator held {self._first_version} to {self._version()}"
             )

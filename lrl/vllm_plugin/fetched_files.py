@@ -33,7 +33,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from xxhash import xxh3_64_intdigest
 
-from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
+from lrl.errors import BadTransfer, FetchFailed
 from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TOKEN_VARIABLE, bearer
 from lrl.system.endpoint import Location, connect
@@ -65,7 +65,7 @@ STALL_S = 10.0
 """Seconds without a byte that end an attempt, and without a block that a machine is waited for."""
 IDLE_S = 2.0
 """Seconds after which a connection is not used again: vLLM's server closes it after five."""
-FAILURES = (OSError, http.client.HTTPException, BadTransfer, DamagedDelta)
+FAILURES = (OSError, http.client.HTTPException, BadTransfer)
 """Of one attempt."""
 
 

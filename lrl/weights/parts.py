@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from lrl.errors import DamagedDelta
+from lrl.errors import BadTransfer
 from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint, Location
 from lrl.weights.version_file import Header
@@ -114,7 +114,7 @@ def restore(before: bytearray, small: bytes) -> None:
     `compressed`.
 
     Raises:
-        DamagedDelta: It was not made for this length, or is damaged; the block is nobody's then.
+        BadTransfer: It was not made for this length, or is damaged; the block is nobody's then.
     """
     old = np.frombuffer(before, np.uint8)
     words = _words(old)
@@ -128,7 +128,7 @@ def restore(before: bytearray, small: bytes) -> None:
         steps, bits = (low | high.astype("<u2") << 8 for low, high in (planes[:2], planes[2:]))
         words[np.repeat(rows, counts) + np.cumsum(steps, dtype="<u2")] ^= bits
     except (zlib.error, ValueError, IndexError) as error:
-        raise DamagedDelta(f"a difference is damaged: {error}.") from error
+        raise BadTransfer(f"a difference is damaged: {error}.") from error
     if len(old) % 2:  # the words are those of a copy
         old[:] = words.view(np.uint8)[:-1]
 

@@ -47,12 +47,6 @@ def test_one_more_is_spoken_of_exactly_if_the_slower_side_stays_the_slower_one(
     assert lacks_one(times, generators) == (work / (generators + 1) > train)
 
 
-def test_a_trainer_that_waits_for_one_long_response_gains_nothing_from_another_generator() -> None:
-    of_generators = {"writing": 12.0, "paused": 0.0, "starved": 6.0, "idle": 2.0}
-    times = StepTimes({"train": 5.0, "wait_last": 5.0}, of_generators)
-    assert generation_s(times) == pytest.approx(6.0) and not lacks_one(times, 2)
-
-
 STAYS = (
     "import signal, sys, time; open(sys.argv[1] + '/started', 'a').write('x'); {more} "
     "time.sleep(600)"

@@ -32,8 +32,6 @@ class Hub(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.commits: list[str] = []
         self.refuses = False
-        self.faults: list[str] = []
-        """What it says against the card."""
         self.is_behind_a_page = False
         """Whether something before it answers with a page, as the portal of a network does."""
         self.waits_s = 0.0
@@ -57,8 +55,7 @@ class Routes(BaseHTTPRequestHandler):
             inline = {"uploadMode": "regular", "shouldIgnore": False}
             self._answer(200, {"files": [{"path": path, **inline} for path in paths]})
         elif self.path == "/api/validate-yaml":  # of the card
-            errors = [{"message": fault} for fault in self.server.faults]
-            self._answer(400 if errors else 200, {"errors": errors, "warnings": []})
+            self._answer(200, {"errors": [], "warnings": []})
         else:
             self._commit([json.loads(line) for line in body.splitlines()])
 
@@ -125,7 +122,6 @@ def test_the_whole_folder_with_its_card_is_on_the_hub_after_the_run(
 
 FAULTS: dict[str, tuple[dict[str, Any], float, str]] = {
     "it refuses": ({"refuses": True}, 60.0, "403"),
-    "it refuses the card": ({"faults": ["license is none"]}, 60.0, "license is none"),
     "a portal answers": ({"is_behind_a_page": True}, 60.0, "not on the hub"),
     "it is slow": ({"waits_s": 3.0}, 1.0, "it is not there after 1 s"),
 }

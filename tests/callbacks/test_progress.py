@@ -13,7 +13,6 @@ import sys
 import threading
 from fcntl import ioctl
 from termios import TIOCSWINSZ
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -21,7 +20,6 @@ import pytest
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.callbacks import Progress, Throughput
-from lrl.callbacks.progress import total_steps
 from lrl.callbacks.throughput import StepTimes
 from tests.callbacks import scripted
 
@@ -110,12 +108,3 @@ def test_without_a_terminal_there_is_a_line_every_few_steps(
     )
     assert re.fullmatch(rf"step 5/12: {re.escape(what)}, \d\d:\d\d left", lines[1])
     assert "\r" not in stream.getvalue()
-
-
-def test_a_run_of_epochs_has_an_end() -> None:
-    trainer: Any = SimpleNamespace(max_steps=-1, max_epochs=3, num_training_batches=40)
-    assert total_steps(trainer) == 120
-    trainer.num_training_batches = float("inf")
-    assert total_steps(trainer) is None
-    with pytest.raises(ValueError, match="Progress.every_n_steps is 0; it must be at least 1."):
-        Progress(every_n_steps=0)

@@ -176,8 +176,5 @@ def test_tensorboards_text_has_the_reference_answer_and_half_a_surrogate_pair_as
     for line in ("prompt: 1+1=", "answer: 2", "response: it is 3", "reward: 0.5"):
         assert f"    {line}\n" in text
     half = "half \ud83d"
-    failed = sampled({"answer": half}, None, half)
-    failed.rollouts[0].reward_failure = f"exception: {half}"
-    shown = [sample(failed, 10), sample(sampled({half: half}), 10)]
-    assert "\\ud83d" in shown[0]["answer"] and shown[1]["answer"] == r"half \ud83d: half \ud83d"
-    assert text_of(tmp_path / "odd", shown).count(r"half \ud83d") == 5
+    shown = [sample(sampled({half: half}, text=half), 10)]
+    assert text_of(tmp_path / "odd", shown).count(r"half \ud83d") == 3

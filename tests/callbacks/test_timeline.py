@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lrl.callbacks.timeline import INTERVAL_S, SAMPLE_S, WorkIntervals
-from lrl.generators.generator import GeneratorStats, StatsSnapshot
+from lrl.generators.generator import GeneratorStats
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import run
 from lrl.rollouts.timeline import GeneratorRecord
@@ -78,22 +78,6 @@ def test_intervals_exclude_pauses_and_idle_time() -> None:
     most = 5.5 + 4.3 + 3
     assert most - 3 * (1 + SAMPLE_S) < sum(record.seconds for record in records) < most
     assert all(record.responses == pytest.approx(2, abs=0.2) for record in records)
-
-
-def seen(since: float | None, written: int, up_to_date: bool) -> StatsSnapshot:
-    return StatsSnapshot(since, written, up_to_date, read=0, responses=1, context_tokens=9)
-
-
-def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> None:
-    records: list[GeneratorRecord] = []
-    intervals = WorkIntervals(records.append)
-    for now in (0.0, 0.5, 1.0, 1.5, 2.0):  # a long prefill
-        intervals.add(now, seen(0.0, 0, False))
-    intervals.add(2.5, seen(0.0, 16, True))
-    for now in (3.0, 3.4):  # the next chunk comes at the same moment as the break
-        intervals.add(now, seen(0.0, 16, False))
-    intervals.add(3.5, seen(None, 32, True))
-    assert [(record.seconds, record.tokens) for record in records] == [(pytest.approx(2.5), 16)]
 
 
 def test_an_interval_has_the_tokens_of_its_time_though_those_of_a_second_come_together() -> None:

@@ -52,7 +52,6 @@ def make(folder: Path) -> Path:
         "def brief(completions, answer, **kwargs):\n    return [0.0 for _ in completions]\n"
     )
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
-    (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))
     return folder
 
 
@@ -88,13 +87,6 @@ def run(folder: Path) -> dict[str, Any]:
     return {"model": model, "data": data, "trainer": trainer}
 
 
-def bare(folder: Path) -> dict[str, Any]:
-    """The same run with as little as the command line needs."""
-    whole = run(folder)
-    kept = ("accelerator", "devices", "max_steps", "logger")
-    return whole | {"trainer": {name: whole["trainer"][name] for name in kept}}
-
-
 def config(**values: Any) -> Change:
     """A change of config.json; None takes a name out."""
     return in_json("config.json", **values)
@@ -108,10 +100,6 @@ def in_json(name: str, **values: Any) -> Change:
         )
 
     return change
-
-
-def without(*names: str) -> Change:
-    return lambda folder: [(folder / name).unlink() for name in names]
 
 
 def cut(folder: Path) -> None:
@@ -181,13 +169,10 @@ FACTORS = {
 }
 CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
 MODELS: dict[str, Change] = {
-    "unknown-type": config(model_type="oddball"),
     "own-code": config(model_type="oddball", auto_map=CODE),
     "other-size": config(hidden_size=32, head_dim=16),
     "more-layers": config(num_hidden_layers=3),
-    "no-weights": without("model.safetensors"),
     "cut-weights": cut,
-    "no-tokenizer": without("tokenizer.json", "tokenizer_config.json"),
     "larger-tokenizer": with_a_larger_tokenizer,
     "added-tokens": with_added_tokens,
     "longrope": rotary("longrope", **FACTORS),
@@ -201,7 +186,6 @@ MODELS: dict[str, Change] = {
     "sampling": in_json(
         "generation_config.json", do_sample=True, top_p=0.8, top_k=20, repetition_penalty=1.05
     ),
-    "code-unused": config(auto_map=CODE),
 }
 
 CHAT = [{"role": "user", "content": "2+2="}]

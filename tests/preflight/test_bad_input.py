@@ -19,11 +19,9 @@ from typing import Any
 
 import pytest
 
-import lrl
 from lrl.cli.main import main, recipes
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
-from lrl.trainer import USUAL_CALLBACKS
 from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make
 
@@ -95,28 +93,6 @@ def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run
 def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
     with pytest.raises(ServerReached):
         run(*FIT, *shlex.split(HEALTHY[case]))
-
-
-def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(
-    run: Run, monkeypatch: Any
-) -> None:
-    trainers: list[Any] = []
-    monkeypatch.setattr(
-        "lrl.run.Run.start",
-        lambda self: trainers.append(self.trainer),
-    )
-    with pytest.raises(AttributeError, match="fleet"):
-        run("fit", "--config", "{in}/bare.yaml", "--trainer.callbacks+", "lrl.callbacks.Timeline")
-    (trainer,) = trainers
-    assert type(trainer.strategy) is lrl.AsyncSingleDevice and trainer.log_every_n_steps == 1
-    names = [
-        type(callback).__name__
-        for callback in trainer.callbacks
-        if "lrl" in type(callback).__module__
-    ]
-    assert sorted(name for name in names if name in (*USUAL_CALLBACKS, "Timeline")) == sorted(
-        [*USUAL_CALLBACKS, "Timeline"]
-    )
 
 
 def test_no_rank_is_started_for_a_strategy_without_generators(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.errors import DamagedDelta
+from lrl.errors import BadTransfer
 from lrl.weights.parts import Part, compressed, restore
 from lrl.weights.version_file import Header, TensorSpec
 from tests.leftovers import wait_for
@@ -47,7 +47,7 @@ def test_words_that_differ_are_found_again_in_every_row(words: list[int]) -> Non
     small = compressed(before.view(np.uint8), after.view(np.uint8))
     restore(made := bytearray(before), small)
     assert made == after.tobytes()
-    with pytest.raises(DamagedDelta):
+    with pytest.raises(BadTransfer):
         restore(bytearray(before[:100_000]), small)
 
 

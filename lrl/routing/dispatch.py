@@ -11,16 +11,13 @@ from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from lrl.errors import ConfigError, one_of
+from lrl.errors import ConfigError
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Prompt, Rollout
 
 LONG, REST = 0.9, 0.5
 """Quantiles of the recent lengths that stand for the long responses and for the rest."""
-
-Combine = Literal["sum", "max"]
 
 
 class GeneratorLoad(ABC):
@@ -244,7 +241,8 @@ class SkewnessAware(LeastTokens):
 
     A generator with fewer responses writes each of them faster, so the few longest requests get
     generators for themselves: as many as give both parts together the lowest latency, by all
-    requests that wait when those of a new step come.
+    requests that wait when those of a new step come. A latency is the time at which both parts are
+    done; the paper prints their sum.
 
     Unlike the paper's, an idle generator takes a request of the other part, if its own part has none
     of the step that the trainer waits for; and requests of a later step wait until those of earlier
@@ -252,15 +250,12 @@ class SkewnessAware(LeastTokens):
 
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1); the paper's is 0.2.
-        combine: The latency to minimise: `max` is the time at which both parts are done, `sum` is
-            what the paper prints.
         decode_latency: A generator's time for a token.
     """
 
     def __init__(
         self,
         long_tail: float = 0.2,
-        combine: Combine = "max",
         decode_latency: DecodeLatency | None = None,
     ) -> None:
         super().__init__()
@@ -269,9 +264,7 @@ class SkewnessAware(LeastTokens):
                 f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 "
                 "and 1."
             )
-        one_of("data.dispatch", combine=(get_args(Combine), combine))
         self.long_tail = long_tail
-        self.combine = combine
         self.decode_latency = decode_latency or DecodeLatency()
         self._long: set[Request] = set()  # the others are the rest
         self._shortest_long = math.inf  # tokens, at the last division
@@ -344,7 +337,6 @@ class SkewnessAware(LeastTokens):
             return self.decode_latency.latency(math.ceil(responses / share), tokens, capacity)
 
         def total(share: int) -> float:
-            parts = latency(long, share), latency(rest, generators - share)
-            return sum(parts) if self.combine == "sum" else max(parts)
+            return max(latency(long, share), latency(rest, generators - share))
 
         return min(range(1, generators), key=total, default=0)

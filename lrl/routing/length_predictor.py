@@ -22,8 +22,8 @@ RECENT_RESPONSES = 4096
 """Responses over which `quantile` is taken."""
 RECENT_GROUPS = 512
 """Groups over which `recall` is taken."""
-TAILS = (20, 10, 5)
-"""Shares of the longest groups for which `recall` is taken, in per cent."""
+LEAST_GROUPS = 20
+"""Groups from which on `recall` is logged."""
 
 
 class LengthPredictor:
@@ -93,14 +93,12 @@ class LengthPredictor:
         self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of the longest 20, 10 and 5 % of the last groups that was predicted to be
-        among them (by chance 0.2, 0.1 and 0.05), if 5 % are a group or more."""
-        if len(self._guesses) * min(TAILS) < 100:
+        """Returns the share of the longest fifth of the last groups that was predicted to be among
+        them; by chance 0.2."""
+        if len(self._guesses) < LEAST_GROUPS:
             return {}
         expected, found = np.array(self._guesses).T
-        return {
-            f"length_predictor/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS
-        }
+        return {"length_predictor/recall_20": recall(expected, found, 0.2)}
 
     def _log_length(self, prompt: Prompt) -> float:
         assert self._level is not None, "something was seen"

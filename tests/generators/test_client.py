@@ -98,15 +98,8 @@ def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
     ((route, body),) = seen
     assert route == WRITE and body["token_ids"] == [1, 2, 3] and body["request_id"]
     assert body["cache_salt"].startswith("4-") and body["priority"] == 17
-    ends = {"stop_token_ids": [2, 7], "ignore_eos": True}
-    wanted = {
-        "n": 2,
-        "max_tokens": 9,
-        "temperature": 0.7,
-        "logprobs": 0,
-        "detokenize": False,
-    } | ends
-    assert body["sampling_params"] == wanted
+    wanted = {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False}
+    assert body["sampling_params"] == wanted | {"stop_token_ids": [2, 7], "ignore_eos": True}
 
 
 def test_no_connection_outlives_its_request() -> None:
@@ -160,10 +153,7 @@ def test_received_tokens_stay_when_the_connection_breaks() -> None:
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        (
-            [frame(0, [5]), line({"error": "EngineCore encountered an issue"})],
-            "EngineCore encountered",
-        ),
+        ([frame(0, [5]), line({"error": "EngineCore is ill"})], "EngineCore is ill"),
         ([frame(0, [5, 6, 7])[:-3]], "8 bytes|21 bytes"),
         ([b"data: {}\n"], "Expecting value"),
         ([frame(0, [5])], "the stream ended before 1 of its 1 responses did"),
@@ -243,9 +233,7 @@ def test_a_flush_whose_tokens_do_not_come_ends_at_its_deadline() -> None:
         finally:
             writing.cancel()
 
-    with pytest.raises(
-        GeneratorTimeout, match=f"generator 7: {FLUSH}: not all tokens came within 0.1 s"
-    ):
+    with pytest.raises(GeneratorTimeout, match=f"{FLUSH}: not all tokens came within 0.1 s"):
         at_server(handler, scene)
 
 
@@ -313,12 +301,7 @@ def probe(client: GeneratorClient) -> Any:
         (answers(200, "{"), post, GeneratorError, "/pause answered no JSON"),
         *(
             (answers(200, text), probe, GeneratorError, f"{GENERATE} answered without the prompt")
-            for text in (
-                "{}",
-                '{"prompt_logprobs": null}',
-                '{"prompt_logprobs": [null, {"9": {"logprob": -1.0}}]}',
-                "[]",
-            )
+            for text in ("[]", '{"prompt_logprobs": [null, {"9": {"logprob": -1.0}}]}')
         ),
     ],
 )
@@ -409,13 +392,6 @@ def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
     assert [rollout.versions for rollout in rollouts] == [[3, 4], [4]]
     assert rollouts[0].token_ids == [10, 11] and rollouts[0].logprobs == [-5.0, -5.5]
     assert [rollout.finish_reason for rollout in rollouts] == ["length", "stop"] and ends == [1, 2]
-
-
-def test_a_server_without_spans_leaves_our_own_record() -> None:
-    rollout = Rollout()
-    stream = ResponseStream([rollout], Held(5), lambda: None)
-    stream.take(*parsed_frame([1, 2], "stop"))
-    assert rollout.versions == [5, 5] and rollout.finished
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, GeneratorStats, State
 from lrl.generators.pool import GeneratorPool, Prove
-from lrl.planning.clock import Deadlock, run
+from lrl.planning.clock import run
 from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling
 from tests.generators.model_fleet import (
     TOKENS,
-    Known,
     Uneven,
     ask,
     gather,
@@ -76,12 +75,6 @@ def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_e
     assert pool.generators[0].in_flight == 0 and not pool.generators[0].load
 
 
-def test_a_group_larger_than_a_generator_goes_to_an_idle_one_alone() -> None:
-    pool, (client,) = make_pool(4)
-    run(gather([ask(pool, 2), ask(pool, 8), ask(pool, 2)]))
-    assert client.most == 8 and len(client.asked) == 3
-
-
 def test_an_error_of_a_dispatch_policy_is_raised_in_the_waiting_requests() -> None:
     class Broken(LeastLoaded):
         def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
@@ -90,21 +83,6 @@ def test_an_error_of_a_dispatch_policy_is_raised_in_the_waiting_requests() -> No
     pool, _ = make_pool(2, dispatch=Broken())
     with pytest.raises(ZeroDivisionError, match="in the rule"):
         run(ask(pool))
-
-
-@on_a_virtual_clock
-async def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
-    pool, _ = make_pool(8)
-    (generator,) = pool.generators
-    pool.requests.dispatch.lengths = Known()
-    questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
-    outstanding = []
-    for _ in range(4):
-        await asyncio.sleep(2.2)
-        outstanding.append(generator.outstanding_tokens)
-    await asyncio.wait(questions)
-    found = [*outstanding, generator.outstanding_tokens]
-    assert found == [2 * 3 + 28, 2 * 1 + 26, 24, 22, 0]
 
 
 @on_a_virtual_clock
@@ -123,32 +101,6 @@ async def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
         {"writing": 10 - frozen + 4, "paused": 2 * frozen, "starved": 1 + 7 - frozen}
     )
     assert sum(seconds.values()) == pytest.approx(2 * 11)
-
-
-@on_a_virtual_clock
-async def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> (
-    None
-):
-    class Holding(LeastLoaded):
-        holds = False
-
-        def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
-            return None if self.holds else super().send(generators)
-
-    rule = Holding()
-    pool, _ = make_pool(2, 2, dispatch=rule)
-    await resync(pool, 0)
-    await pool.lap()
-    long = asyncio.create_task(ask(pool, seconds=10))
-    await asyncio.sleep(1.0)
-    rule.holds = True
-    held = asyncio.create_task(ask(pool, seconds=4))
-    await asyncio.sleep(3.0)
-    rule.holds = False
-    pool.requests.send_soon()
-    await held
-    await long
-    assert await pool.lap() == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
 
 
 @on_a_virtual_clock
@@ -235,12 +187,6 @@ async def test_requests_are_held_before_the_generators_pause() -> None:
     waiting.cancel()
 
 
-def test_priority_and_deadline_pass_through() -> None:
-    pool, (client,) = make_pool(4)
-    run(ask(pool, priority=17))
-    assert client.asked == [(1, 0, 17, 9.0)]
-
-
 async def spare(pool: GeneratorPool) -> None:
     rollouts = [Rollout(), Rollout()]
     await pool.generate_spare(
@@ -273,18 +219,6 @@ async def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() ->
     await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
     assert asyncio.get_running_loop().time() == 1.0
     assert client.most == 8
-
-
-def test_spare_places_wait_at_a_closed_door_too() -> None:
-    pool, (client,) = make_pool(4)
-
-    async def scene() -> None:
-        await pool.generators[0].pause()
-        await spare(pool)
-
-    with pytest.raises(Deadlock):
-        run(scene())
-    assert not client.asked
 
 
 @pytest.mark.parametrize("question", [ask, spare])

@@ -43,16 +43,10 @@ class World:
 
     def group(self, id: int, growth: float = 0.0) -> Group:
         prompt = self.prompt(id)
-        log = (
-            5.0
-            + growth
-            + 2.0
-            * sum(self.worth[word] for word in prompt.token_ids)
-            / math.sqrt(len(prompt.token_ids))
-        )
-        return answered(
-            prompt, *(1 + int(math.exp(log + self.draw.gauss(0.0, 0.3))) for _ in range(4))
-        )
+        worth = sum(self.worth[word] for word in prompt.token_ids)
+        log = 5.0 + growth + 2.0 * worth / math.sqrt(len(prompt.token_ids))
+        lengths = [1 + int(math.exp(log + self.draw.gauss(0.0, 0.3))) for _ in range(4)]
+        return answered(prompt, *lengths)
 
 
 def mean_length(group: Group) -> float:
@@ -67,9 +61,7 @@ def test_prompts_that_were_never_seen_are_ranked_far_better_than_by_chance() -> 
     expected = np.array([lengths.expected(group.prompt) for group in fresh])
     found = np.array([mean_length(group) for group in fresh])
     assert recall(expected, found, 0.2) > 0.6 and recall(expected, found, 0.05) > 0.35
-    logged = lengths.metrics()
-    assert logged["length_predictor/recall_20"] > 0.5
-    assert set(logged) == {f"length_predictor/recall_{tail}" for tail in (20, 10, 5)}
+    assert lengths.metrics()["length_predictor/recall_20"] > 0.5
 
 
 def test_a_step_is_judged_before_it_is_learnt() -> None:
@@ -79,14 +71,6 @@ def test_a_step_is_judged_before_it_is_learnt() -> None:
             [answered(make_prompt(30 * step + i), draw.randint(1, 1000)) for i in range(30)]
         )
     assert lengths.metrics()["length_predictor/recall_20"] < 0.4
-
-
-def test_newer_responses_to_a_prompt_count_more() -> None:
-    lengths, others = LengthPredictor(), [answered(make_prompt(id, id), 100) for id in range(1, 50)]
-    for length in (100, 100, 1000):
-        lengths.end_step([*others, answered(make_prompt(0), length)])
-    assert 280 < lengths.expected(make_prompt(0)) < 400  # half of the way, in the logarithm
-    assert LengthPredictor(newest_weight=1.0).newest_weight == 1.0
 
 
 def test_the_expected_length_of_a_seen_prompt_grows_with_all_responses() -> None:
@@ -156,9 +140,6 @@ def test_the_number_of_remembered_prompts_is_bounded() -> None:
             sizes.append(len(as_file(lengths.state_dict())))
     fewer = LengthPredictor(seen_prompts=5)
     fewer.load_state_dict(through_a_file(lengths.state_dict()))
-    assert fewer.state_dict()["seen_ids"].tolist() == list(range(5995, 6000)), (
-        "a resumed run may remember fewer"
-    )
-    assert max(sizes) == min(sizes) and lengths.state_dict()["seen_ids"].tolist() == list(
-        range(5980, 6000)
-    )
+    assert fewer.state_dict()["seen_ids"].tolist() == list(range(5995, 6000))
+    assert max(sizes) == min(sizes)
+    assert lengths.state_dict()["seen_ids"].tolist() == list(range(5980, 6000))

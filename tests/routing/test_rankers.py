@@ -18,7 +18,6 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,18 +27,15 @@ import torch
 
 from lrl.routing import rankers
 from lrl.routing.rankers import (
-    BUCKETS,
-    MAX_PROMPT_TOKENS,
     SMALLEST_RESIDUAL,
     FineTuned,
     LanguageModelRanker,
-    features,
     fit_ridge,
 )
 from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words
-from tests.tiny_policies import tiny_llama, tiny_qwen2
+from tests.tiny_policies import tiny_llama
 
 DEADLINE_S = 900.0  # the process is at nice 19, and may get a hundredth of a busy machine
 LR = 1e-3
@@ -203,25 +199,6 @@ def test_its_process_dies_with_a_trainer_that_is_killed(model: str) -> None:
         for process in filter(psutil.pid_exists, processes):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])
-def test_a_guess_does_not_depend_on_the_other_texts_of_its_batch(
-    make: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    tuned = FineTuned(str(make(tmp_path)), "cpu", LR, passes=1, fitted_prompts=100)
-    texts = [told(id)[0].text * (1 + id % 3) for id in range(20)]
-    tuned.learn([(text, float(len(text) > 40)) for text in texts])
-    assert tuned.guess(texts) == pytest.approx([tuned.guess([text])[0] for text in texts], abs=1e-5)
-
-
-def test_similar_prompts_have_similar_features_and_long_ones_bounded_features() -> None:
-    (places, values), (others, _) = features([5, 6, 7, 8]), features([5, 6, 7, 9])
-    # Three words, two pairs, the length.
-    assert len(places) == 8 and len(set(places) & set(others)) == 6
-    assert places.max() < BUCKETS and np.linalg.norm(values[:-1]) == pytest.approx(1)
-    long, _ = features(list(range(10 * MAX_PROMPT_TOKENS)))
-    assert len(long) <= 2 * MAX_PROMPT_TOKENS and len(features([])[0]) == 1
 
 
 def test_the_fit_solves_the_normal_equations_and_does_not_penalise_the_intercept() -> None:

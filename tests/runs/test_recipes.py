@@ -168,13 +168,13 @@ def test_a_module_that_saves_its_settings_gets_those_of_lightnings_command_line(
 def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: Path) -> None:
     config = tmp_path / "tails.yaml"
     latency = {"step_ms": 5.0}
-    settings = {"combine": "sum", "long_tail": 0.1, "decode_latency": latency}
+    settings = {"long_tail": 0.1, "decode_latency": latency}
     rule = {"class_path": "lrl.routing.dispatch.SkewnessAware", "init_args": settings}
     config.write_text(yaml.safe_dump({"data": {"init_args": {"dispatch": rule}}}))
     migration = "--data.migration Migration --data.migration.prefill_ms 0.5"
     _, _, data = build("--config", "quickstart", "--config", str(config), *migration.split())
     found = data.dispatch
-    assert (found.combine, found.long_tail, found.decode_latency.step_ms) == ("sum", 0.1, 5.0)
+    assert (found.long_tail, found.decode_latency.step_ms) == (0.1, 5.0)
     assert data.length_predictor is not None and data.migration.prefill_ms == 0.5
 
     predictor = "--data.length_predictor LengthPredictor --data.length_predictor.seen_prompts 9"

@@ -24,7 +24,6 @@ from lrl.system import endpoint
 from lrl.system.endpoint import Endpoint, connect, first_certificate, trust_only
 from tests.certificates import openssl, self_signed, signed_by
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import fit
 
 T = TypeVar("T")
 ANYBODY = {"Content-Type": "application/json"}
@@ -209,10 +208,6 @@ def test_only_the_guarded_port_is_open_to_other_machines_and_asks_for_the_token(
     open_ports = {port.laddr for port in ports if port.status == psutil.CONN_LISTEN}
     assert ("0.0.0.0", tls_server.port) in open_ports and len(open_ports) > 1
     assert {ip for ip, port in open_ports if port != tls_server.port} == {"127.0.0.1"}
-
-
-def test_a_run_trains_over_tls(tls_server: LentServer, policy_folder: Path, tmp_path: Path) -> None:
-    assert len(fit(tls_server, policy_folder, tmp_path, steps=2).groups) == 4
 
 
 def test_the_lines_to_talk_know_the_certificate(tls_server: LentServer, folder: Path) -> None:

@@ -9,9 +9,8 @@ torch.
     _run         one task per group  waits for a generator, then for rewards; fills the ledger
     next_group   the trainer's end   waits for a group that the ledger may hand to the step
 
-A group whose advantages are all 0, such as one of equal rewards under a group baseline, may be
-skipped as soon as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO,
-2503.14476, section 3.2).
+A group whose advantages are all 0 may be skipped as soon as it is scored, and a fresh prompt starts
+in its place: dynamic sampling (DAPO, 2503.14476, section 3.2).
 """
 
 from __future__ import annotations
@@ -69,8 +68,6 @@ class Scorer(Protocol):
 
 @dataclass(eq=False)
 class Controller:
-    """Keeps the generators writing and hands finished groups to the trainer."""
-
     prompts: PromptRow
     write: Write
     rewards: Scorer
@@ -132,8 +129,8 @@ class Controller:
             task.add_done_callback(self._tasks.discard)
 
     async def next_group(self, step: int) -> Group:
-        """Waits for the next group that `step` trains, and returns it; raises the error of a
-        generator or of the reward pool, after which the run cannot continue."""
+        """Returns the next group that `step` trains; raises the error of a generator or of the
+        reward pool, after which the run cannot continue."""
         async with self._changed:
             # The failure goes first: its group will never come, and other groups would hide it.
             while self._failure is None:
@@ -160,9 +157,12 @@ class Controller:
                 group.written_s = clock()
             self.generated_tokens += group.num_tokens - before
             started = clock()
-            last_turn = self.judges_last_turn
             await score(
-                group.prompt, group.rollouts, self.decode, self.rewards, judges_last_turn=last_turn
+                group.prompt,
+                group.rollouts,
+                self.decode,
+                self.rewards,
+                judges_last_turn=self.judges_last_turn,
             )
             if self.teacher is not None:
                 async with self._asking:
@@ -188,9 +188,9 @@ class Controller:
         if not self._warned:
             self._warned = True
             log.warning(
-                "All %d skips of version %d are used up (data.max_skipped_per_step), so groups "
-                "that teach nothing are trained: their advantages are 0. Raise it, or take "
-                "prompts that are neither too easy nor too hard for the policy. (Said once.)",
+                "All %d skips of version %d are used up (data.max_skipped_per_step), so groups with "
+                "advantages of 0 are trained. Raise it, or take prompts that are neither too easy "
+                "nor too hard for the policy. (Said once.)",
                 self.max_skipped,
                 self._version,
             )

@@ -2,12 +2,11 @@
 predictor.
 
 A checkpoint has what each of them has learnt, with the settings on which that depends. Under other
-settings a part begins anew: a mean of other rewards, or responses sampled at another temperature,
-would be wrong without a word.
+settings a part begins anew: a mean of other rewards, say, would be wrong without a word.
 
-Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups are added to the
-step's own: they change neither pacing nor the rule that every prompt is trained once an epoch, and
-have a separate bound on their lag.
+Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups are added to a step's
+own: they change neither pacing nor that every prompt is trained once an epoch, and have a separate
+bound on their lag.
 """
 
 import copy
@@ -97,12 +96,10 @@ class Replay:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the buffer in primitives and tensors, without the prompts and the results of
-        `PolicyModule.prepare`."""
         return {"groups": [(at, save_group(group, scored=True)) for at, group in self._groups]}
 
     def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
-        """Restores the buffer, without the groups whose rows have other columns than when they were
+        """Restores the buffer, without groups whose rows have other columns than when they were
         scored; raises ValueError if one had another prompt."""
         self._groups = [
             (at, load_group(saved, prompt))
@@ -125,7 +122,6 @@ class Learners:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        """The parts of this run, by their name in a checkpoint."""
         names = ("advantages", "replay", "length_predictor")
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
@@ -147,8 +143,7 @@ class Learners:
         environment: Settings,
         kl_in_the_reward: Sequence[Any],
     ) -> dict[str, Settings]:
-        """Returns the settings on which the state of each part depends. Pass empty ones for an
-        environment, or a KL penalty in the rewards, that the run does not have."""
+        """Returns the settings on which the state of each part depends."""
         kind = type(self.advantages)
         of_lengths: Settings = {
             "data.max_response_tokens": sampling.max_tokens,
@@ -180,8 +175,6 @@ class Learners:
         self._parts[name].load_state_dict(state, *of_prompts)
 
     def state_dict(self, made_with: Mapping[str, Settings]) -> dict[str, Any]:
-        """Returns the state of each part in plain types and tensors, with the settings on which it
-        depends."""
         return {
             name: {"made_with": made_with[name], "state": part.state_dict()}
             for name, part in self._parts.items()
@@ -208,8 +201,8 @@ class Learners:
 
 
 def settings_of(rewards: Sequence[Reward]) -> Settings:
-    """Returns the settings on which scores depend: class, arguments and source code of each reward.
-    Call it when they are imported: their files may change while it runs."""
+    """Returns the settings on which scores depend: class, arguments and source code of each reward,
+    whose files may change while the run goes on."""
     return {
         f"data.rewards {one.name}": fingerprint([type(one).__mro__, vars(one)]) for one in rewards
     }

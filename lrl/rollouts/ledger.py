@@ -68,7 +68,6 @@ class Pacing:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch."""
         return -(-self.prompts_per_epoch // self.groups_per_step)
 
     def groups_before(self, step: int) -> int:
@@ -96,8 +95,6 @@ class Pacing:
 
 
 class PromptRow(Protocol):
-    """Endless row of a run's prompts."""
-
     def __getitem__(self, index: int) -> Prompt: ...
 
 
@@ -140,7 +137,6 @@ class Ledger:
         return admitted
 
     def finish(self, group: Group) -> None:
-        """Moves a running group to finished."""
         self.finished[group.index] = self.running.pop(group.index)
 
     def skip(self, group: Group) -> None:
@@ -197,10 +193,7 @@ class Ledger:
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """Returns the state of a checkpoint after `steps_done` steps, in plain types and tensors.
-
-        Pacing bounds its size: at most `(max_lag + 1) * groups_per_step` groups are open. Each has
-        at most `rollouts_per_group * max_response_tokens` tokens, of 8 bytes and their text.
-        """
+        Pacing bounds its size: at most `(max_lag + 1) * groups_per_step` groups are open."""
         self._settle(steps_done)
         # A group that an unfinished step gave up is handed out again, and is listed then.
         given_up = {
@@ -290,18 +283,10 @@ class Ledger:
 
 
 def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
-    """Returns a group in plain types and tensors, which `torch.load` accepts with
-    `weights_only=True`.
-
-    Args:
-        group: T tokens over all of its responses, in S runs of one version.
-        scored: Whether the group was scored; then its rewards and texts are saved, too.
-
-    Returns:
-        `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S]
-        (tokens of each run), and plain numbers and strings: 8 bytes a token, and the text if it is
-        scored. An open turn is part of its episode's tokens.
-    """
+    """Returns a group of T tokens, in S runs of one version, in plain types and tensors: `token_ids`
+    int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S] (tokens of each
+    run); if it was `scored`, with its rewards and texts. An open turn is part of its episode's
+    tokens."""
     rollouts = [flattened(rollout) for rollout in group.rollouts]
 
     def joined(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -329,7 +314,6 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
 
 
 def has_same_columns(saved: dict[str, Any], prompt: Prompt) -> bool:
-    """Whether the prompt has the columns that it had when the saved group was scored."""
     return bool(saved.get("columns") == fingerprint(prompt.columns))
 
 

@@ -1,15 +1,14 @@
 """Packing of groups into micro-batches by token budget, while groups are still arriving.
 
-Only lengths decide which rollouts share a micro-batch, and which a row, but an objective may ask for
-whole groups. A row is as long as the longest sequence of its round, and shorter sequences share rows
-by best-fit decreasing; a model in which the sequences of one row would see each other gets one row a
-sequence. A round is a micro-batch for each rank. It is made as soon as the waiting sequences fill the
-token budgets of all ranks; it takes the longest ones, and leaves the shortest, which fit anywhere,
-for later. With whole groups a round takes as many groups as fit the budgets, and at least one.
+Only lengths decide which rollouts share a micro-batch, and which a row. A row is as long as the
+longest sequence of its round, and shorter sequences share rows by best-fit decreasing. A round is a
+micro-batch for each rank. It is made as soon as the waiting sequences fill the token budgets of all
+ranks; it takes the longest ones, and leaves the shortest, which fit anywhere, for later. With whole
+groups a round takes as many groups as fit the budgets, and at least one.
 
-Ranks work at the same time and wait for one another at the end of a step, so they get equal work:
-none has more rows of a round than an equal share, rounded up, and the sums of squared lengths,
-which are the cost of attention, become equal.
+Ranks wait for one another at the end of a step, so they get equal work: none has more rows of a
+round than an equal share, rounded up, and the sums of squared lengths, which are the cost of
+attention, become equal.
 """
 
 from bisect import bisect_left, insort
@@ -24,8 +23,6 @@ from lrl.types import ENVIRONMENT, Group, MicroBatch
 
 
 class Packable(Protocol):
-    """A prompt and its response; `group` is `Group.index`."""
-
     @property
     def group(self) -> int: ...
 
@@ -60,12 +57,11 @@ class BinPacker(Generic[P]):
         self._waiting.append(sequence)
 
     def full(self) -> Iterator[list[Rows[P]]]:
-        """Yields each full round as the rows of every rank; rounds that are not taken stay."""
+        """Yields each full round as the rows of every rank; those not taken stay."""
         while sum(map(len, self._waiting)) >= self.budget:
             yield self._round()
 
     def flush(self) -> Iterator[list[Rows[P]]]:
-        """Yields the rounds of all sequences that still wait."""
         while self._waiting:
             yield self._round()
 
@@ -199,8 +195,8 @@ class Packer:
         return self._saved / max(1, self._copied)
 
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
-        """Adds a finished group, and returns an iterator over the rounds that are full by now; those
-        not taken stay. The tokens of a replayed group are trained whatever their age."""
+        """Adds a finished group; returns an iterator over the rounds that are full by now. Tokens
+        of a replayed group are trained whatever their age."""
         scored = group.scored
         self.discarded_rollouts += len(group.rollouts) - len(scored)
         if len(scored) < self.advantages.min_rollouts:
@@ -227,7 +223,6 @@ class Packer:
         return map(self._filled, self._bins.full())
 
     def flush(self) -> Iterator[Round]:
-        """Returns the rounds of all that still wait."""
         return map(self._filled, self._bins.flush())
 
     def _filled(self, each: list[Rows[PrefixTree]]) -> Round:

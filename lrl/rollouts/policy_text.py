@@ -124,10 +124,8 @@ def tools_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Returns a value without the keys whose value is None, at any depth.
-
-    Arrow gives every dict of a column the same keys, with None where the row had none.
-    """
+    """Returns a value without keys of None, at any depth: Arrow gives every dict of a column the same
+    keys, with None where the row had none."""
     if isinstance(value, list):
         return [without_nulls(one) for one in value]
     if isinstance(value, dict):
@@ -151,13 +149,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def with_beginning(added: list[int], alone: list[int]) -> list[int]:
     """Returns the tokens of a plain prompt: the text's, after what the tokenizer puts before every
-    text (BOS).
-
-    A text that begins so already, such as a rendered chat, does not get it twice. What the
-    tokenizer puts after every text (EOS) is left out: the response would be written after its own
-    end. `added` are the text's tokens with the tokenizer's special tokens, `alone` without them;
-    raises ConfigError if it puts some into the text.
-    """
+    text (BOS), unless it begins so already, and without what it puts after every text (EOS).
+    `added` are the text's tokens with the tokenizer's special tokens, `alone` without them."""
     starts = (index for index in range(len(added)) if added[index : index + len(alone)] == alone)
     if (start := next(starts, None)) is None:
         raise ConfigError(
@@ -171,7 +164,6 @@ def with_beginning(added: list[int], alone: list[int]) -> list[int]:
 def encode_chat(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, *, header: bool = True
 ) -> list[int]:
-    """Returns the tokens of a chat; see `render_chat`."""
     return encode(tokenizer, render_chat(tokenizer, chat, header=header))
 
 
@@ -260,9 +252,8 @@ def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> None:
 class PolicyText:
     """A policy's tokenizer, and the text that its tokens are for rewards, environments and logs.
 
-    A tag that stands open at the end of what a response follows, such as the `<think>` of many chat
-    templates, is the beginning of its text (`prepend_opened_tag`): the response has only the
-    closing one.
+    A tag that stands open before a response, such as the `<think>` of many chat templates, is the
+    beginning of its text (`prepend_opened_tag`): the response has only the closing one.
     """
 
     tokenizer: PreTrainedTokenizerBase

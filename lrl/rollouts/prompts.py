@@ -1,11 +1,9 @@
-"""Data set of prompts with an exact position: one integer tells the past prompts of a run from the
-next ones.
+"""Data set of prompts, of which one integer tells the past ones of a run from the next.
 
-All rows are read, checked and tokenised before the first step, so a prompt that is too long or a
-misspelt column ends a run in its first minute and not in its tenth hour. The order of an epoch
-follows from (seed, epoch) alone, and is not saved. Text is never cut: half a question has no right
-answer. What would be left out of a prompt silently is refused: images, and messages and columns
-without a chat template.
+All rows are read, checked and tokenised before the first step, so a misspelt column ends a run in
+its first minute. The order of an epoch follows from (seed, epoch) alone, and is not saved. Text is
+never cut: half a question has no right answer. What would be left out of a prompt silently is
+refused: images, and messages and columns without a chat template.
 """
 
 from __future__ import annotations
@@ -124,14 +122,13 @@ class Prompts:
 
     @property
     def loaded(self) -> bool:
-        """Whether the prompts are tokenised."""
         return bool(self._prompts)
 
     @property
     def form(self) -> dict[str, Any]:
-        """The settings by which a row becomes a prompt, in plain types, and the environment's tools
-        if there are some; with the same ones `lrl chat` asks a policy. The system message is the
-        first row's, if the rows have their own."""
+        """The settings by which a row becomes a prompt, in plain types, and the environment's tools:
+        `lrl chat` asks the policy by them. The system message is the first row's, if the rows have
+        their own."""
         names = ("prompt_column", "template", "system_prompt", "chat")
         form = {name: getattr(self, name) for name in names}
         if self.rows and (first := self._messages(0))[0]["role"] == "system":
@@ -151,8 +148,8 @@ class Prompts:
         return str(question["content"])
 
     def read(self) -> None:
-        """Reads the rows; does nothing the second time. Raises ValueError if the data set cannot be
-        read, is empty, or lacks a column."""
+        """Reads the rows, once. Raises ValueError if the data set cannot be read, is empty, or lacks
+        a column."""
         if self.rows:
             return
         rows = list(islice(self._source_rows(), self.limit))
@@ -181,8 +178,8 @@ class Prompts:
         tools: Sequence[dict[str, Any]] = (),
         part: PromptPart = "whole",
     ) -> None:
-        """Reads, checks and tokenises every row; does nothing if the arguments are the same as
-        before. Raises ValueError as `read` does, or if a prompt cannot be used.
+        """Reads, checks and tokenises every row, unless the arguments are the same as before. Raises
+        ValueError as `read` does, or if a prompt cannot be used.
 
         Args:
             tokenizer: The policy's tokenizer.
@@ -212,7 +209,6 @@ class Prompts:
         self._fingerprint = ""
 
     def _check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises a ConfigError if there is no chat template, and a setting needs one."""
         self._renders = bool(tokenizer.chat_template) and self.chat is not False
         self._whole_forms = set()
         is_agent = self._part == "first token"
@@ -314,8 +310,7 @@ class Prompts:
 
     @property
     def fingerprint(self) -> str:
-        """A text that changes with the row of prompts: with ids, tokens, their order, `shuffle` and
-        `seed`."""
+        """A text that changes with the prompts or their order."""
         if not self._fingerprint:
             code = zlib.crc32(f"{self.shuffle} {self.seed}".encode())
             for prompt in self:
@@ -326,12 +321,10 @@ class Prompts:
         return self._fingerprint
 
     def __len__(self) -> int:
-        """Returns the number of prompts in one epoch."""
         return len(self._prompts)
 
     def __getitem__(self, index: int) -> Prompt:
-        """Returns the prompt at `index` of the run's endless row: epoch `index // len`, position
-        `index % len`."""
+        """Returns the prompt at `index` of the endless row of shuffled epochs."""
         epoch, position = divmod(index, len(self))
         return self._prompts[self._epoch_order(epoch)[position] if self.shuffle else position]
 

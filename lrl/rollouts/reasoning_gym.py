@@ -1,9 +1,7 @@
 """Prompts from reasoning-gym: tasks whose items are made by code, each with a scorer of its own.
 
-Whether an item is held out follows from its question alone. So no question is both trained and
-evaluated, also of a task that has few of them, and no two seeds have to be kept apart. The items
-are those of the package's seed 0, from the first: a run's seed changes their order and nothing
-else.
+Whether an item is held out follows from its question alone, so no question is both trained and
+evaluated. The items are those of the package's seed 0: a run's seed changes only their order.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ Settings = dict[str, Any]
 HELD_OUT = 5
 """One question of so many is held out."""
 TRIED_TRAINED, TRIED_HELD_OUT = 3, 2 * HELD_OUT
-"""Items that are looked at for each row, at most: twice or more what a task without repeated
-questions needs."""
+"""Most items that are looked at for each row."""
 
 
 class ReasoningGym(Prompts):

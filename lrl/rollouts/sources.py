@@ -1,9 +1,8 @@
 """Sources of a data set's rows: the hub, a file, a folder, a Python function or a Python list.
 
-Rows from Python and from text files keep their values. `datasets` would turn a column of ISO dates
-into datetimes, make 1 into 1.0 where another row has 2.5, and drop a column that the first row
-lacks; of a CSV file it fills short lines and shifts the columns of long ones. The hub, Parquet and
-saved folders have a schema, and `datasets` reads them.
+Rows from Python and from text files keep their values: `datasets` would turn ISO dates into
+datetimes and 1 into 1.0, drop a column that the first row lacks, and shift the columns of long CSV
+lines. The hub, Parquet and saved folders have a schema, and `datasets` reads them.
 """
 
 import csv
@@ -30,7 +29,6 @@ FORMS = (
     ".gz, .zst, .bz2), a folder from datasets, or module:function."
 )
 _FILE = re.compile(r"\.((?P<text>jsonl|json|csv|tsv|txt)(\.(gz|zst|bz2))?|parquet)$", re.IGNORECASE)
-"""The endings of a file's name."""
 
 
 class Known(NamedTuple):
@@ -51,7 +49,6 @@ KNOWN_SOURCES = (
 
 
 def known_source(source: str | list[Row]) -> Known:
-    """Returns the defaults of a short name, a hub name, or any other source."""
     if not isinstance(source, str):
         return Known("prompts", source)
     for known in KNOWN_SOURCES:

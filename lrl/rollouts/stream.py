@@ -34,8 +34,7 @@ class StepCounts(NamedTuple):
 
 @dataclass
 class ControllerCalls:
-    """The controller, for the trainer's thread: each call runs on the controller's loop, and has a
-    deadline."""
+    """The controller, for the trainer's thread: calls run on the controller's loop, with a deadline."""
 
     controller: Controller
     loop: LoopThread
@@ -46,12 +45,10 @@ class ControllerCalls:
     """Called a few times a second while a step waits for a group; raises to end the wait."""
 
     def new_version(self, version: int) -> None:
-        """Admits the prompts that may start now that the generators hold `version`."""
         admission = self.controller.new_version(version)
         self.loop.wait(admission, ANSWER_S, f"admitting prompts for version {version}")
 
     def next_group(self, step: int) -> Group:
-        """Waits for the next group that `step` trains, and returns it."""
         return self.loop.wait(
             self.controller.next_group(step),
             self.group_deadline_s,
@@ -136,9 +133,8 @@ class StepStream:
             raise LrlError(f"Step {self.step}: not one of its responses has a token.")
         if not self.num_tokens:
             log.warning(
-                "step %d has no trained token, so the policy stays as it is: %d of its tokens are "
-                "masked (data.mask_truncated, or data.stragglers with data.max_lag), and %d of its "
-                "responses have no reward, or too few of their group have one.",
+                "step %d has no trained token: %d are masked (data.mask_truncated, data.stragglers), "
+                "and %d responses have no reward, or too few of their group have one.",
                 self.step,
                 self.packer.masked_tokens,
                 self.packer.discarded_rollouts,
@@ -220,7 +216,7 @@ class RankStream:
         self.num_sequences = message.sequences
 
     def finish(self) -> None:
-        """Does nothing: rank 0 reports the groups."""
+        """Rank 0 reports the groups."""
 
 
 class StepLoader:

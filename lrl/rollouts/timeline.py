@@ -6,8 +6,7 @@
     {"kind": "group", "index": 7, "lengths": [96, 11], ...}      one for each trained group
 
 A step's other records come before its own. Real runs (`lrl.callbacks.Timeline`) and simulated ones
-make the same records, so forecast and fact can be compared, and costs fitted to either
-(`lrl.planning.costs`).
+make the same records.
 """
 
 from __future__ import annotations
@@ -110,7 +109,6 @@ KINDS: dict[str, type[Record]] = {
 
 
 def write(path: Path, records: Iterable[Record], mode: str = "w") -> None:
-    """Writes a timeline; replaces the file, or appends to it with mode "a"."""
     names = {kind: name for name, kind in KINDS.items()}
     with path.open(mode) as file:
         for record in records:
@@ -118,8 +116,8 @@ def write(path: Path, records: Iterable[Record], mode: str = "w") -> None:
 
 
 def truncate(path: Path, steps: int) -> list[StepRecord]:
-    """Removes the records of step `steps` and later ones, which are trained again, and a last line
-    that a crash cut short; returns the steps that stay. Does nothing if there is no file."""
+    """Removes the records of step `steps` and later ones, and a last line that a crash cut short;
+    returns the steps that stay."""
     if not path.exists():
         return []
     lines = path.read_text().splitlines(keepends=True)
@@ -167,7 +165,6 @@ def generation_s(groups: Sequence[Group]) -> float:
 
 
 def group_record(group: Group) -> GroupRecord:
-    """Returns the lengths of a group's responses."""
     return GroupRecord(
         index=group.index,
         prompt_tokens=len(group.prompt.token_ids),

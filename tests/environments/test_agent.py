@@ -98,7 +98,6 @@ def test_a_function_that_outlives_its_episode_ends_the_process(
     ("settings", "said"),
     [
         ({}, "a function, `agent`, a program, `command`, or a `port`"),
-        ({"agent": agents.adds, "command": ["x"]}, "run elsewhere: one of them"),
         ({"agent": agents.adds, "port": 0}, "run elsewhere: one of them"),
         ({"agent": "no.such:thing"}, "Agent.agent is 'no.such:thing'"),
     ],

@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import unquote
 
 import aiohttp
 import pytest
@@ -75,8 +74,6 @@ def test_a_request_that_is_sent_again_is_one_turn() -> None:
         first = await ask(url, body, key)
         status, again = await ask(url, body, key, x_stainless_retry_count="1")
         assert status == 200 and again["choices"] == first[1]["choices"]
-        assert (await ask(url, body, key, x_stainless_retry_count="²"))[0] == 400, "no number"
-        assert (await ask(url, body, key, x_stainless_retry_count="9" * 5000))[0] == 200
         assert told == [[USER]]
         status, refused = await ask(url, body, key)
         assert status == 400 and "it does not continue" in refused["error"]["message"]
@@ -107,12 +104,8 @@ def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
         own = {"role": "assistant", "content": "I say so"}
         history = [USER, said, USER]
         for body, why in (
-            ("{", "no JSON"),
             ("[" * 5000, "no JSON"),
-            (
-                {"messages": history, "stream": True, "stream_options": True},
-                "has no attribute 'get'",
-            ),
+            ({"messages": history, "stream": True, "stream_options": True}, "no attribute 'get'"),
             ({"messages": [USER, own, USER]}, "it does not continue"),
             ({"messages": [USER, said, own]}, "it does not continue"),
             ({"messages": history, "tools": [agents.ADD]}, "it does not continue"),
@@ -154,8 +147,6 @@ def test_a_request_continues_the_longest_history_that_says_the_same_and_else_beg
         again = await ask(url, {"messages": [system, USER]}, key, x_stainless_retry_count="2")
         assert again[0] == 200
         assert len(told) == len(asked), "a request that is sent again is no branch"
-        status, refused = await ask(url, {"messages": [USER], "n": 2}, key)
-        assert status == 400 and "`n` is 2" in refused["error"]["message"]
 
     serve(test, branches=True)
 
@@ -166,7 +157,6 @@ def test_an_agent_of_this_process_finds_a_model_of_any_name_and_takes_no_episode
     async def test(address: Address, ask: Ask, told: list[Any]) -> None:
         key, root = address["api_key"], address["base_url"].partition(f"/{address['api_key']}")[0]
         assert (await ask(f"{root}/episodes", {}, key))[0] == 404
-        assert (await ask(f"{root}/episodes", {}))[0] == 404
         assert (await ask(f"{address['base_url']}/end", {"reward": 1}, key))[0] == 404
         assert (await ask(f"{address['base_url']}/models"))[0] == 401
         status, answer = await ask(f"{address['base_url']}/responses", {}, key)
@@ -174,9 +164,8 @@ def test_an_agent_of_this_process_finds_a_model_of_any_name_and_takes_no_episode
         assert "served are POST /{key}/v1/chat/completions" in answer["error"]["message"]
         status, models = await ask(f"{address['base_url']}/models", None, key)
         assert status == 200 and [one["id"] for one in models["data"]] == ["policy"]
-        for name in ("policy", "gpt-4o", "Qwen/Qwen3-8B", "a%2Fb"):
-            status, model = await ask(f"{address['base_url']}/models/{name}", None, key)
-            assert status == 200 and model == models["data"][0] | {"id": unquote(name)}
+        status, model = await ask(f"{address['base_url']}/models/Qwen/Qwen3-8B", None, key)
+        assert status == 200 and model == models["data"][0] | {"id": "Qwen/Qwen3-8B"}
         assert not told
 
     serve(test)
@@ -198,34 +187,15 @@ def test_an_agent_of_this_process_finds_a_model_of_any_name_and_takes_no_episode
         *(
             ({"messages": [USER], name: value}, f"`{name}` is")
             for name, value in {
-                "n": 2,
-                "tool_choice": "required",
-                "response_format": {"type": "json_object"},
-                "frequency_penalty": 0.5,
-                "presence_penalty": 0.5,
-                "logit_bias": {"7": 1},
-                "logprobs": True,
-                "stop": ["\n"],
-                "top_p": 0.9,
-                "temperature": 1,
-                "max_tokens": 5,
-                "max_completion_tokens": 5,
-                "seed": 1,
-                "top_k": 5,
-                "min_p": 0.1,
-                "repetition_penalty": 1.1,
-                "functions": [],
-                "parallel_tool_calls": False,
-                "modalities": ["text", "audio"],
-                "best_of": 2,
-                "min_tokens": 5,
-                "stop_token_ids": [7],
-                "continue_final_message": True,
-                "chat_template_kwargs": {"enable_thinking": False},
-                "reasoning_effort": "low",
-                "structured_outputs": {"choice": ["yes", "no"]},
-                "guided_json": {},
-                "prompt_logprobs": 0,
+                **{"n": 2, "tool_choice": "required", "response_format": {"type": "json_object"}},
+                **{"frequency_penalty": 0.5, "presence_penalty": 0.5, "logit_bias": {"7": 1}},
+                **{"logprobs": True, "stop": ["\n"], "top_p": 0.9, "temperature": 1, "top_k": 5},
+                **{"max_tokens": 5, "max_completion_tokens": 5, "seed": 1, "min_p": 0.1},
+                **{"repetition_penalty": 1.1, "functions": [], "parallel_tool_calls": False},
+                **{"modalities": ["text", "audio"], "best_of": 2, "min_tokens": 5},
+                **{"stop_token_ids": [7], "continue_final_message": True, "guided_json": {}},
+                **{"chat_template_kwargs": {"enable_thinking": False}, "prompt_logprobs": 0},
+                **{"reasoning_effort": "low", "structured_outputs": {"choice": ["yes", "no"]}},
             }.items()
         ),
     ],

@@ -81,11 +81,9 @@ BROKEN = {
     "raise": "environment_error: KeyError: 'the key' (",
     "exit": "environment_error: SystemExit: 3",
     "cancel": "environment_error: CancelledError",
-    "wait": "tool_timeout: no reply after 2 s",
     "deaf": "tool_timeout: no reply after 2 s",
     "thread": "tool_timeout: no reply after 2 s",
     "pair": "environment_error: ValueError: not enough values to unpack",
-    "word": "environment_error: TypeError: the reward is 'much'; give a finite number",
     "nan": "environment_error: TypeError: the reward is nan; give a finite number",
     "set": "environment_error: TypeError: Object of type set is not JSON serializable",
     "number": "environment_error: TypeError: the observation is 7; give text, a list of token",
@@ -98,19 +96,16 @@ DEADLY = {
 }
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode(fails: bool) -> None:
+def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode() -> None:
     """Else rank 0 would wait, and end the process with the episodes of all others."""
-    prompt = Prompt(id=3, token_ids=[1], text="go", columns={"fails": fails})
 
     async def play(made: EnvironmentPool) -> str:
-        episode = made.open(prompt)
+        episode = made.open(PROMPT)
         await episode.begin()
-        await asyncio.sleep(8.0)  # the policy writes, for longer than a busy agent waits
+        await asyncio.sleep(4.0)  # the policy writes, for longer than the agent waits
         return await ending(episode.reply(say("go")))
 
-    found = run(play, Agent(gives_up))
-    assert ("no time" in found) if fails else (found == str(Reply("", True, 0.5)))
+    assert run(play, Agent(gives_up)) == str(Reply("", True, 0.5))
 
 
 def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:

@@ -75,16 +75,10 @@ class Odd(Turns):
                 await asyncio.to_thread(time.sleep, self.seconds)
             case "pair":
                 return "one", False
-            case "word":
-                return "one", False, "much"
             case "nan":
                 return "one", False, float("nan")
             case "number":
                 return 7, False, 0.0
             case "set":
                 return [{"role": "user", "content": "one", "names": {1}}], False, 0.0
-            case "end":
-                return "", True, 1.0
-            case "long":
-                return "x" * 2_000_000, False, 0.0
         return "|".join(self.history), False, 0.25

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.advantages import Advantages, GroupMean, ReinforcePlusPlus
+from lrl.advantages import Advantages, ReinforcePlusPlus
 from lrl.rewards import ExactMatch
 from lrl.rollouts.learners import Learners, Replay, settings_of
 from lrl.routing.length_predictor import LengthPredictor
@@ -110,29 +110,13 @@ def test_what_was_learnt_is_restored_only_under_the_settings_on_which_it_depends
     assert all(any(f"data.{name} begins anew" in line for line in told) for name in ALL - expected)
 
 
-def test_moments_of_another_class_of_advantages_are_not_restored(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_moments_of_another_class_of_advantages_are_not_restored() -> None:
     class Own(ReinforcePlusPlus):
         """A user's baseline."""
 
-    state = saved()
-    for other in (Own(), GroupMean()):
-        resumed = learners(other)
-        resumed.load_state_dict(state, resumed.made_with(**SETTINGS), prompt_at)
-        assert known(resumed) == {"replay", "length_predictor"}
-        assert "data.advantages begins anew" in caplog.text
-
-
-def test_a_part_that_the_checkpoint_has_not_begins_anew_and_others_are_restored() -> None:
-    state = saved()
-    del state["replay"]
-    resumed = learners()
-    resumed.load_state_dict(state, resumed.made_with(**SETTINGS), prompt_at)
-    assert known(resumed) == {"advantages", "length_predictor"}
-    without_prompts = learners()
-    without_prompts.load_state_dict(saved(), resumed.made_with(**SETTINGS), None)
-    assert known(without_prompts) == {"advantages", "length_predictor"}
+    resumed = learners(Own())
+    resumed.load_state_dict(saved(), resumed.made_with(**SETTINGS), prompt_at)
+    assert known(resumed) == {"replay", "length_predictor"}
 
 
 def test_a_second_fit_of_one_process_begins_with_nothing_of_the_first() -> None:

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -192,18 +191,6 @@ def test_the_ledger_does_not_grow_with_the_run(
     assert len(ledger._steps) == len(state["done_ahead"]) <= most
 
 
-def test_a_masked_straggler_does_not_hold_the_step_and_continues_after_a_resume() -> None:
-    ledger = Ledger(make_pacing((8, 2, 1, False)))
-    admit(ledger, 0)
-    finish(ledger, 1, 2, 3)
-    assert [ledger.take(0).index, ledger.take(0).index] == [1, 2]
-    admit(ledger, 1)
-    finish(ledger, 4)
-    assert [ledger.take(1).index, ledger.take(1).index] == [3, 4]
-    running = resumed(ledger, 2).running
-    assert {index: group.admitted_by for index, group in running.items()} == {0: 0, 5: 1}
-
-
 def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     ledger = Ledger(make_pacing((8, 2, 1, True)))
     admit(ledger, 0)
@@ -215,39 +202,6 @@ def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     assert [other.take(0).index, other.take(0).index] == [3, 1]
     later = resumed(other, 1)  # these two are trained now
     assert list(later.finished) == [0] and list(later.running) == [2] and admit(later, 1) == [4, 5]
-
-
-def give_up_in_step_0() -> Ledger:
-    ledger = Ledger(make_pacing((4, 2, 0, True)))
-    finish(ledger, *admit(ledger, 0))
-    ledger.give_up(ledger.take(0))
-    ledger.take(0)
-    return ledger
-
-
-def test_a_group_that_was_given_up_is_listed_by_its_prompt_through_a_resume() -> None:
-    other = resumed(give_up_in_step_0(), 1)
-    assert other.given_up == {0: 100} and admit(other, 1) == [2, 3]
-    other.take(2)
-    assert other.state_dict(2)["given_up"] == {0: 100}
-
-
-def test_a_group_that_an_unfinished_step_gave_up_is_handed_out_again_and_listed_then() -> None:
-    other = resumed(give_up_in_step_0(), 0)
-    assert other.given_up == {} and admit(other, 0) == []
-    other.give_up(other.take(0))
-    other.take(0)
-    assert other.state_dict(0)["given_up"] == {} and other.state_dict(1)["given_up"] == {0: 100}
-
-
-def test_a_step_does_not_wait_for_the_version_of_a_skipped_group() -> None:
-    ledger = Ledger(make_pacing((8, 2, 1, True)))
-    finish(ledger, *admit(ledger, 0)[:3])
-    ledger.take(0), ledger.take(0), ledger.take(1)
-    finish(ledger, *admit(ledger, 1))
-    assert ledger.take(1) is None  # 3 is of version 0 and still runs
-    ledger.skip(ledger.running[3])
-    assert ledger.take(1).index == 4
 
 
 @pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])
@@ -272,40 +226,6 @@ def test_a_group_is_due_in_the_step_that_trains_it_in_order_through_a_resume(
             group = ledger.take(step)
             assert group is not None
             assert group.due == step <= group.admitted_by + ledger.pacing.max_lag
-
-
-pacings = st.builds(
-    Pacing,
-    prompts_per_epoch=st.integers(1, 20),
-    groups_per_step=st.integers(1, 7),
-    max_lag=st.integers(0, 4),
-)
-
-
-@given(pacings, st.integers(0, 3))
-def test_the_steps_of_an_epoch_train_every_prompt_once(pacing: Pacing, epoch: int) -> None:
-    first = epoch * pacing.steps_per_epoch
-    sizes = [pacing.groups_in(step) for step in range(first, first + pacing.steps_per_epoch)]
-    assert sum(sizes) == pacing.prompts_per_epoch
-    assert all(1 <= size <= pacing.groups_per_step for size in sizes)
-    assert pacing.groups_before(first) == epoch * pacing.prompts_per_epoch
-
-
-@given(pacings, st.integers(1, 6))
-def test_a_sync_every_k_steps_feeds_each_step_if_and_only_if_the_lag_may_be_k_minus_1(
-    pacing: Pacing, k: int
-) -> None:
-    fed = [
-        pacing.may_have_started(step // k * k) >= pacing.groups_before(step + 1)
-        for step in range(2 * k)
-    ]
-    assert all(fed) == (pacing.max_lag >= k - 1)
-
-
-@given(st.integers(0, 20), st.integers(0, 40))
-def test_nothing_is_admitted_for_a_step_that_never_comes(last_step: int, version: int) -> None:
-    pacing = Pacing(prompts_per_epoch=7, groups_per_step=3, max_lag=2, last_step=last_step)
-    assert pacing.may_have_started(version) <= pacing.groups_before(last_step)
 
 
 PROMPT = Prompt(id=7, token_ids=[5, 6], text="?")
@@ -343,23 +263,11 @@ def test_a_group_comes_back_unchanged_an_unfinished_one_without_its_rewards(
     assert loaded == group
 
 
-def test_a_token_takes_eight_bytes() -> None:
-    tokens = 1000
-    rollout = Rollout(
-        token_ids=[70_000] * tokens, logprobs=[-1.0] * tokens, versions=[1] * 600 + [2] * 400
-    )
-    saved = save_group(Group(index=0, prompt=PROMPT, rollouts=[rollout] * 8), scored=False)
-    tensors = [value for value in saved.values() if isinstance(value, torch.Tensor)]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    assert size <= 8 * 8 * tokens + 8 * 2 * 12
-
-
 @pytest.mark.parametrize(
     ("other", "what"),
     [
         (Prompt(id=8, token_ids=[5, 6], text="?"), "is row 8"),
         (Prompt(id=7, token_ids=[5, 7], text="?"), "has other tokens"),
-        (Prompt(id=7, token_ids=[5], text="?"), "has other tokens"),
     ],
 )
 def test_responses_to_another_prompt_are_refused(other: Prompt, what: str) -> None:

@@ -210,12 +210,6 @@ def test_a_cut_response_moves_the_baseline_and_has_no_token_in_the_loss() -> Non
     assert (packer.masked_tokens, packer.discarded_rollouts) == (4, 0)
 
 
-def test_adding_does_not_wait_for_the_iterator() -> None:
-    packer = Packer(10, GroupMean(), 1.0)
-    packer.add(make_group(0, 2, [9, 9]))
-    assert sum(batch.num_tokens for (batch,) in packer.flush() if batch is not None) == 18
-
-
 def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_denominator() -> (
     None
 ):
@@ -260,14 +254,6 @@ def pack_pieces(packer: BinPacker[Piece], pieces: list[Piece]) -> list[list[Rows
     return rounds + list(packer.flush())
 
 
-def long_tailed(count: int, seed: int) -> list[Piece]:
-    draw = random.Random(seed)
-    return [
-        Piece(number // 8, min(1024, 1 + int(draw.lognormvariate(4.5, 1.0))))
-        for number in range(count)
-    ]
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=60),
     st.integers(1, 120),
@@ -304,10 +290,13 @@ def test_every_sequence_goes_to_one_rank_and_no_rank_has_more_rows_than_its_budg
         assert len(places) == len({piece.group for piece in pieces})
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize("seed", range(3))
-def test_ranks_get_equal_work_by_tokens_squared(ranks: int, seed: int) -> None:
-    pieces = long_tailed(128 * ranks, seed)
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_get_equal_work_by_tokens_squared(ranks: int) -> None:
+    draw = random.Random(0)
+    pieces = [
+        Piece(number // 8, min(1024, 1 + int(draw.lognormvariate(4.5, 1.0))))
+        for number in range(128 * ranks)
+    ]
     packer = BinPacker[Piece](4096, ranks=ranks)
     rounds = pack_pieces(packer, pieces)
     assert len(rounds) > 2

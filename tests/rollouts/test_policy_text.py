@@ -56,13 +56,10 @@ def test_a_format_of_special_tokens_is_seen_by_a_reward_and_the_end_of_a_turn_is
     assert Format(r"<think>.*</think>.*\\boxed\{.*")("", text_of(policy)) == 1.0
 
 
-@pytest.mark.parametrize(
-    "opened", ["<think>", "<think>\n", "<thinking>\n", "<seed:think>", "<scratchpad>\n\n"]
-)
+@pytest.mark.parametrize("opened", ["<think>", "<seed:think>", "<scratchpad>\n\n"])
 def test_the_tag_that_the_prompt_opens_belongs_to_the_text(
     policy: lrl.PolicyModule, opened: str
 ) -> None:
-    """The reward of the example was 0 for every response, where the template opens the tag."""
     written = f"a</{opened.strip()[1:]}\\boxed{{72}}<|im_end|>"
     text = text_of(policy, written, f"1{END}{START}assistant\n{opened}")
     assert text == opened + written.removesuffix("<|im_end|>")
@@ -73,8 +70,7 @@ def test_the_tag_that_the_prompt_opens_belongs_to_the_text(
 
 @pytest.mark.parametrize(
     "before",
-    ["", START, f"a{END}", "<think>\n\n</think>\n\n", "1 < 2 > 1", "<think>\nIt"]
-    + ["<assistant>\n", "<|assistant|>\n", "</b>", "x <y and z>"],
+    [START, f"a{END}", "<think>\n\n</think>\n\n", "1 < 2 > 1", "<think>\nIt", "<assistant>\n"],
 )
 def test_what_stands_before_a_response_and_is_no_open_tag_does_not_belong_to_the_text(
     policy: lrl.PolicyModule, before: str
@@ -84,7 +80,6 @@ def test_what_stands_before_a_response_and_is_no_open_tag_does_not_belong_to_the
 
 @pytest.mark.parametrize("text", ["x != y", "a , b . c ?", "do n't", " a ' m"])
 def test_a_text_has_the_spaces_that_the_policy_wrote(text: str) -> None:
-    """`x != y` became `x!= y` with tokenizers that say so in their files."""
     words = {word: number for number, word in enumerate(["[UNK]", *dict.fromkeys(text.split())])}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="[UNK]")),
@@ -114,13 +109,6 @@ def test_the_texts_of_tokens_together_are_the_text(text: bytes) -> None:
     found = TokenTexts(TOKENIZER)(token_ids)
     assert len(found) == len(token_ids)
     assert "".join(found) == TOKENIZER.decode(token_ids, clean_up_tokenization_spaces=False)
-
-
-def test_bytes_that_are_no_character_keep_their_place() -> None:
-    broken = TOKENIZER.encode("日")[:2]
-    found = TokenTexts(TOKENIZER)([*broken, *TOKENIZER.encode("ab")])
-    assert len(found) == 4 and "".join(found).endswith("ab") and "\ufffd" in "".join(found)
-    assert TokenTexts(TOKENIZER)(broken)[-1] != ""
 
 
 END_ID = byte_tokenizer().eos_token_id
@@ -156,8 +144,6 @@ def folder_of(kind: str, tmp_path: Path) -> Path:
 def test_every_part_of_a_run_knows_the_ends_by_which_vllm_serves_the_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own code is called, with what its API server gives it: the folder's settings and the
-    tokenizer's end."""
     folder, wanted = folder_of(kind, tmp_path), FOLDERS[kind][-1]
     policy, data = (
         lrl.PolicyModule(str(folder)),
@@ -181,13 +167,7 @@ def test_every_part_of_a_run_knows_the_ends_by_which_vllm_serves_the_folder(
     from vllm.sampling_params import SamplingParams
 
     found = config.try_get_generation_config(str(folder), trust_remote_code=False)
-    served, ours = (
-        SamplingParams(),
-        SamplingParams(stop_token_ids=sorted(wanted), ignore_eos=True),
-    )
-    for one in (served, ours):
-        one.update_from_generation_config(
-            found.to_diff_dict(), open_tokenizer(str(folder)).eos_token_id
-        )
-    for one in (served, ours):
+    tokenizer_end = open_tokenizer(str(folder)).eos_token_id
+    for one in (SamplingParams(), SamplingParams(stop_token_ids=sorted(wanted), ignore_eos=True)):
+        one.update_from_generation_config(found.to_diff_dict(), tokenizer_end)
         assert {*one.stop_token_ids, one.eos_token_id} - {None} == wanted

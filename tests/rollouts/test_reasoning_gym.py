@@ -56,14 +56,7 @@ class Successor:
         return 1.0 if int(answer or "x") == int(entry["answer"]) else 0.25
 
 
-class Broken(Successor):
-    """A task whose scorer fails."""
-
-    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
-        raise RuntimeError("broken scorer")
-
-
-TASKS = {"after": (Successor, Range), "later": (Successor, Range), "broken": (Broken, Range)}
+TASKS = {"after": (Successor, Range), "later": (Successor, Range)}
 
 
 @pytest.fixture
@@ -95,11 +88,6 @@ def test_no_question_is_trained_and_held_out_although_a_task_repeats_its_questio
     assert len(trained) + len(held_out) == 41 and not trained & held_out
 
 
-def test_the_items_do_not_depend_on_the_seed_and_more_rows_begin_with_fewer(stand_in: None) -> None:
-    few, many = rows("after", size=20), rows("after", size=40, seed=7)
-    assert few == many[:20]
-
-
 def test_a_mix_has_the_shares_of_its_weights_and_says_of_each_row_its_task(stand_in: None) -> None:
     mixed = rows({"after": {"weight": 3, "least": 5}, "later": None}, size=40)
     names = [row["task"] for row in mixed]
@@ -119,25 +107,11 @@ def test_a_response_is_judged_by_the_scorer_of_its_task_with_the_settings_of_its
         assert isinstance(unread, GaveUp) and unread == 0.0 and "ValueError" in unread.reason
 
 
-def test_a_scorer_that_fails_at_its_own_right_answer_is_an_error_and_not_a_reward(
-    stand_in: None,
-) -> None:
-    (row,) = rows("broken", size=1)
-    with pytest.raises(RuntimeError, match="broken scorer"):
-        score(row, row["answer"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"tasks": "aftr"}, "no task 'aftr'. Did you mean after?"),
-        ({"tasks": {"after": {"mosst": 3}}}, "task after .*'mosst'"),
         ({"tasks": {"after": {"most": -1}}}, "task after .*least must be <= most"),
-        ({"tasks": ["after", "later"], "size": 1}, "task after .* gives 0 of the 0 rows"),
-        (
-            {"tasks": "after", "split": "dev"},
-            "ReasoningGym.split is 'dev'; choose from train, test",
-        ),
         ({"tasks": {"after": {"most": 0}}, "split": "test"}, "gives 0 of the 1000 rows"),
     ],
 )

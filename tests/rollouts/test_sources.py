@@ -11,7 +11,7 @@ import pytest
 
 from lrl.errors import ConfigError
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.sources import known_source, read_rows
+from lrl.rollouts.sources import read_rows
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "When\u2028was it?", "answer": "2024-01-01"},
@@ -89,14 +89,10 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
     ("name", "content", "text"),
     [
         ("rows.csv", "prompt,answer\n1+1=,2\n2+2=\n", "line 3: 1 fields"),
-        ("rows.csv", "prompt,answer\na, b,2\n", "line 2: 3 fields"),
-        ("rows.csv", 'prompt,answer\n"a"b,2\n', "line 2: .*expected after"),
         ("rows.csv", 'prompt,answer\na,"2\nb,3\n', "line 3: unexpected end"),
         ("rows.csv", "prompt,prompt\na,2\n", "line 1: .*prompt, prompt"),
         ("rows.jsonl", '{"prompt": "x"}\n\nnot json\n', "line 3, column 1"),
         ("rows.jsonl.gz", "{}", "header"),
-        ("rows.xlsx", "PK", r"(?s:.*)Give .*\.csv"),
-        ("rows.json", "[{]", "line 1 column 3"),
         ("rows.parquet", "{}", "Parquet"),
         ("rows.txt", b"\xe9", "utf-8"),
         ("no/rows.jsonl", None, "No such file(?s:.*)Give a hub name"),
@@ -120,37 +116,6 @@ def test_a_file_that_is_cut_is_not_read_in_part(name: str, tmp_path: Path) -> No
         read_rows(str(path), None, "train")
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("openai/gsm8k", "gsm8k"),
-        ("gsm8k", "gsm8k"),
-        ("a/Data-v1.5/", "Data-v1.5"),
-        ("x/y.jsonl", "y"),
-        ("x/y-v1.5.csv.gz", "y-v1.5"),
-        ("m.n:rows", "rows"),
-    ],
-)
-def test_metrics_get_a_short_name(source: str, name: str) -> None:
-    assert known_source(source).name == name
-    assert known_source([]).name == "prompts"
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}),
-        {"prompt": ["a"]},
-        pandas.DataFrame(ROWS),
-    ],
-)
-def test_what_has_columns_and_no_rows_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match="Row 0 of prompts is '(train|prompt)', not a dict"):
-        Prompts(given).read()
-
-
-@pytest.mark.parametrize("form", [list, tuple, iter, datasets.Dataset.from_list])
-def test_rows_of_python_are_taken_in_any_form(form: Any) -> None:
-    prompts = Prompts(form(ROWS))
-    prompts.read()
-    assert prompts.rows == ROWS
+def test_what_has_columns_and_no_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Row 0 of prompts is 'prompt', not a dict"):
+        Prompts(pandas.DataFrame(ROWS)).read()  # type: ignore[arg-type]

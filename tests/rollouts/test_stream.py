@@ -104,18 +104,6 @@ def test_a_steps_time_is_divided_by_state_and_adds_up() -> None:
     assert scene.stopwatch.lap() == {"train": 7.0}
 
 
-def test_each_wait_and_pass_of_a_step_has_the_stopwatchs_seconds() -> None:
-    groups = [make_group(i, 4, [12, 9 + i]) for i in range(6)]
-    groups[4].scoring_s = 0.5
-    scene = Scene(groups)
-    scene.train()
-    seconds = scene.stopwatch.lap()
-    assert (seconds["wait_next"], seconds["wait_reward"]) == (7.5, 0.5)
-    assert sum(one for one, _ in scene.stream.passes) == seconds["train"]
-    packed = sorted(length for _, lengths in scene.stream.passes for length in lengths)
-    assert packed == sorted(4 + tokens for i in range(6) for tokens in (12, 9 + i))
-
-
 def test_a_group_with_too_few_scored_responses_is_given_up() -> None:
     groups = [make_group(i, 4, [9, 9]) for i in range(3)]
     groups[1].rollouts[0].reward = None
@@ -148,9 +136,9 @@ def test_replayed_groups_are_trained_first_whatever_their_age_and_are_not_the_st
 @pytest.mark.parametrize(
     ("change", "mask", "cause"),
     [
-        ({"finish_reason": "length"}, True, "24 of its tokens are masked"),
-        ({"reward": None}, False, "6 of its responses have no reward"),
-        ({"versions": [0] * 4}, False, "24 of its tokens are masked"),
+        ({"finish_reason": "length"}, True, "24 are masked"),
+        ({"reward": None}, False, "6 responses have no reward"),
+        ({"versions": [0] * 4}, False, "24 are masked"),
         ({"finish_reason": "length"}, False, ""),
     ],
 )

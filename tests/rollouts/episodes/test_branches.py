@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
-from lrl.callbacks.rollout_log import scalars
 from lrl.environments import Environment, Policy
 from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens, token_weights
@@ -29,7 +28,7 @@ from lrl.training.collate import each_rollout
 from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here
 from tests.rollouts.episodes.test_episode import PROMPT, STOP, terms
-from tests.rollouts.test_packing import make_group, pack
+from tests.rollouts.test_packing import pack
 
 LETTERS = 3
 """Different tokens; so few that observations and turns often begin alike."""
@@ -193,14 +192,6 @@ def test_a_token_that_several_branches_read_has_one_number_of_the_reference() ->
         for position, place in enumerate(branch.places, start=len(PROMPT.token_ids) - 1):
             expected = position + rollout.token_ids[place] / 10
             assert found[place].item() == pytest.approx(expected)
-
-
-def test_branches_are_counted_per_episode() -> None:
-    group, _ = played([(0.0, [1]), (0.0, [2]), (0.0, [0])])
-    whole = make_group(0, 3, [4]).rollouts[0]
-    whole.turn_ends = [4]
-    assert scalars([*group.rollouts, whole])["episodes/branches"] == 2.0
-    assert "episodes/branches" not in scalars([whole])
 
 
 class Undeclared(Wanders):

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
+from lrl.environments import Observation, ParsedTurn, Policy, ToolCall, Turns
 from lrl.environments.base import Answer
-from lrl.environments.play import finite
 from lrl.planning.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
@@ -157,19 +156,6 @@ def test_an_episode_does_not_wait_for_the_longest_first_turn_of_its_group() -> N
     assert pool.asked[1][0] == [7, 8, 1, 2] and pool.at == [0.0, 2.0, 21.0]
 
 
-def test_an_empty_observation_does_not_merge_two_turns() -> None:
-    rollout = one(Here(Adds()), [[4, 2], [5, 2], [99]])
-    assert rollout.token_ids == [4, 2, 5, 2, 99]
-    assert rollout.turns == [Turn(0, 2), Turn(2, 4), Turn(4, 5)]
-
-
-def test_the_first_observation_stands_after_the_prompt_and_is_none_of_the_policys() -> None:
-    pool, rollouts = Script([[99]], [[1, STOP], [99]]), [Rollout(), Rollout()]
-    play(Here(Adds("ab")), pool, rollouts)
-    assert pool.asked[0] == ([7, 8, 97, 98], 2, 20)
-    assert {tuple(one.turns) for one in rollouts} == {(Turn(2, 3),), (Turn(2, 4), Turn(5, 6))}
-
-
 def test_a_prompt_that_the_environment_writes_takes_nothing_of_the_episodes_tokens() -> None:
     """Nor after a resume, which knows it by the tokens that are nobody's."""
     script, limits = [[4, 2], [5, 2], [6, 2]], {"max_tokens": 4, "max_prompt_tokens": 12}
@@ -250,26 +236,6 @@ def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> N
     assert len(slow.turns) == 2 and "the token 1001" in unreadable.failure
 
 
-class PaysAtOnce(Environment):
-    """It gives a reward before there is a turn."""
-
-    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
-        await policy.turn("go", reward=columns.get("pay", 1.0))
-        return 0.5
-
-
-def test_a_reward_that_no_turn_has_earned_fails_the_episode_and_is_not_dropped() -> None:
-    rollout = one(Here(PaysAtOnce()), [[4, 2]])
-    assert rollout.failure.startswith("environment_error: the episode has the reward 1.0 before")
-
-
-@pytest.mark.parametrize("reward", [-3e38, 1e300, 10**400])
-def test_a_turns_reward_that_no_gradient_holds_is_refused(reward: float) -> None:
-    # The rewards of two turns may cancel in the sum that is checked as a reward.
-    with pytest.raises(TypeError, match="give a finite number"):
-        finite(reward)
-
-
 def unwritten(script: list[list[int]], rollout: Rollout) -> list[list[int]]:
     """What a rollout does not have yet."""
     open_turn, left = rollout.open_turn, [list(turn) for turn in script[len(rollout.turn_ends) :]]
@@ -285,7 +251,7 @@ def half(rollout: Rollout) -> Group:
     return load_group(through_a_file(save_group(group, scored=False)), PROMPT)
 
 
-@pytest.mark.parametrize("seconds", range(1, 21))
+@pytest.mark.parametrize("seconds", range(1, 21, 2))
 def test_an_episode_that_is_saved_at_any_moment_ends_as_if_nothing_had_happened(
     seconds: int,
 ) -> None:
@@ -407,19 +373,19 @@ def test_a_recorded_turn_continues_and_the_first_one_needs_no_replay() -> None:
     assert unanswered.token_ids == [4, 99] and not host.counts["restarted"]
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("call", [1, 3])
 def test_a_lost_environment_costs_a_deterministic_episode_nothing(call: int) -> None:
     script = [[4, 2], [1, STOP], [99]]
     whole, host = one(Here(Adds()), script), Here(Adds(), lost={1: call, 2: call})
     assert one(host, script) == whole and host.opened == 3
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize(("by_other", "attempts"), [(False, ATTEMPTS), (True, ATTEMPTS_OF_OTHERS)])
 def test_an_environment_that_is_lost_again_and_again_is_given_up_sooner_if_by_itself(
-    call: int, by_other: bool, attempts: int
+    by_other: bool, attempts: int
 ) -> None:
     script, others = [[4, 2], [1, STOP]] * attempts + [[99]], " by other episodes" * by_other
+    call = 2
     lost = dict.fromkeys(range(1, attempts), call)
     rollout = one(Here(Moody(), lost=lost, by_other=by_other), script)
     assert not rollout.failure

@@ -163,16 +163,9 @@ def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) 
     assert transcript.ids(Reply(HIGHER), Written("50", [5, end])) == user
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("chatml", '<tool_call>\n{"name": "add", "arguments": {"value": "standin"}}\n</tool_call>'),
-        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"value": "standin"}}]'),
-        ("llama", '{"name": "add", "parameters":{"value": "standin"}}'),
-    ],
-)
-def test_a_call_is_what_the_template_writes_between_header_and_end(name: str, call: str) -> None:
-    tokenizer, ends = (transcript := opened(FAMILIES[name])).tokenizer, transcript.ends
+def test_a_call_is_what_the_template_writes_between_header_and_end() -> None:
+    tokenizer, ends = (transcript := opened(FAMILIES["mistral"])).tokenizer, transcript.ends
+    call = '[TOOL_CALLS][{"name": "add", "arguments": {"value": "standin"}}]'
     assert tokenizer.decode(call_tokens(tokenizer, ends, [ADD])).endswith(call)
 
 

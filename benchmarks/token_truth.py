@@ -39,7 +39,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun, EpisodeSettings
+from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.policy_text import PolicyText
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
@@ -209,7 +209,10 @@ async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: 
     text = PolicyText(tokenizer=tokenizer, ends=frozenset(ends[:1]), skip_special_tokens=True)
     agent = Agent(plays)
     agent.stop = ENDS
-    settings = EpisodeSettings(
+    of_run = EnvironmentOfRun(
+        agent,
+        max_tokens=EPISODE_TOKENS,
+        max_prompt_tokens=PROMPT_TOKENS,
         max_turns=TURNS,
         max_turn_tokens=TURN_TOKENS,
         turn_timeout_s=60.0,
@@ -217,7 +220,6 @@ async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: 
         environment_workers=1,
         environment_memory_gib=4.0,
     )
-    of_run = EnvironmentOfRun(agent, settings, EPISODE_TOKENS, PROMPT_TOKENS)
     of_run.start(text, None, parses=False)
     generator = Generator(server, capacity=SLOTS)
     generator.version = 0

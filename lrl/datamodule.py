@@ -353,7 +353,7 @@ class RolloutDataModule(L.LightningDataModule):
         pool, policy = run.fleet.rollouts, run.policy
         environment_s = teacher_s = 0.0
         if self.environment is not None:
-            environment_s = self.environment.settings.episode_timeout_s
+            environment_s = self.environment.timeout_s
             if parser := self._tool_calls(pool):
                 trial = self.environment.try_parser(parser, self.policy_text)
                 run.fleet.call(trial, "parsing a call of a tool")
@@ -532,9 +532,9 @@ def _environment_of_run(
             )
         return None
     # Here: most runs have none.
-    from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun, EpisodeSettings
+    from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 
-    found = EnvironmentOfRun(environment, EpisodeSettings(**settings), **limits)
+    found = EnvironmentOfRun(environment, **settings, **limits)
     of_processes = [name for name in changed if name.startswith("environment_")]
     if found.external and of_processes:
         raise ConfigError(

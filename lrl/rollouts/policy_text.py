@@ -213,8 +213,7 @@ def _with_arguments(message: Message) -> Message:
 
 
 def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> None:
-    """Raises a ConfigError if the chat template does not know one of the chat's variables, or a part
-    of the chat does not reach the text."""
+    """Raises a ConfigError if the chat template leaves out a variable or a part of the chat."""
     template = tokenizer.get_chat_template(tools=list(chat.tools) or None) if chat.variables else ""
     for name in chat.variables:
         if not re.search(rf"\b{re.escape(name)}\b", template):
@@ -268,8 +267,7 @@ class PolicyText:
         return ends_of_text(self.tokenizer, self.ends)
 
     def decode(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """Returns the text of a response, or of a part of it, that follows the tokens `before`; the
-        last few of these are enough."""
+        """Returns the text of a response, or of a part of it, that follows the tokens `before`."""
         kept = [token for token in token_ids if token not in self._left_out]
         opened = self._opened(before[-_LONGEST_TAG:]) if self.prepend_opened_tag else ""
         return opened + decoded(self.tokenizer, kept, self.skip_special_tokens)
@@ -315,8 +313,7 @@ class TokenTexts:
 def decoded(
     tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], skip_special_tokens: bool = False
 ) -> str:
-    """Returns the text of tokens with the spaces that they have: some tokenizers would else make
-    `x!= y` of `x != y`."""
+    """Returns the text of tokens with their spaces: some tokenizers make `x!= y` of `x != y`."""
     text = tokenizer.decode(
         list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
     )
@@ -345,8 +342,7 @@ def ends_of_text(tokenizer: PreTrainedTokenizerBase, stop_tokens: frozenset[int]
 def turn_stop_tokens(
     tokenizer: PreTrainedTokenizerBase, environment: Environment
 ) -> tuple[int, ...]:
-    """Returns the tokens at which the turns of an environment end, besides those that end a
-    response; raises ConfigError if a text of `environment.stop` is not a single token."""
+    """Returns the tokens of `environment.stop`."""
     stop: Any = environment.stop
     found = []
     for text in (stop,) if isinstance(stop, str) else stop:

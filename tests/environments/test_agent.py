@@ -42,15 +42,6 @@ def played(agent: Agent, turns: Sequence[Written], **row: Any) -> list[Reply]:
     return asyncio.run(asyncio.wait_for(play(agent, turns, **row), DEADLINE_S))
 
 
-def test_episodes_that_begin_at_once_share_the_server() -> None:
-    async def both() -> list[list[Reply]]:
-        agent = Agent(agents.adds)
-        return await asyncio.gather(*(play(agent, [CALL, ANSWER]) for _ in range(3)))
-
-    for replies in asyncio.run(asyncio.wait_for(both(), DEADLINE_S)):
-        assert [one.done for one in replies] == [False, False, True]
-
-
 def test_a_request_is_an_observation_and_its_answer_a_turn() -> None:
     opening, result, end = played(Agent(agents.adds), [CALL, ANSWER], reward=0.5)
     assert opening == Reply([{"role": "user", "content": "2+3="}], tools=(agents.ADD,))

@@ -151,26 +151,6 @@ def test_a_request_continues_the_longest_history_that_says_the_same_and_else_beg
     serve(test, branches=True)
 
 
-def test_an_agent_of_this_process_finds_a_model_of_any_name_and_takes_no_episode() -> None:
-    """That nobody speaks without a key is tried in `test_external_agents`."""
-
-    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
-        key, root = address["api_key"], address["base_url"].partition(f"/{address['api_key']}")[0]
-        assert (await ask(f"{root}/episodes", {}, key))[0] == 404
-        assert (await ask(f"{address['base_url']}/end", {"reward": 1}, key))[0] == 404
-        assert (await ask(f"{address['base_url']}/models"))[0] == 401
-        status, answer = await ask(f"{address['base_url']}/responses", {}, key)
-        assert status == 404
-        assert "served are POST /{key}/v1/chat/completions" in answer["error"]["message"]
-        status, models = await ask(f"{address['base_url']}/models", None, key)
-        assert status == 200 and [one["id"] for one in models["data"]] == ["policy"]
-        status, model = await ask(f"{address['base_url']}/models/Qwen/Qwen3-8B", None, key)
-        assert status == 200 and model == models["data"][0] | {"id": "Qwen/Qwen3-8B"}
-        assert not told
-
-    serve(test)
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -25,7 +25,7 @@ from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt
 from lrl.workers.worker import RunningCode, line
 from tests.environments import broken
-from tests.environments.agents import adds, gives_up, runs
+from tests.environments.agents import gives_up, runs
 from tests.environments.test_agent_command import LEAVING, PROGRAM, leaves, left
 from tests.environments.worlds import Odd
 from tests.leftovers import wait_for_none
@@ -84,6 +84,7 @@ BROKEN = {
     "deaf": "tool_timeout: no reply after 2 s",
     "thread": "tool_timeout: no reply after 2 s",
     "pair": "environment_error: ValueError: not enough values to unpack",
+    "swapped": "environment_error: TypeError: reply gives (observation, done, reward)",
     "nan": "environment_error: TypeError: the reward is nan; give a finite number",
     "set": "environment_error: TypeError: Object of type set is not JSON serializable",
     "number": "environment_error: TypeError: the observation is 7; give text, a list of token",
@@ -249,13 +250,10 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
     made.close()
 
 
-@pytest.mark.parametrize("kind", ["function", "program"])
-def test_an_agent_behind_a_proxy_reaches_its_policy(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_behind_a_proxy_reaches_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody answers
-    agent = Agent(adds) if kind == "function" else Agent(command=[sys.executable, "-c", PROGRAM])
+    agent = Agent(command=[sys.executable, "-c", PROGRAM])
 
     async def play(made: EnvironmentPool) -> Reply:
         return await made.open(PROMPT).begin()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from typing import Any
 
 import pytest
 
 from lrl.environments import ToolCall, Tools, Written
 from lrl.environments.play import Play, Reply
-from lrl.environments.pool import EnvironmentPool
-from lrl.environments.tools import schema_of
 from lrl.errors import ConfigError
 from tests.environments import tool_functions as made
 
@@ -123,33 +120,3 @@ def test_a_broken_tool_is_named_in_one_line(tools: Any, named: str) -> None:
         Tools(tools)
     text = str(failed.value)
     assert text.startswith("Tools.tools ") and named in text and "\n" not in text
-
-
-def test_a_function_that_no_process_could_import_is_refused() -> None:
-    def inner(a: int) -> int:
-        """Doubles.
-
-        Args:
-            a: A number.
-        """
-        return 2 * a
-
-    with pytest.raises(ConfigError, match="data.environment is Tools.*top level of a module"):
-        EnvironmentPool(Tools([inner]), workers=1, turn_timeout_s=2.0, memory_gib=1.0)
-
-
-def test_the_schema_is_that_of_the_type_hints_and_the_docstring() -> None:
-    assert schema_of(made.slow) == {
-        "type": "function",
-        "function": {
-            "name": "slow",
-            "description": "Waits a while.",
-            "parameters": {
-                "type": "object",
-                "properties": {"name": {"type": "string", "description": "The name of the wait."}},
-                "required": ["name"],
-            },
-            "return": {"type": "string"},
-        },
-    }
-    assert pickle.loads(pickle.dumps(ALL)).tools == ALL.tools

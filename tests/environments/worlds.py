@@ -73,6 +73,8 @@ class Odd(Turns):
                 await asyncio.sleep(self.seconds)
             case "thread":
                 await asyncio.to_thread(time.sleep, self.seconds)
+            case "swapped":
+                return "one", 1.0, True
             case "pair":
                 return "one", False
             case "nan":

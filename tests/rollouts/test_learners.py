@@ -217,9 +217,3 @@ def test_groups_with_nothing_to_train_are_not_kept() -> None:
     replay = Replay(2, 10)
     replay.add(0, [unscored, empty])
     assert not len(replay) and replay.draw(1) == []
-
-
-@pytest.mark.parametrize("wrong", [{"groups_per_step": 0}, {"max_lag": 0}, {"newest_share": 1.5}])
-def test_a_buffer_that_could_do_nothing_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Replay(**{"groups_per_step": 1, "max_lag": 1} | wrong)

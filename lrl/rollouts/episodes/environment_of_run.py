@@ -1,9 +1,8 @@
-"""The environment of a run: its settings, its processes, and the episodes that are played with it."""
+"""The environment of a run: its processes, and the episodes that are played with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,48 +26,43 @@ if TYPE_CHECKING:
     from lrl.rollouts.prompts import PromptPart
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpisodeSettings:
-    """The settings of `RolloutDataModule` that have a meaning with an environment alone."""
-
-    max_turns: int
-    max_turn_tokens: int | None
-    turn_timeout_s: float
-    episode_timeout_s: float
-    environment_workers: int
-    environment_memory_gib: float | None
-
-    def __post_init__(self) -> None:
-        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
-        at_least(0, "data", environment_workers=self.environment_workers)
-        above(
-            0,
-            "data",
-            turn_timeout_s=self.turn_timeout_s,
-            episode_timeout_s=self.episode_timeout_s,
-            environment_memory_gib=self.environment_memory_gib,
-        )
-
-
 class EnvironmentOfRun:
-    """Plays the episodes of a run, each of at most `max_tokens` tokens after its prompt; raises
-    ConfigError if the environment cannot be sent to a process."""
+    """Plays the episodes of a run, each of at most `max_tokens` tokens after its prompt; the other
+    settings are `RolloutDataModule`'s. Raises ConfigError if the environment cannot be sent to a
+    process."""
 
     def __init__(
         self,
         environment: Environment,
-        settings: EpisodeSettings,
+        *,
         max_tokens: int,
         max_prompt_tokens: int,
+        max_turns: int,
+        max_turn_tokens: int | None,
+        turn_timeout_s: float,
+        episode_timeout_s: float,
+        environment_workers: int,
+        environment_memory_gib: float | None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        if (longest := settings.max_turn_tokens or max_tokens) > max_tokens:
+        at_least(1, "data", max_turns=max_turns, max_turn_tokens=max_turn_tokens)
+        at_least(0, "data", environment_workers=environment_workers)
+        above(
+            0,
+            "data",
+            turn_timeout_s=turn_timeout_s,
+            episode_timeout_s=episode_timeout_s,
+            environment_memory_gib=environment_memory_gib,
+        )
+        if (longest := max_turn_tokens or max_tokens) > max_tokens:
             raise ConfigError(
                 f"data.max_turn_tokens is {longest}, more than data.max_response_tokens, "
                 f"{max_tokens}, which the whole episode has: lower it, or leave it out."
             )
         self.environment = environment
-        self.settings = settings
+        self.timeout_s = episode_timeout_s
+        """Of an episode, after its first turn."""
+        self._max_turns = max_turns
         self._max_tokens = max_tokens
         self._max_prompt_tokens = max_prompt_tokens if environment.writes_prompt else None
         self._max_turn_tokens = longest
@@ -76,19 +70,19 @@ class EnvironmentOfRun:
         self.external: ExternalAgents | None = None
         """The pool, if lrl does not start the agents."""
         if isinstance(environment, Agent) and environment.port is not None:
-            self.pool = self.external = ExternalAgents(environment, settings.turn_timeout_s)
+            self.pool = self.external = ExternalAgents(environment, turn_timeout_s)
         else:
             self.pool = EnvironmentPool(
                 environment,
-                settings.environment_workers,
-                turn_timeout_s=settings.turn_timeout_s,
-                memory_gib=settings.environment_memory_gib,
+                environment_workers,
+                turn_timeout_s=turn_timeout_s,
+                memory_gib=environment_memory_gib,
                 start_timeout_s=start_timeout_s,
             )
         self.made_with: Settings = {
             "data.environment": fingerprint([type(environment).__mro__, vars(environment)]),
-            "data.max_turns": settings.max_turns,
-            "data.max_turn_tokens": self._max_turn_tokens,
+            "data.max_turns": max_turns,
+            "data.max_turn_tokens": longest,
         }
         """The settings on which episodes depend."""
 
@@ -147,9 +141,9 @@ class EnvironmentOfRun:
         return Episodes(
             write=write,
             environments=self.pool,
-            max_turns=self.settings.max_turns,
+            max_turns=self._max_turns,
             max_turn_tokens=self._max_turn_tokens,
-            timeout_s=self.settings.episode_timeout_s,
+            timeout_s=self.timeout_s,
             stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
             observations=self._transcripts(policy),
             decode=policy.decode,

@@ -1,14 +1,13 @@
 """The loop of an episode: a turn of the policy, the environment's reply, the next turn.
 
 It stands between the controller and a pool. A turn is one request, so a slot of a generator is free
-while the environment thinks. The pool returns a turn when it is whole. Each turn is a rollout of
-its own until it is joined to the episode's, together with its reply; so the first turns of a group
-are one request.
+while the environment thinks. Each turn is a rollout of its own until it is joined to the episode's,
+together with its reply; so the first turns of a group are one request.
 
 A checkpoint may come at any wait. `Rollout.open_turn` is then being written and continues, or is
-whole and waits for its reply. What the environment knew is lost with its process: it begins again,
-and gets the recorded turns if it is deterministic. If it is not, or replies otherwise this time, the
-episode begins anew.
+whole and waits for its reply. What the environment knew is lost with its process: it begins again
+and gets the recorded turns, if it is deterministic. If not, or if it replies otherwise, the episode
+begins anew.
 """
 
 import asyncio
@@ -43,8 +42,8 @@ NO_PARSER = (
 
 
 Conversation = EpisodeElsewhere | ExternalEpisode
-"""An episode, as its environment plays it. `begin` and `reply` raise EpisodeError, and WorkerLost if
-the environment has ended through no fault of the episode."""
+"""The environment's side. `begin` and `reply` raise EpisodeError, and WorkerLost if the environment
+has ended through no fault of the episode."""
 
 
 @dataclass
@@ -95,8 +94,8 @@ class Episodes:
 
 @dataclass(eq=False)
 class Episode:
-    """One rollout, at play; it grows in place, and may have turns of an earlier run. `terms` are the
-    limits, and `sampling.max_tokens` is of the whole episode after its prompt."""
+    """One rollout, at play; it grows in place, and may have turns of an earlier run.
+    `sampling.max_tokens` is of the whole episode after its prompt."""
 
     terms: Episodes
     prompt: Prompt
@@ -112,7 +111,6 @@ class Episode:
         """Whether another episode was at fault -> losses."""
 
     async def play(self) -> None:
-        """Plays an episode that has begun to its end."""
         loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
         try:
             async with limit:
@@ -143,8 +141,7 @@ class Episode:
     async def write_turns(
         self, turns: list[Rollout], ended: Callable[[], None] = lambda: None
     ) -> None:
-        """Writes turns after what is recorded of their branch, with one request; calls `ended` at
-        the end of each."""
+        """Writes turns, with one request; calls `ended` at the end of each."""
         recorded = self.rollout.token_ids
         read = [recorded[place] for place in self.rollout.context]
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + read)
@@ -153,7 +150,6 @@ class Episode:
         await self.write(prompt, turns, sampling, ended=ended, home=self.home)
 
     async def _answer(self, turn: Rollout) -> None:
-        """Records a whole turn with its reply."""
         try:
             if turn.cut:
                 self._record(turn, Reply(), [])
@@ -176,7 +172,6 @@ class Episode:
         self.rollout.finish_reason = "failed"
 
     def close(self) -> None:
-        """Ends the environment's side."""
         if self._conversation is not None:
             self._conversation.close()
             self._conversation = None
@@ -190,7 +185,7 @@ class Episode:
         return next(turns, len(versions)) + self.sampling.max_tokens
 
     async def _opened(self) -> bool:
-        """Opens the environment's side; returns whether it now stands where the rollout stands."""
+        """Opens the environment's side; returns whether it stands where the rollout stands."""
         self.close()
         if self.rollout.turn_ends and not self.terms.environments.deterministic:
             self._begin_anew()
@@ -290,8 +285,7 @@ class Episode:
         rollout.open_turn = Rollout()
 
     def _ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it, or
-        not call the tools that it brings."""
+        """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it."""
         found = self._observations.ids(reply, turn)
         if self._observations.tools and self.terms.find_calls is None:
             raise EpisodeError("environment_error", NO_PARSER)
@@ -309,7 +303,6 @@ class Episode:
 
 
 def check_prompt(tokens: int, most: int) -> None:
-    """Raises EpisodeError if the prompt that an agent writes is too long."""
     if tokens > most:
         text = (
             f"the first request has {tokens} tokens, its tools' schemas included, and "

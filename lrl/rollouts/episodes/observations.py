@@ -3,9 +3,8 @@
 Text is tokenised alone. Chat messages are rendered by the policy's chat template with all that stands
 before them, once a turn. Tokens of a rendering are not those that were sampled: text may be tokenised
 otherwise, thinking be dropped, arguments be spaced anew. So each of the policy's turns is a stand-in
-in the chat that is rendered, with the names and ids of its calls, and what follows the last stand-in
-is what the template puts behind a turn. It cannot matter what the policy has written, a special
-token's letters included, or what the template does to earlier messages.
+in the chat that is rendered, with the names and ids of its calls, and what follows the last one is
+what the template puts behind a turn. It cannot matter what the policy has written.
 
 A turn may end at any of several tokens, and the template has its own: an end, or the header of the
 next message, which tells a tool's result from a user's words. The sampled token stays, and the
@@ -64,8 +63,8 @@ class Transcript:
         """Each turn with the chat that it answers."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns the tokens of the observation in a reply to a turn, or at the beginning (None);
-        raises EpisodeError if the policy cannot read it."""
+        """Returns the tokens of the reply to a turn, or at the beginning (None); raises EpisodeError
+        if the policy cannot read it."""
         if turn is not None:
             self._turns.append((self._chat, turn))
         if reply.done:
@@ -229,8 +228,7 @@ def check_result(
 def call_tokens(
     tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], tools: Sequence[dict[str, Any]]
 ) -> list[int]:
-    """Returns a call of the first tool as the chat template writes it, without the end of the
-    turn."""
+    """Returns a call of the first tool as the chat template writes it, without the turn's end."""
     chat = Chat([_QUESTION], tools)
     call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
     before = encode_chat(tokenizer, chat)

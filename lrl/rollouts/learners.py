@@ -202,7 +202,7 @@ class Learners:
 
 def settings_of(rewards: Sequence[Reward]) -> Settings:
     """Returns the settings on which scores depend: class, arguments and source code of each reward,
-    whose files may change while the run goes on."""
+    whose files may change during the run."""
     return {
         f"data.rewards {one.name}": fingerprint([type(one).__mro__, vars(one)]) for one in rewards
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.vllm_contract.relied_on import CALLS, FLAGS, MEMBERS, ROUTES, VARIABLES, Call, Members
+from tests.vllm_contract.relied_on import CALLS, MEMBERS, NAMES
 from tests.vllm_contract.sources import Snapshot, import_name
 
 ROOT = Path(__file__).parents[2]
@@ -39,16 +39,15 @@ def imports_of_vllm() -> dict[tuple[str, str | None], str]:
 
 
 def broken(snapshot: Snapshot) -> list[str]:
-    """Returns what lrl relies on and this vLLM does not have, each with the file of lrl; empty for
-    a vLLM that fits."""
-    return [
+    """Returns what lrl relies on and this vLLM does not have; empty for a vLLM that fits."""
+    found = [
         *_lost_imports(snapshot),
-        *(lost for one in MEMBERS for lost in _lost_members(snapshot, one)),
-        *(why for one in CALLS for why in _misfits(snapshot, one)),
-        *(f"no route {name}" for name in ROUTES if name not in snapshot["routes"]),
-        *(f"no variable {name}" for name in VARIABLES if name not in snapshot["variables"]),
-        *(f"no flag --{name}" for name in FLAGS if name not in snapshot["flags"]),
+        *(lost for where in MEMBERS for lost in _lost_members(snapshot, where)),
+        *(why for call in CALLS for why in _misfits(snapshot, call)),
     ]
+    for kind, names in NAMES.items():
+        found += [f"no {kind} {name}" for name in names.split() if name not in snapshot[kind]]
+    return found
 
 
 def _is_vllm(module: str | None) -> bool:
@@ -61,44 +60,34 @@ def _lost_imports(snapshot: Snapshot) -> Iterator[str]:
             yield f"{file}: no {import_name(module, name)}"
 
 
-def _lost_members(snapshot: Snapshot, wanted: Members) -> Iterator[str]:
-    where = f"{wanted.module}.{wanted.name}"
+def _lost_members(snapshot: Snapshot, where: str) -> Iterator[str]:
     kinds = snapshot["members"].get(where, {})
-    for written in wanted.members.split():
+    for written in MEMBERS[where].split():
         name = written.removesuffix("()")
         kind = kinds.get(name)
         if kind is None:
-            yield f"{wanted.by}: {where} has no {name}"
-        elif written != name and kind != "method":
-            yield f"{wanted.by}: {where} has {name} as a {kind}, and lrl calls it"
-        elif written == name and kind == "method":
-            yield f"{wanted.by}: {where} has {name} as a method, and lrl reads it"
+            yield f"{where} has no {name}"
+        elif (kind == "method") != (written != name):
+            uses = "calls" if written != name else "reads"
+            yield f"{where} has {name} as a {kind}, and lrl {uses} it"
 
 
-def _misfits(snapshot: Snapshot, call: Call) -> Iterator[str]:
+def _misfits(snapshot: Snapshot, call: str) -> Iterator[str]:
     """Yields why lrl's call does not fit the signature."""
-    where = f"{call.module}.{call.name}"
+    count, names = CALLS[call]
+    where = call.replace(":", ".")
     signature: dict[str, Any] | None = snapshot["signatures"].get(where)
     if signature is None:
-        yield f"{call.by}: no function {where}"
+        yield f"no function {where}"
         return
-    positional = signature["positional"]
-    keywords = call.keywords.split()
-    if call.positional > len(positional) and not signature["more_positional"]:
-        yield (
-            f"{call.by}: {where} takes {len(positional)} positional arguments, and lrl gives "
-            f"{call.positional}"
-        )
-    given = {*positional[: call.positional], *keywords}
-    missing = [
-        one for one in signature["required"] + signature["required_keywords"] if one not in given
-    ]
-    if missing:
-        yield f"{call.by}: {where} also needs {', '.join(missing)}"
-    known = {*positional, *signature["keyword_only"]}
+    positional, keywords = signature["positional"], names.split()
+    if count > len(positional) and not signature["more_positional"]:
+        yield f"{where} takes {len(positional)} positional arguments, and lrl gives {count}"
+    given = {*positional[:count], *keywords}
+    needed = signature["required"] + signature["required_keywords"]
+    if missing := [one for one in needed if one not in given]:
+        yield f"{where} also needs {', '.join(missing)}"
+    known = {*positional[count:], *signature["keyword_only"]}
     unknown = [one for one in keywords if one not in known]
     if unknown and not signature["more_keywords"]:
-        yield f"{call.by}: {where} does not take {', '.join(unknown)}"
-    twice = [one for one in keywords if one in positional[: call.positional]]
-    if twice:
-        yield f"{call.by}: {where} gets {', '.join(twice)} twice"
+        yield f"{where} does not take {', '.join(unknown)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from tests.vllm_contract.relied_on import CALLS, FLAGS, MEMBERS, ROUTES, VARIABLES
+from tests.vllm_contract.relied_on import CALLS, MEMBERS, NAMES
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Snapshot = dict[str, Any]
@@ -32,11 +32,7 @@ class Sources:
     def __init__(self, root: Path) -> None:
         if root.suffix == ".whl":
             archive = ZipFile(root)
-            names = [
-                name
-                for name in archive.namelist()
-                if name.startswith("vllm/") and name.endswith(".py")
-            ]
+            names = re.findall(r"^vllm/.*\.py$", "\n".join(archive.namelist()), re.MULTILINE)
             self._texts = {name: archive.read(name).decode() for name in names}
         else:
             paths = (root / "vllm").rglob("*.py")
@@ -74,11 +70,8 @@ class Sources:
                 found = (module, node)
         if found is None and self.file_of(f"{module}.{name}"):
             return f"{module}.{name}", ast.Module([], [])
-        if (
-            found is None
-            and "__getattr__" in self._texts[file]
-            and f'"{name}"' in self._texts[file]
-        ):
+        text = self._texts[file]
+        if found is None and "__getattr__" in text and f'"{name}"' in text:
             return module, ast.Module([], [])  # an import on demand, from a table of names
         return found
 
@@ -131,17 +124,13 @@ def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]
     return {
         "version": version,
         "imports": sorted(shown for one in imported if (shown := _shown_import(sources, *one))),
-        "members": {
-            f"{one.module}.{one.name}": _kinds(sources, one.module, one.name) for one in MEMBERS
-        },
-        "signatures": {
-            f"{one.module}.{one.name}": _signature(sources, one.module, one.name) for one in CALLS
-        },
-        "routes": [route for route in ROUTES if f'"{route}"' in entrypoints],
-        "variables": [name for name in VARIABLES if name in variables],
+        "members": {where: _kinds(sources, where) for where in MEMBERS},
+        "signatures": {call.replace(":", "."): _signature(sources, call) for call in CALLS},
+        "routes": [name for name in NAMES["routes"].split() if f'"{name}"' in entrypoints],
+        "variables": [name for name in NAMES["variables"].split() if name in variables],
         "flags": [
             name
-            for name in FLAGS
+            for name in NAMES["flags"].split()
             if re.search(rf"^    {name.replace('-', '_')}\b", flags, re.MULTILINE)
         ],
     }
@@ -161,16 +150,12 @@ def _shown_import(sources: Sources, module: str, name: str | None) -> str | None
     return import_name(module, name) if there else None
 
 
-def _kinds(sources: Sources, module: str, name: str) -> dict[str, str]:
+def _kinds(sources: Sources, where: str) -> dict[str, str]:
     """Returns the kind of each relied-on member of a class that the class has: `method`, `property`
     or `value`."""
+    module, _, name = where.rpartition(".")
     found = sources.members(module, name)
-    wanted = {
-        member.removesuffix("()")
-        for one in MEMBERS
-        if (one.module, one.name) == (module, name)
-        for member in one.members.split()
-    }
+    wanted = {member.removesuffix("()") for member in MEMBERS[where].split()}
     return {member: _kind(found[member]) for member in sorted(wanted) if member in found}
 
 
@@ -181,9 +166,9 @@ def _kind(node: ast.AST) -> str:
     return "property" if any(name in PROPERTIES for name in decorators) else "method"
 
 
-def _signature(sources: Sources, module: str, name: str) -> dict[str, Any] | None:
-    """Returns the parameters of a function or `Class.method` without `self`; None if there is no
-    such function."""
+def _signature(sources: Sources, call: str) -> dict[str, Any] | None:
+    """Returns the parameters of a function without `self`; None if there is no such function."""
+    module, _, name = call.partition(":")
     owner, _, function = name.rpartition(".")
     if owner:
         node = sources.members(module, owner).get(function)

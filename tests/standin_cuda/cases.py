@@ -40,88 +40,75 @@ its second turn, so that it has two branches."""
 Settings = Mapping[str, Any]
 
 
+def of(**settings: Any) -> Settings:
+    return settings
+
+
 def cases(folder: str) -> dict[str, Callable[[], Settings]]:
     """Returns the settings of each case: arguments of `lrl.PolicyModule`, and those of `train`.
 
     Args:
         folder: Of the policy; beside it are the others of `make_folders`.
     """
+    mixed = {"precision": "bf16-mixed"}
     return {
-        "AIPO": lambda: {"objective": objectives.AIPO()},
-        "bf16-mixed, copies, checkpointing": lambda: {
-            "precision": "bf16-mixed",
-            "share_prefixes": False,
-            "gradient_checkpointing": True,
-        },
-        "bf16-mixed, sliding windows": lambda: {
-            "precision": "bf16-mixed",
-            "model": folder + WITH_WINDOWS,
-        },
-        "bf16-mixed, flash_attention_2": lambda: {
-            "precision": "bf16-mixed",
-            "attention": "flash_attention_2",
-        },
-        "bf16-mixed, lora, critic with a model, reference": lambda: {
-            "precision": "bf16-mixed",
-            "lora": lrl.LoRA(rank=4),
-            "critic": lrl.Critic(model=folder),
-            "reference": lrl.Reference(model=folder, coefficient=0.1),
-        },
-        "bfloat16": lambda: {"dtype": "bfloat16"},
-        "PPO, checkpointing, head in chunks, not clipped": lambda: {
-            "objective": objectives.PPO(),
-            "gradient_checkpointing": True,
-            "head_chunk_tokens": 16,
-            "max_grad_norm": None,
-        },
-        "CISPO, eager, by a number, abort on mismatch": lambda: {
-            "objective": objectives.CISPO(),
-            "attention": "eager",
-            "normalise_by": 64,
-            "abort_on_mismatch": 100.0,
-        },
-        "GSPO, copies, by sequence": lambda: {
-            "objective": objectives.GSPO(),
-            "share_prefixes": False,
-            "normalise_by": "sequence",
-        },
-        "TIS, lora on bfloat16": lambda: {
-            "objective": objectives.TIS(),
-            "lora": lrl.LoRA(rank=4),
-            "dtype": "bfloat16",
-        },
-        "DecoupledPPO, lora, its base as reference": lambda: {
-            "objective": objectives.DecoupledPPO(),
-            "lora": lrl.LoRA(rank=4),
-            "reference": lrl.Reference(coefficient=0.1),
-        },
-        "REINFORCE, reference in the reward, refreshed": lambda: {
-            "objective": objectives.REINFORCE(),
-            "reference": lrl.Reference(
+        "AIPO": lambda: of(objective=objectives.AIPO()),
+        "bf16-mixed, copies, checkpointing": lambda: of(
+            **mixed, share_prefixes=False, gradient_checkpointing=True
+        ),
+        "bf16-mixed, sliding windows": lambda: of(**mixed, model=folder + WITH_WINDOWS),
+        "bf16-mixed, flash_attention_2": lambda: of(**mixed, attention="flash_attention_2"),
+        "bf16-mixed, lora, critic with a model, reference": lambda: of(
+            **mixed,
+            lora=lrl.LoRA(rank=4),
+            critic=lrl.Critic(model=folder),
+            reference=lrl.Reference(model=folder, coefficient=0.1),
+        ),
+        "bfloat16": lambda: of(dtype="bfloat16"),
+        "PPO, checkpointing, head in chunks, not clipped": lambda: of(
+            objective=objectives.PPO(),
+            gradient_checkpointing=True,
+            head_chunk_tokens=16,
+            max_grad_norm=None,
+        ),
+        "CISPO, eager, by a number, abort on mismatch": lambda: of(
+            objective=objectives.CISPO(),
+            attention="eager",
+            normalise_by=64,
+            abort_on_mismatch=100.0,
+        ),
+        "GSPO, copies, by sequence": lambda: of(
+            objective=objectives.GSPO(), share_prefixes=False, normalise_by="sequence"
+        ),
+        "TIS, lora on bfloat16": lambda: of(
+            objective=objectives.TIS(), lora=lrl.LoRA(rank=4), dtype="bfloat16"
+        ),
+        "DecoupledPPO, lora, its base as reference": lambda: of(
+            objective=objectives.DecoupledPPO(),
+            lora=lrl.LoRA(rank=4),
+            reference=lrl.Reference(coefficient=0.1),
+        ),
+        "REINFORCE, reference in the reward, refreshed": lambda: of(
+            objective=objectives.REINFORCE(),
+            reference=lrl.Reference(
                 coefficient=0.1, estimator="k1", penalty_in="reward", refresh_every_n_steps=1
             ),
-        },
-        "TBA, reference": lambda: {"objective": objectives.TBA(), "reference": lrl.Reference()},
-        "IcePop, teacher": lambda: {
-            "objective": objectives.IcePop(),
-            "reference": lrl.Teacher(model=folder),
-        },
-        "TOPR, critic": lambda: {
-            "objective": objectives.TOPR(),
-            "critic": lrl.Critic(),
-        },
-        "turn critic with a model": lambda: {"critic": lrl.TurnCritic(model=folder)},
-        "turns, copies": lambda: {"data": Turns, "share_prefixes": False},
-        "turns, turn critic, reference": lambda: {
-            "data": Turns,
-            "critic": lrl.TurnCritic(),
-            "reference": lrl.Reference(),
-        },
-        "resumed, lora, critic": lambda: {
-            "resumes": True,
-            "lora": lrl.LoRA(rank=4),
-            "critic": lrl.Critic(),
-        },
+        ),
+        "TBA, reference": lambda: of(objective=objectives.TBA(), reference=lrl.Reference()),
+        "IcePop, teacher": lambda: of(
+            objective=objectives.IcePop(), reference=lrl.Teacher(model=folder)
+        ),
+        "TOPR, critic": lambda: of(
+            objective=objectives.TOPR(), critic=lrl.Critic()
+        ),
+        "turn critic with a model": lambda: of(critic=lrl.TurnCritic(model=folder)),
+        "turns, copies": lambda: of(data=Turns, share_prefixes=False),
+        "turns, turn critic, reference": lambda: of(
+            data=Turns, critic=lrl.TurnCritic(), reference=lrl.Reference()
+        ),
+        "resumed, lora, critic": lambda: of(
+            resumes=True, lora=lrl.LoRA(rank=4), critic=lrl.Critic()
+        ),
     }
 
 
@@ -172,16 +159,13 @@ class StepEnds(L.Callback):
         self._micro_batches = 0
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Begins a step."""
         self._micro_batches = 0
         self.begin()
 
     def on_before_backward(self, *_: Any) -> None:
-        """Counts a micro-batch."""
         self._micro_batches += 1
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Ends a step."""
         self.end(self._micro_batches)
 
 
@@ -198,22 +182,9 @@ def train(
     model: str | None = None,
     **policy: Any,
 ) -> tuple[L.Trainer, lrl.PolicyModule]:
-    """Trains two steps of made-up responses, the same on every device.
-
-    Args:
-        folder: Of the policy.
-        device: Where it trains.
-        work: Of what the trainer writes.
-        *callbacks: Of the trainer.
-        kind: The module.
-        precision: Of the trainer.
-        share_prefixes: See `lrl.RolloutDataModule`.
-        data: The responses.
-        resumes: Whether the second step is that of another trainer, from the first one's
-            checkpoint.
-        model: Its folder, if not that of the tokens.
-        **policy: Other settings of the module.
-    """
+    """Trains two steps of made-up responses, the same on every device; the second one, if it
+    `resumes`, in another trainer from the first one's checkpoint. `model` is the policy's folder, if
+    not that of the tokens."""
     prompts = lrl.Prompts(list(made_up_rows(8)), prompt_column="question", shuffle=False)
     prompts.load(open_tokenizer(folder), 512)
     responses = data(

@@ -53,35 +53,16 @@ FACTORIES = (
 """Operators that make a tensor; all others begin with an empty one."""
 
 
-class Log:
-    """What the host asked of the device, each with the line of lrl that asked."""
-
-    def __init__(self) -> None:
-        self.waits: Counter[str] = Counter()
-        """Times the host waited for the device: `kind line`."""
-        self.copies: Counter[str] = Counter()
-        """Tensors copied to the device: `dtype pinned|pageable line`; the host waits for the end of
-        a pageable copy, and of one that does not say `non_blocking`."""
-        self.kernels: Counter[str] = Counter()
-        """Operations by name."""
-
-    def clear(self) -> None:
-        """Forgets all."""
-        for counter in (self.waits, self.copies, self.kernels):
-            counter.clear()
-
-
-_log = Log()
+_waits: Counter[str] = Counter()
+"""Times the host waited for the device, by kind and line of lrl. It also waits for the end of a copy
+from pageable memory, and of one that does not say `non_blocking`."""
 
 
 class CudaTensor(Tensor):
-    """A tensor that says it is on cuda:0.
-
-    Args:
-        inner: The tensor of the CPU that has its numbers.
-    """
+    """A tensor that says it is on cuda:0."""
 
     inner: Tensor
+    """Has its numbers, on the CPU."""
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -116,16 +97,14 @@ class CudaTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saves its numbers, for the CPU, to which a checkpoint is loaded."""
-        _log.waits[f"saved {_line()}"] += 1
+        _waits[f"saved {_line()}"] += 1
         return self.detach().inner.__reduce_ex__(protocol)
 
     def numpy(self, **_: Any) -> Any:
-        """Raises TypeError, as CUDA does."""
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
     def tolist(self) -> Any:
-        """Copies it to the CPU, as torch does."""
-        _log.waits[f"tolist {_line()}"] += 1
+        _waits[f"tolist {_line()}"] += 1
         return self.detach().inner.tolist()
 
     @property
@@ -140,12 +119,12 @@ class CudaTensor(Tensor):
 
 
 @contextmanager
-def standin_cuda() -> Iterator[Log]:
-    """Gives torch one GPU in the block; yields the log."""
-    _log.clear()
+def standin_cuda() -> Iterator[Counter[str]]:
+    """Gives torch one GPU in the block; yields the waits."""
+    _waits.clear()
 
     def synchronize(*_: Any) -> None:
-        _log.waits[f"synchronize {_line()}"] += 1
+        _waits[f"synchronize {_line()}"] += 1
 
     calls = CALLS | {"synchronize": synchronize}
     kernels = torch.library.Library("aten", "IMPL", "CUDA")
@@ -162,15 +141,13 @@ def standin_cuda() -> Iterator[Log]:
             # subclass for that, and refuses it for weights that a graph has known.
             mock.patch.object(L.LightningModule, "cpu", lambda module: module),
         ):
-            yield _log
+            yield _waits
     finally:
         torch._C._set_only_lift_cpu_tensors(False)
         kernels._destroy()
 
 
 def _made(make: Any, *args: Any, **kwargs: Any) -> CudaTensor:
-    """Makes a tensor on the stand-in."""
-    _log.kernels[make.name()] += 1
     _check_generator(kwargs.get("generator"))
     return CudaTensor(make(*args, **kwargs | {"device": torch.device("cpu"), "pin_memory": False}))
 
@@ -191,12 +168,10 @@ class _Operation:
 
     @cached_property
     def on_gpu(self) -> list[CudaTensor]:
-        """Its arguments on the stand-in."""
         return [tensor for tensor in self._tensors if isinstance(tensor, CudaTensor)]
 
     @cached_property
     def on_cpu(self) -> list[Tensor]:
-        """Its arguments on the CPU."""
         others = [tensor for tensor in self._tensors if not isinstance(tensor, CudaTensor)]
         return [tensor for tensor in others if tensor.device.type == "cpu"]
 
@@ -208,7 +183,6 @@ class _Operation:
 
     @cached_property
     def result_on_gpu(self) -> bool:
-        """Whether its result is on the stand-in."""
         return self.target == "cuda" or (self.target is None and bool(self.on_gpu))
 
     @cached_property
@@ -218,7 +192,6 @@ class _Operation:
         return [one for ones in lists for one in ones if isinstance(one, Tensor)]
 
     def run(self) -> Any:
-        """Checks it, logs it, computes it."""
         if self.name == "_to_copy":
             return self._copy_to()
         if self.name == "copy_":
@@ -228,7 +201,6 @@ class _Operation:
             self._log_waits()
         if self.result_on_gpu:
             _check_generator(self.kwargs.get("generator"))
-            _log.kernels[self.name] += 1
         found = self._computed()
         if not self.result_on_gpu or self.name == "_local_scalar_dense":
             return found
@@ -238,34 +210,30 @@ class _Operation:
         return return_and_correct_aliasing(self.func, self.args, self.kwargs, wrapped)
 
     def _copy_to(self) -> Tensor:
-        """Runs `.to(...)`."""
         source = self.args[0]
         kwargs = self._plain(self.kwargs) | {"non_blocking": False}
         copy = self.func(_inner(source), **kwargs)
         was_on_gpu = isinstance(source, CudaTensor)
         if was_on_gpu and self.target == "cpu":
-            _log.waits[f"copy to the CPU {_line()}"] += 1
+            _waits[f"copy to the CPU {_line()}"] += 1
         elif not was_on_gpu and self.result_on_gpu:
             self._log_copy(source, self.kwargs.get("non_blocking", False))
         return CudaTensor(copy) if self.result_on_gpu and copy.device.type == "cpu" else copy
 
     def _copy_into(self) -> Tensor:
-        """Runs `target.copy_(source)`."""
         target, source, *more = self.args
         _inner(target).copy_(_inner(source))
         non_blocking = bool(more and more[0]) or self.kwargs.get("non_blocking", False)
         if isinstance(source, CudaTensor) and not isinstance(target, CudaTensor):
             if not (non_blocking and target.is_pinned()):
-                _log.waits[f"copy to the CPU {_line()}"] += 1
+                _waits[f"copy to the CPU {_line()}"] += 1
         elif isinstance(target, CudaTensor) and not isinstance(source, CudaTensor):
             self._log_copy(source, non_blocking)
         return target
 
     def _log_copy(self, source: Tensor, non_blocking: bool) -> None:
-        pinned = source.is_pinned()
-        _log.copies[f"{source.dtype} {'pinned' if pinned else 'pageable'} {_line()}"] += 1
-        if not (pinned and non_blocking):
-            _log.waits[f"copy to the GPU {_line()}"] += 1
+        if not (source.is_pinned() and non_blocking):
+            _waits[f"copy to the GPU {_line()}"] += 1
 
     def _check_devices(self) -> None:
         """Raises RuntimeError where CUDA does for tensors on two devices."""
@@ -296,7 +264,7 @@ class _Operation:
         if self.name == "repeat_interleave" and self.kwargs.get("output_size") is None:
             kind = "repeat_interleave"
         if kind is not None:
-            _log.waits[f"{kind} {_line()}"] += 1
+            _waits[f"{kind} {_line()}"] += 1
 
     def _computed(self) -> Any:
         """Returns its result on the CPU."""
@@ -312,7 +280,6 @@ class _Operation:
         return found
 
     def _plain(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Returns arguments by name as the CPU takes them."""
         found = {name: _each(_inner, value) for name, value in kwargs.items()}
         if self.target == "cuda":
             found["device"] = torch.device("cpu")
@@ -323,12 +290,11 @@ class _Operation:
 
 @cache
 def _returns_an_argument(func: Any) -> bool:
-    """Returns whether a result is an argument, changed in place, or a view of one."""
+    """Whether a result is an argument, changed in place, or a view of one."""
     return any(value.alias_info is not None for value in func._schema.returns)
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Returns `value`, or each of a list's, changed."""
     if isinstance(value, list | tuple):
         return type(value)([_each(change, one) for one in value])
     return change(value)

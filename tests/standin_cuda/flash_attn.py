@@ -50,7 +50,6 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: None = None,
 ) -> Any:
-    """Attention over sequences, [T, heads, size]."""
     import torch
 
     assert not softcap

@@ -30,33 +30,20 @@ from tests.standin_cuda.faults import FAULTS
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-class RealLog:
-    """The waits of a real GPU in the form of the stand-in's log, as torch warns of them."""
-
-    def __init__(self) -> None:
-        self.waits: Counter[str] = Counter()
-        self.copies: Counter[str] = Counter()
-        self.kernels: Counter[str] = Counter()
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self.waits.clear()
-
-    def __call__(self, message: Any, _: Any, file: str, line: int, *__: Any) -> None:
-        """Takes the place of `warnings.showwarning`."""
-        if "synchronizing CUDA operation" in str(message):
-            self.waits[f"wait {Path(file).name}:{line}"] += 1
-
-
 @contextmanager
-def real_cuda() -> Iterator[RealLog]:
-    """Lets torch warn of each wait in the block, a blocking copy to the GPU included."""
-    found, shown = RealLog(), warnings.showwarning
+def real_cuda() -> Iterator[Counter[str]]:
+    """Yields the waits in the block, of which torch warns, a blocking copy to the GPU included."""
+    waits, shown = Counter[str](), warnings.showwarning
+
+    def count(message: Any, _: Any, file: str, line: int, *__: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            waits[f"wait {Path(file).name}:{line}"] += 1
+
     torch.cuda.set_sync_debug_mode("warn")
     warnings.simplefilter("always")
-    warnings.showwarning = found  # type: ignore[assignment]
+    warnings.showwarning = count
     try:
-        yield found
+        yield waits
     finally:
         torch.cuda.set_sync_debug_mode("default")
         warnings.showwarning = shown
@@ -66,8 +53,8 @@ def real_cuda() -> Iterator[RealLog]:
 def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None:
     """Plays rows, or all; prints a line of JSON for each, or appends it to `out`.
 
-    A case has the numbers of both devices, and of its second step the micro-batches, waits, copies
-    and kernels, and the waits of staging its weights; a fault has its error. A case that raises has one as well.
+    A case has the numbers of both devices, its second step's micro-batches and waits, and the waits
+    of staging its weights. A fault has its error; so has a case that raises.
     """
     warnings.simplefilter("ignore")
     for name in ("lightning", "lightning.pytorch"):
@@ -82,31 +69,31 @@ def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None
     with nullcontext(sys.stdout) if out is None else out.open("a") as lines, flash_kernel():
         for name in rows or [*settings, *FAULTS]:
             try:
-                with gpu() as log:
+                with gpu() as waits:
                     found = (
                         _fault(name, folder, work)
                         if name in FAULTS
-                        else _case(settings[name], folder, work, log)
+                        else _case(settings[name], folder, work, waits)
                     )
             except Exception as error:
                 found = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps({"row": name, **found}), file=lines, flush=True)
 
 
-def _case(settings: Callable[[], Settings], folder: str, work: Path, log: Any) -> dict[str, Any]:
+def _case(
+    settings: Callable[[], Settings], folder: str, work: Path, waits: Counter[str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {"cpu": numbers(*train(folder, CPU, work, **on_cpu(settings())), work)}
 
     def keep(micro_batches: int) -> None:
         found["micro_batches"] = micro_batches
-        found["waits"] = dict(log.waits)
-        found["copies"] = dict(log.copies)
-        found["kernels"] = log.kernels.total()
+        found["waits"] = dict(waits)
 
-    steps = StepEnds(log.clear, keep)
+    steps = StepEnds(waits.clear, keep)
     trainer, policy = train(folder, GPU, work, steps, **settings())
-    log.clear()
+    waits.clear()
     staged(policy, work)
-    found["staging_waits"] = dict(log.waits)
+    found["staging_waits"] = dict(waits)
     found["gpu"] = numbers(trainer, policy, work)
     return found
 

@@ -76,7 +76,6 @@ def test_every_objective_is_played() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_trains_the_cpus_policy(played: dict[str, dict[str, Any]], name: str) -> None:
-    """Metrics, probes, and the weights that are sent, exported and saved."""
     row = played[name]
     in_16_bits = "16" in name
     tolerance = TOLERANCE_16_BITS if in_16_bits else TOLERANCE

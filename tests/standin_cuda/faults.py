@@ -1,13 +1,7 @@
 """Faults that a GPU refuses, put into a run; the stand-in device must refuse them, too."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from unittest import mock
-
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 import lrl
 from lrl.types import MicroBatch
@@ -38,34 +32,9 @@ class GpuToNumpy(lrl.PolicyModule):
         return loss
 
 
-class OpenedOnTheDefaultDevice(lrl.PolicyModule):
-    """Opens its model where Lightning has made the GPU the default device; lrl did so until it was
-    first on a GPU."""
-
-    def configure_model(self) -> None:
-        if not hasattr(self, "network"):
-            self._open()
-
-
-@contextmanager
-def trial_draws_on_the_gpu() -> Iterator[type[lrl.PolicyModule]]:
-    """Lets the trial of shared rows draw its tokens where the network is, as it once did."""
-
-    def texts(network: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
-        draw = torch.Generator().manual_seed(0)
-        vocabulary = len(network.get_input_embeddings().weight)
-        drawn = torch.randint(vocabulary, (sum(lengths),), generator=draw, device="cuda")
-        return [text.tolist() for text in drawn.split(list(lengths))]
-
-    with mock.patch("lrl.training.trials._texts", texts):
-        yield lrl.PolicyModule
-
-
-FAULTS: dict[str, Callable[[], AbstractContextManager[type[lrl.PolicyModule]]]] = {
-    "loss on the CPU": partial(nullcontext, LossOnTheCpu),
-    "noise from the CPU": partial(nullcontext, NoiseFromTheCpu),
-    "GPU to numpy": partial(nullcontext, GpuToNumpy),
-    "opened on the default device": partial(nullcontext, OpenedOnTheDefaultDevice),
-    "trial draws on the GPU": trial_draws_on_the_gpu,
+FAULTS: dict[str, type[lrl.PolicyModule]] = {
+    "loss on the CPU": LossOnTheCpu,
+    "noise from the CPU": NoiseFromTheCpu,
+    "GPU to numpy": GpuToNumpy,
 }
-"""Each puts its fault in place and gives the module to train."""
+"""The modules that have them."""

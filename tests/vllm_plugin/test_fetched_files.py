@@ -212,21 +212,6 @@ def peers_of(order: FetchOrder, *peers: Location) -> FetchOrder:
     return replace(order, peers=[*peers, NOBODY], number=len(peers))
 
 
-def test_a_block_of_another_machine_comes_from_there(
-    one_rank: Trainer, files: FetchedFiles
-) -> None:
-    asked = one_rank.stage()
-    with source(one_rank) as peer:
-        report = files.fetch(peers_of(asked, peer.location))
-        assert (
-            len(peer.asked)
-            == len(set(peer.asked))
-            == len(one_rank.stagings[0].parts["v1"].blocks) // 2
-        )
-    assert one_rank.is_in(report.file)
-    assert abs(report.from_peers - report.from_trainer) < 2 * 2**12
-
-
 @pytest.mark.parametrize("fault", ["damage", "cut", "gone", "stall", "not yet"])
 def test_a_machine_that_fails_once_or_has_nothing_new_for_long_is_asked_no_more(
     fault: Fault, one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
@@ -262,24 +247,6 @@ def test_without_room_nothing_is_written(
     with pytest.raises(OSError, match="GiB free"):
         files.fetch(one_rank.stage())
     assert names(files) == set()
-
-
-def test_blocks_are_served_as_soon_as_they_are_here(one_rank: Trainer, files: FetchedFiles) -> None:
-    asked = one_rank.stage()
-    assert files.block("v1", 0, "3") is None, "it may come"
-    with source(one_rank, *["none"] * 20, *["cut"] * 1000) as broken, pytest.raises(FetchFailed):
-        files.fetch(replace(asked, ranks=[broken.location]))
-    part = one_rank.stagings[0].parts["v1"]
-    there = {number: files.block("v1", 0, str(number)) for number in range(len(part.blocks))}
-    assert 20 <= sum(block is not None for block in there.values()) < len(there)
-    assert all(block in (None, part.read(number)) for number, block in there.items())
-
-
-@pytest.mark.parametrize("what", ["../secret", "x", "d0", "9999"])
-def test_only_blocks_are_served(what: str, one_rank: Trainer, files: FetchedFiles) -> None:
-    files.fetch(one_rank.stage())
-    with pytest.raises((KeyError, ValueError, IndexError)):
-        files.block("v1", 0, what)
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,8 @@ from lrl.weights import nccl
 from lrl.weights.buckets import Bucket, JoinOrder, buckets_of, checksum, damaged, plan_of
 from lrl.weights.nccl import Broadcast
 from lrl.weights.version_file import spec_of
-from tests.weights.nccl_over_gloo import Communicator, install, receive
 from tests.weights.test_staging import models, pieces, weights_of
 from tests.weights.threaded_ranks import threaded_ranks
-from tests.weights.whole_weights import WeightsOfRanks
 
 CPU = torch.device("cpu")
 
@@ -84,31 +82,6 @@ def test_words_that_change_or_move_have_another_checksum(seed: int, fault: str) 
     if fault == "shift":
         changed = words.roll(1)
     assert checksum(words) != checksum(changed)
-
-
-@pytest.fixture
-def gloo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path_factory.mktemp("gloo"), monkeypatch.setattr)
-
-
-@pytest.mark.usefixtures("gloo")
-def test_ranks_broadcast_the_weights_as_they_are_at_each_send() -> None:
-    weights = weights_of([([9, 4], torch.float32), ([5, 40], torch.float32), ([3], torch.float32)])
-    sent = WeightsOfRanks(lambda: iter(weights.items()), threaded_ranks(3))
-    unique_id = nccl.new_unique_id()
-    with ThreadPoolExecutor() as worker:
-        joined = worker.submit(Communicator, unique_id, 3, 4, CPU)
-        plan, _ = sent.join_broadcast(
-            "pool", JoinOrder(unique_id, 4, torch.float32, bucket_bytes=64)
-        )
-        group = joined.result(60)
-        for _ in range(2):
-            weights["tensor.0"] += 1
-            found = worker.submit(receive, group, plan)
-            sent.send_broadcast("pool")
-            sent.end_broadcast("pool", False, 60.0)
-            assert all(torch.equal(one, weights[name]) for name, one in found.result(60).items())
-    nccl.abort(group)
 
 
 def test_ranks_that_have_the_weights_in_another_order_do_not_begin(

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
-from lrl.policy import PolicyModule
-from lrl.training.lora import LoRA, is_adapter
 from lrl.weights import nccl
 from tests.leftovers import wait_for
 from tests.weights.nccl_over_gloo import GlooServer, install
-from tests.weights.scene import TOKENS, PolicyInMemory, ProvedScene
+from tests.weights.scene import PolicyInMemory, ProvedScene
 from tests.weights.threaded_ranks import threaded_ranks
 from tests.weights.whole_weights import WeightsOfRanks
 
@@ -32,17 +29,6 @@ BUCKET = 2**16
 """Bytes: the policy has half a dozen of them, which end within layers."""
 WORKERS = {"one": 1, "two": 2, "three": 1}
 """Workers of each server."""
-
-
-class WithAdapters(PolicyModule):
-    """A policy that trains adapters, on one rank."""
-
-    @torch.no_grad()
-    def step(self, size: float) -> None:
-        """Moves all numbers of the adapters by `size`, up or down."""
-        for name, weight in self.named_parameters():
-            if is_adapter(name):
-                weight += size * torch.randn_like(weight).sign()
 
 
 class Fleet(ProvedScene):
@@ -145,20 +131,6 @@ def test_generators_join_and_leave_and_each_worker_gets_its_part(
     assert scene.sync() == [] and holds(one, 3) and holds(two, 3)
     scene.leave(one)
     assert scene.sync() == [] and holds(two, 4)
-
-
-def test_adapters_are_merged_in_the_trainer_and_each_worker_gets_its_part(
-    scene: Fleet, servers: dict[str, GlooServer], policy_folder: Path
-) -> None:
-    scene.policy = WithAdapters(str(policy_folder), lora=LoRA(rank=4))
-    scene.policy.configure_model()
-    scene.syncs.policy = scene.policy
-    first = scene.policy.prompt_logprobs(TOKENS)
-    one, two = scene.join(servers["one"], servers["two"])
-    for version in (1, 2):
-        assert scene.sync() == [] and holds(one, version) and holds(two, version)
-    moved = torch.tensor(scene.policy.prompt_logprobs(TOKENS)) - torch.tensor(first)
-    assert moved.abs().mean() > 1e-2, "by far more than a proof allows"
 
 
 def test_a_worker_that_gets_a_wrong_bit_says_so_and_is_evicted(

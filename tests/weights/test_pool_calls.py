@@ -22,15 +22,6 @@ def calls_of(loop: LoopThread, **settings: Any) -> PoolCalls:
     return calls
 
 
-def test_an_error_that_is_no_generators_failure_is_raised(loop: LoopThread) -> None:
-    async def faulty(generator: object) -> None:
-        await asyncio.sleep(0)
-        raise KeyError("a fault of the program")
-
-    with pytest.raises(KeyError):
-        calls_of(loop).each("/pause", faulty)
-
-
 def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
     async def endless(generator: object) -> None:
         await asyncio.sleep(300)

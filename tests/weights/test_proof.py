@@ -4,6 +4,8 @@ rounding to it."""
 from __future__ import annotations
 
 import asyncio
+import copy
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator, State
 from lrl.policy import PolicyModule
 from lrl.training.collate import text_as_micro_batch
-from lrl.weights.proof import MAX_TOLERANCE_NATS, Expected, Proof, format_of, mean_difference, parts
+from lrl.weights.proof import MAX_TOLERANCE_NATS, Expected, Proof, format_of, mean_difference
+from lrl.weights.shared_memory import SharedMemory
+from tests.lent_server import LentServer
 from tests.policies import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
 from tests.weights.model_sync import make_generators
+from tests.weights.scene import PolicyInMemory, ProvedScene
+from tests.weights.whole_weights import WholeWeights
 
 TEXT = [3 + (7 * place + place // 9) % 59 for place in range(320)]
 SHORT = TEXT[:64]
@@ -179,15 +185,6 @@ def test_a_tolerance_that_is_set_is_the_only_limit(tmp_path: Path) -> None:
         prove(policy, generator, tolerance=1e-4)
 
 
-def test_parts_cover_a_text_and_none_is_shorter_than_the_first() -> None:
-    for count in (1, 46, 63, 64, 127, 128, 511, 8191):
-        found = list(parts(count))
-        assert [place for part in found for place in range(part.start, part.stop)] == list(
-            range(count)
-        )
-        assert all(part.stop - part.start >= min(count, 64) for part in found)
-
-
 def test_the_limit_is_of_the_least_exact_format_and_grows_with_what_rounding_does() -> None:
     settings: Any = make_generators()[0].server.settings
     assert format_of(settings) == "float32"
@@ -207,3 +204,27 @@ def test_the_limit_is_of_the_least_exact_format_and_grows_with_what_rounding_doe
     assert limit("bfloat16", "float32", 9.0) == limit("float32", "bfloat16", 9.0) == most
     assert limit("bfloat16", "quantised", 0.01) == MAX_TOLERANCE_NATS["quantised"]
     assert limit("float32", "bfloat16", 0.01) < most
+
+
+def test_a_real_generator_whose_weights_are_a_hundred_steps_old_is_found_when_it_is_due(
+    lent_server: LentServer, policy_folder: Path
+) -> None:
+    policy = PolicyInMemory(policy_folder)
+    stale = copy.deepcopy(policy.network)
+    scene = ProvedScene(
+        policy,
+        [Generator(lent_server, 8)],
+        WholeWeights(policy.network.named_parameters),
+        SharedMemory,
+        name=f"{lent_server.run_id}-stale",
+        prove_every_n_syncs=2,
+    )
+    with closing(scene):
+        for version, finds in enumerate([False, False, True]):
+            scene.version = version
+            assert scene.syncs.sync_now(version) == {}
+            failed = "".join(scene.syncs.wait().values())
+            assert ("nats a token, and" in failed) == finds, failed
+            if version == 0:
+                scene.syncs.transport.policy = WholeWeights(stale.named_parameters)
+                policy.step(1e-3)  # a hundred steps of 1e-5 in one direction

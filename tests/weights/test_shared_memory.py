@@ -1,7 +1,7 @@
 """The transport that writes files."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +12,8 @@ from safetensors.torch import load_file
 
 from lrl.weights import shared_memory
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.version_file import check_file, open_new
+from lrl.weights.version_file import open_new
 from tests.weights.whole_weights import WholeWeights
-
-
-class Calls:
-    """A control plane that only remembers what the generators load."""
-
-    def __init__(self) -> None:
-        self.loaded: list[dict[str, Any]] = []
-
-    def init(self, info: Any) -> None:
-        assert info == {}
-
-    def update(self, info: Callable[[Any], dict[str, Any]]) -> None:
-        self.loaded.append(info(None))
 
 
 def weights_of(value: float) -> WholeWeights:
@@ -39,12 +26,10 @@ def weights_of(value: float) -> WholeWeights:
 
 
 @pytest.fixture
-def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMemory, Calls, Path]:
-    """The transport, its control plane, and the folder in the place of shared memory."""
+def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMemory, Path]:
+    """The transport, and the folder in the place of shared memory."""
     monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
-    transport, calls = SharedMemory(weights_of(0.0), "run-0"), Calls()
-    transport.connect(calls)
-    return transport, calls, tmp_path
+    return SharedMemory(weights_of(0.0), "run-0"), tmp_path
 
 
 def stage(transport: SharedMemory, value: float) -> None:
@@ -58,24 +43,10 @@ def staged_in(shared: Path) -> Path:
     return file
 
 
-def test_the_generators_are_sent_to_a_file_with_every_weight(
-    connected: tuple[SharedMemory, Calls, Path],
-) -> None:
-    transport, calls, shared = connected
-    stage(transport, 1.5)
-    transport.send(calls)
-    file = staged_in(shared)
-    (loaded,) = calls.loaded
-    check_file(file, loaded["checksum"])
-    assert loaded["file"] == str(file)
-    expected = {name: tensor.detach() for name, tensor in weights_of(1.5).whole_weights()}
-    torch.testing.assert_close(load_file(file), expected, rtol=0, atol=0)
-
-
 def test_a_reader_of_the_older_file_reads_all_of_it(
-    connected: tuple[SharedMemory, Calls, Path],
+    connected: tuple[SharedMemory, Path],
 ) -> None:
-    transport, _, shared = connected
+    transport, shared = connected
     stage(transport, 1.0)
     with staged_in(shared).open("rb") as reader:
         begun, old = reader.read(10), staged_in(shared).read_bytes()
@@ -85,9 +56,9 @@ def test_a_reader_of_the_older_file_reads_all_of_it(
 
 
 def test_no_other_user_can_guess_open_or_redirect_the_file_that_generators_load(
-    connected: tuple[SharedMemory, Calls, Path], tmp_path: Path
+    connected: tuple[SharedMemory, Path], tmp_path: Path
 ) -> None:
-    transport, _, shared = connected
+    transport, shared = connected
     treasure = tmp_path / "treasure"
     treasure.write_text("mine")
     for name in ("lrl-run-0.safetensors", "lrl-run-0.draft", "lrl-run-0-weights.safetensors"):
@@ -113,9 +84,9 @@ def test_a_file_that_is_there_already_is_not_written(plant: Any, tmp_path: Path)
 
 
 def test_closing_removes_the_file_and_may_be_repeated(
-    connected: tuple[SharedMemory, Calls, Path],
+    connected: tuple[SharedMemory, Path],
 ) -> None:
-    transport, _, shared = connected
+    transport, shared = connected
     stage(transport, 1.0)
     transport.close()
     transport.close()
@@ -124,9 +95,9 @@ def test_closing_removes_the_file_and_may_be_repeated(
 
 
 def test_without_room_nothing_is_left_and_the_older_version_stays(
-    connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
+    connected: tuple[SharedMemory, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, _, shared = connected
+    transport, shared = connected
     stage(transport, 1.0)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
     with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):

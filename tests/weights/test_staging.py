@@ -73,20 +73,13 @@ def assembled(stagings: list[Staging], version: str, file: Path) -> None:
 
 
 @given(model=models, ranks=st.integers(1, 4))
-def test_whatever_the_ranks_the_file_has_every_weight_and_passes_its_check(
-    model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    file, weights = tmp_path_factory.mktemp("staged") / "weights", weights_of(model)
-    assert holds(file, weights, staged(weights, file, ranks))
-
-
-@given(model=models, ranks=st.integers(1, 4))
 def test_the_parts_of_all_ranks_make_the_file_that_one_rank_would_stage(
     model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("staged")
     weights = weights_of(model)
     one = staged(weights, folder / "one")
+    assert holds(folder / "file", weights, staged(weights, folder / "file", ranks))
     stagings = [Staging() for _ in range(ranks)]
     order = StageOrder("pool", "version", None)
 
@@ -140,16 +133,6 @@ def test_one_flipped_bit_is_seen_wherever_it_is(place: int, tmp_path: Path) -> N
     file.write_bytes(content)
     with pytest.raises(ValueError, match="damaged|checksum"):
         check_file(file, header.checksum)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"12345678", bytes(range(100, 200)), b"\2" + b"\0" * 7 + b"{}"]
-)
-def test_what_is_no_file_of_a_version_is_refused(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "weights"
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match="does not begin as a version's file does|checksum"):
-        check_file(file, 0)
 
 
 def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_succeeds(

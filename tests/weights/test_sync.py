@@ -137,14 +137,6 @@ def test_after_a_failed_resume_there_is_another_attempt_and_the_other_generators
     assert failing.serving and healthy.serving
 
 
-def test_a_resume_without_effect_is_given_up_by_name(loop: LoopThread) -> None:
-    sync, (healthy, liar) = make_sync(loop)
-    liar.client.lying = {"/resume"}
-    failed = give(sync, [healthy, liar], 3)
-    assert list(failed) == [liar] and "/is_paused says" in failed[liar]
-    assert healthy.serving and not liar.serving
-
-
 def test_a_generator_is_proved_at_its_first_sync_and_at_every_third_and_not_between(
     loop: LoopThread,
 ) -> None:
@@ -223,7 +215,8 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread) -> None:
 
 
 @pytest.mark.parametrize(
-    "phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"]
+    "phase",
+    ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update", "/resume"],
 )
 def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str) -> None:
     sync, (healthy, liar) = make_sync(loop)

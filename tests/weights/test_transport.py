@@ -1,5 +1,6 @@
 """Transports by their names, and which way weights travel on which hardware."""
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,48 +22,45 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "on_cuda", "shares_device", "is_open", "chosen"),
+    ("name", "machine", "chosen"),
     [
-        ("auto", False, False, False, "shared_memory"),
-        ("auto", True, True, False, "ipc"),
-        ("auto", True, False, False, "nccl"),
-        ("auto", False, False, True, "pull"),
-        ("auto", True, True, True, "pull"),
-        ("auto", True, False, True, "nccl"),
-        ("shared_memory", True, True, False, "shared_memory"),
-        ("shared_memory", False, False, True, "shared_memory"),
-        ("pull", False, False, False, "pull"),
-        ("pull", True, False, True, "pull"),
+        ("auto", Machine(False, False), "shared_memory"),
+        ("auto", Machine(True, True), "ipc"),
+        ("auto", Machine(True, False), "nccl"),
+        ("auto", Machine(False, False, OPEN), "pull"),
+        ("auto", Machine(True, True, OPEN), "pull"),
+        ("auto", Machine(True, False, OPEN), "nccl"),
+        ("auto", Machine(True, True, ranks=2), "shared_memory"),
+        ("auto", Machine(False, False, OPEN, ranks=2, nodes=2), "pull"),
+        ("shared_memory", Machine(True, True), "shared_memory"),
+        ("shared_memory", Machine(False, False, OPEN), "shared_memory"),
+        ("pull", Machine(False, False), "pull"),
+        ("pull", Machine(True, False, OPEN), "pull"),
     ],
 )
 def test_auto_takes_what_the_hardware_has_and_reaches_other_machines_where_the_run_is_open_to_them(
-    name: str, on_cuda: bool, shares_device: bool, is_open: bool, chosen: str
+    name: str, machine: Machine, chosen: str
 ) -> None:
-    machine = Machine(on_cuda, shares_device, host=OPEN if is_open else LOOPBACK)
     assert choose_transport(name, machine).backend == chosen
 
 
 @pytest.mark.parametrize(
-    ("name", "on_cuda", "shares_device", "why"),
+    ("name", "machine", "why"),
     [
-        ("rdma", True, True, "choose auto"),
-        ("nccl", False, False, "which needs a CUDA GPU"),
-        ("ipc", True, False, "the generator has a GPU of its own"),
-        ("nccl", True, True, "the generator shares the trainer's GPU"),
+        ("rdma", Machine(True, True), "choose auto"),
+        ("nccl", Machine(False, False), "which needs a CUDA GPU"),
+        ("ipc", Machine(True, False), "the generator has a GPU of its own"),
+        ("ipc", Machine(True, True, ranks=2), "but 2 ranks train"),
+        ("nccl", Machine(True, True), "the generator shares the trainer's GPU"),
+        ("auto", Machine(False, False, ranks=2, nodes=2), "set that to rank 0's address"),
+        ("pull", Machine(False, False, ranks=2, nodes=2), "set that to rank 0's address"),
     ],
 )
 def test_a_transport_that_cannot_work_is_refused_with_the_reason(
-    name: str, on_cuda: bool, shares_device: bool, why: str
+    name: str, machine: Machine, why: str
 ) -> None:
     with pytest.raises(ValueError, match=f"strategy.weight_transfer is '{name}'.*{why}"):
-        choose_transport(name, Machine(on_cuda, shares_device))
-
-
-def test_ipc_is_for_one_rank() -> None:
-    two_ranks = Machine(on_cuda=True, shares_device=True, ranks=2)
-    with pytest.raises(ValueError, match="but 2 ranks train"):
-        choose_transport("ipc", two_ranks)
-    assert choose_transport("auto", two_ranks).backend == "shared_memory"
+        choose_transport(name, machine)
 
 
 def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start() -> None:
@@ -80,42 +78,17 @@ def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start()
 
 def test_nccl_on_a_shared_gpu_needs_a_host_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_HOSTID", "a")
-    assert choose_transport("nccl", Machine(on_cuda=True, shares_device=True)).backend == "nccl"
-    assert choose_transport("auto", Machine(on_cuda=True, shares_device=True)).backend == "ipc"
-
-
-def test_a_generator_is_on_another_nccl_host_where_the_trainer_names_its_own() -> None:
+    assert choose_transport("nccl", Machine(True, True)).backend == "nccl"
     nccl = find_transport("nccl")
     assert nccl.server_environment(1, {}) == {}
     assert nccl.server_environment(1, {"NCCL_HOSTID": "a"}) == {"NCCL_HOSTID": "a-generator-1"}
 
 
 def test_a_joining_generator_is_refused_where_the_weights_cannot_reach_it() -> None:
-    refused = {
-        (name, here, host)
-        for name in TRANSPORTS
-        for here in (True, False)
-        for host in (OPEN, LOOPBACK)
-        if find_transport(name).join_refusal(here, host)
-    }
+    cases = set(product(TRANSPORTS, (True, False), (OPEN, LOOPBACK)))
+    refused = {case for case in cases if find_transport(case[0]).join_refusal(*case[1:])}
     assert refused == {
-        ("ipc", True, OPEN),
-        ("ipc", True, LOOPBACK),
-        ("ipc", False, OPEN),
-        ("ipc", False, LOOPBACK),
-        ("shared_memory", False, OPEN),
-        ("shared_memory", False, LOOPBACK),
+        *(case for case in cases if case[0] == "ipc"),
+        *(("shared_memory", False, host) for host in (OPEN, LOOPBACK)),
         ("pull", False, LOOPBACK),
     }
-
-
-def test_ranks_on_two_machines_need_an_address_that_both_reach() -> None:
-    both = Machine(on_cuda=False, shares_device=False, ranks=2, nodes=2)
-    for name in ("auto", "pull"):
-        with pytest.raises(ValueError, match="set that to rank 0's address"):
-            choose_transport(name, both)
-    assert choose_transport("auto", both._replace(host=OPEN)).backend == "pull"
-
-
-def test_every_name_has_its_transport() -> None:
-    assert [find_transport(name).backend for name in TRANSPORTS] == list(TRANSPORTS)

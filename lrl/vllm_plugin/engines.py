@@ -1,9 +1,8 @@
-"""The generators' ends of the transports; they run inside vLLM's worker, registered by
-`lrl.vllm_plugin.plugin`.
+"""The generators' ends of the transports; they run inside vLLM's worker.
 
-vLLM's CPU build packs weights at load into the form that its kernels take, and for two kinds of
-layers an update would not reach that form. All others are packed again as their weights arrive. A
-proof is what would notice a third kind.
+vLLM's CPU build packs weights at load into the form that its kernels take. Most layers are packed
+again as their weights arrive; for two kinds an update would not reach that form. A proof is what
+would notice a third kind.
 
 - An output head that is tied to the embedding gets no weights of its own, and would stay as it was
   loaded: log-probs were off by 0.7 nats with every other layer right. It is packed when all weights
@@ -52,8 +51,6 @@ DEVICE = 6
 
 
 class Engine(WeightTransferEngine[Init, Update]):
-    """Loads weights in checkpoint form."""
-
     def start_weight_update(self) -> None:
         if self.device.type == "cpu":
             for layer in self.model.modules():
@@ -63,7 +60,7 @@ class Engine(WeightTransferEngine[Init, Update]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Loads some. The base class would wait for an accelerator also on a CPU."""
+        """As the base class, which would wait for an accelerator also on a CPU."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -86,8 +83,6 @@ class Engine(WeightTransferEngine[Init, Update]):
 
 @dataclass
 class FileInfo(WeightTransferUpdateInfo):
-    """A version's file (`lrl.weights.version_file`)."""
-
     file: str
     checksum: int
     """Of its header."""
@@ -171,11 +166,8 @@ class CommunicatorInfo(WeightTransferInitInfo):
 
 
 class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
-    """Puts the weights together from what all ranks broadcast, and loads them.
-
-    NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer then has its
-    server killed.
-    """
+    """NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer then has its
+    server killed."""
 
     init_info_cls = CommunicatorInfo
     update_info_cls = WeightTransferUpdateInfo
@@ -193,7 +185,7 @@ class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
         )
 
     def receive_weights(self, update_info: WeightTransferUpdateInfo) -> None:
-        """Receives and loads an update; raises ValueError for a damaged one."""
+        """Raises ValueError for a damaged update."""
         faults: list[Tensor] = []
         weights = self._received(faults)
         self.model.load_weights(weights)

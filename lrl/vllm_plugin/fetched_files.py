@@ -4,13 +4,13 @@ the run's token.
     POST /lrl/fetch               fetches a version into this machine's shared memory
     GET  /lrl/parts/VERSION/...   serves the blocks of a version that are here to other generators
 
-Each block of a version comes from one of two places. One machine among those that fetch, another
-one for each block, takes it from the trainer's rank that holds it; all others take it from that
-machine. So a rank sends each block once however many machines there are, and no link carries more
-than its share. Whoever fails is passed over: then the block comes from the trainer.
+Of the machines that fetch, one takes a block from the trainer's rank that holds it, another one for
+each block, and all others take it from that machine. So a rank sends each block once however many
+machines there are, and no link carries more than its share. Whoever fails is passed over: then the
+block comes from the trainer.
 
-There is one file at rest, the version that the generator holds, which the next differences need. A
-file gets its name when all its blocks are right, so a damaged one is never loaded.
+There is one file at rest, the generator's version, which the next differences need. A file gets its
+name when all its blocks are right, so a damaged one is never loaded.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ Content = bytes | bytearray
 THREADS = 8
 """Blocks that are on their way at once."""
 FROM_TRAINER = 1
-"""As many of them come from the trainer, where other machines fetch too: one block after another is
-soon whole, and the others can have it."""
+"""Of them, where other machines fetch too: one block after another is soon whole for the others."""
 LOOK_S = 0.02
 """Seconds between two looks for a block that another machine does not have yet."""
 HOLD_S = 0.5
@@ -70,8 +69,7 @@ FAILURES = (OSError, http.client.HTTPException, BadTransfer)
 
 
 class PullRoutes:
-    """The middleware, given to vLLM by its class path. A fetch runs on a thread besides the server's
-    event loop; the generator writes meanwhile."""
+    """The middleware, given to vLLM by its class path. The generator writes while a thread fetches."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -123,8 +121,8 @@ class FetchedFiles:
         self._draft: VersionFile | None = None
 
     def block(self, version: str, part: int, what: str) -> bytes | None:
-        """Returns a block for another generator, or its difference (`lrl.weights.parts`); None if it
-        is not here yet. KeyError, ValueError or IndexError if it will not be here."""
+        """Returns a block or its difference (`lrl.weights.parts`) for another generator; None if it is
+        not here yet. KeyError, ValueError or IndexError if it will not be here."""
         for file in (self._draft, self._whole):
             if file is not None and file.path.name == version:
                 block = file.header.parts[part][int(what.removeprefix("d"))]
@@ -134,8 +132,7 @@ class FetchedFiles:
         return None  # the order may be on its way
 
     def fetch(self, order: FetchOrder) -> FetchReport:
-        """Makes the file of a version be here; raises FetchFailed if it did not arrive in time, and
-        OSError without room for it."""
+        """Raises FetchFailed if the version did not arrive in time, and OSError without room for it."""
         with self._one_at_a_time:
             path = self._folder / order.version
             for held in (str(path), order.beside):
@@ -170,9 +167,9 @@ class VersionFile:
         self.header = header
         self.draft = path.with_suffix(".draft")
         self.here = set[int]()
-        """The numbers of the blocks that are right."""
+        """Numbers of the blocks that are right."""
         self.differences = dict[int, bytes]()
-        """Of blocks that came as differences, for other generators."""
+        """Those that came, for other generators."""
         self.draft.unlink(missing_ok=True)  # of an attempt for which there was no room
         self._file = open_new(self.draft)
         self._file.write(header.text)
@@ -193,15 +190,13 @@ class VersionFile:
 
 
 class Fetch:
-    """One attempt at a version, by several threads.
+    """One attempt at a version, by several threads. Raises FetchFailed if the trainer does not say what
+    the version is.
 
     Args:
         order: What to fetch, and who has it.
         token: The run's.
         older: The version that is here.
-
-    Raises:
-        FetchFailed: The trainer does not say what the version is.
     """
 
     def __init__(self, order: FetchOrder, token: str, older: VersionFile | None) -> None:
@@ -226,7 +221,7 @@ class Fetch:
         return self._older is not None and base == self._older.path.name.encode()
 
     def fill(self, version: VersionFile) -> None:
-        """Fetches all blocks that are not there; raises FetchFailed if one did not come."""
+        """Raises FetchFailed if a block did not come."""
         machines, number = max(1, len(self._order.peers)), self._order.number
         blocks = [block for part in self.header.parts for block in part]
         missing = [block for block in blocks if block.number not in version.here]
@@ -278,8 +273,8 @@ class Fetch:
         return False
 
     def _put(self, at: Location, block: Block, version: VersionFile) -> bool:
-        """Puts a block of a rank or another machine into the file; returns False if that does not
-        have it yet. Raises BadTransfer for a damaged one."""
+        """Returns False if a rank or machine does not have a block yet. Raises BadTransfer for a
+        damaged one."""
         small = self._by_differences[block.part]
         content = self._get(at, f"{block.part}/{'d' * small}{block.index}")
         if content is None:
@@ -298,8 +293,7 @@ class Fetch:
         return True
 
     def _of_rank(self, rank: int, ask: Callable[[Location], T]) -> T:
-        """Returns what `ask` gets from a rank of the trainer; raises FetchFailed after several
-        attempts or at the deadline."""
+        """Raises FetchFailed after several attempts at a rank or at the deadline."""
         at, failures = self._order.ranks[rank], list[str]()
         while len(failures) < ATTEMPTS and time.monotonic() < self._end:
             try:
@@ -315,8 +309,7 @@ class Fetch:
         )
 
     def _get(self, at: Location, what: str) -> bytes | None:
-        """Returns what a rank or a machine has under a path; None if it has to fetch it first. Raises
-        one of `FAILURES` if it does not answer."""
+        """Returns what is there; None if it has to be fetched there first. Raises `FAILURES`."""
         kept: dict[str, tuple[http.client.HTTPConnection, float]] = vars(self._connections)
         connection, used_at = kept.pop(at.url, (None, 0.0))
         if connection is None or time.monotonic() - used_at > IDLE_S:

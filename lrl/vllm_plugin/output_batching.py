@@ -1,12 +1,11 @@
 """Batches of tokens: vLLM's API server then has work once a second, not at each token.
 
 Most of the API server's work is for each response in each of the engine's messages, however many
-tokens it has. So the queue in front of the engine's socket collects the tokens of lrl's responses
-and passes them on together: all of them after `HOLD_S` seconds, and those of a response that ends
-at once, with its end. Everything else passes at once, in the old order. A response's first token
-does, which shows that its prompt was read. So does the answer to a call, like a pause, and with it
-all that is held: whoever has the answer to a call can have all tokens written before, and tokens of
-two versions never meet. vLLM's own metrics count these messages, not tokens.
+tokens it has. So the queue in front of the engine's socket holds the tokens of lrl's responses for up
+to `HOLD_S` seconds; a response that ends takes its own along. Everything else passes at once, in the
+old order: a response's first token, which shows that its prompt was read, and the answer to a call,
+like a pause, with all that is held. So whoever has the answer can have all tokens written before,
+and tokens of two versions never meet. vLLM's own metrics count these messages, not tokens.
 
 vLLM's API server appends the log-probs of a response token by token, which was two thirds of its
 work once the tokens came together. Where each token has a single log-prob, the columns of a message

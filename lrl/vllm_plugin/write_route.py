@@ -1,5 +1,5 @@
-"""The routes by which a generator writes; an ASGI middleware of vLLM's API server, guarded by the
-run's token.
+"""The routes by which a generator writes: an ASGI middleware, which vLLM gets by its class path,
+guarded by the run's token.
 
     POST /lrl/write    streams the responses to one prompt as frames (`lrl.generators.client`)
     POST /lrl/flush    sends all tokens written so far, and marks that place in every stream
@@ -32,8 +32,6 @@ them in a turn."""
 
 
 class WriteRoute:
-    """The middleware, given to vLLM by its class path."""
-
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._streams: dict[str, Send] = {}  # that have begun, by the request's id
@@ -92,8 +90,7 @@ class WriteRoute:
 
 
 def generate(engine: Any, body: dict[str, Any]) -> Any:
-    """Returns vLLM's outputs of a request, new tokens alone; raises VLLMClientError if it is
-    wrong."""
+    """Returns vLLM's outputs, new tokens alone; raises VLLMClientError for a wrong request."""
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -112,13 +109,7 @@ def part_of(output: Any) -> Part:
     # With `logprobs=0` there is one number a token.
     logprobs = output.logprobs.logprobs if tokens else []
     versions = None if spans is None else [(span.version, span.start, span.end) for span in spans]
-    return Part(
-        output.index,
-        tokens,
-        logprobs=logprobs,
-        finish_reason=output.finish_reason,
-        versions=versions,
-    )
+    return Part(output.index, tokens, logprobs, output.finish_reason, versions)
 
 
 def piece(content: bytes, more: bool = True) -> dict[str, Any]:

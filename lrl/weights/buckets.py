@@ -1,7 +1,5 @@
-"""The weights in buckets, which a broadcast takes one after the other.
-
-A bucket is a few whole tensors. Each trainer rank packs the rows that it sends of them, in whatever
-number formats they are, and a checksum behind; a worker puts the tensors together.
+"""The weights in buckets of a few whole tensors. Each trainer rank packs the rows that it sends of
+them, and a checksum behind; a worker puts the tensors together.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 
 @dataclass(frozen=True)
 class Bucket:
-    """A few tensors, and the rows that each rank sends of them."""
-
     tensors: Sequence[TensorSpec]
     rows: Sequence[Sequence[tuple[int, int]]]
     """By rank, of each tensor: the first row, and how many."""
 
     def words(self, rank: int) -> int:
-        """Words of 8 bytes that a rank sends: its rows, and a checksum."""
+        """That a rank sends: its rows, and a checksum."""
         pairs = zip(self.tensors, self.rows[rank], strict=True)
         nbytes = sum(tensor.row_bytes * count for tensor, (_, count) in pairs)
         return -(-nbytes // WORD_BYTES) + 1
@@ -47,7 +43,7 @@ class Bucket:
         packed[-1] = checksum(packed[:-1])
 
     def unpack(self, packed: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yields the tensors, from what each rank has sent."""
+        """Yields the tensors, of what each rank has sent."""
         places = [0] * len(packed)
         for number, spec in enumerate(self.tensors):
             tensor = torch.empty(spec.shape, dtype=spec.dtype, device=packed[0].device)
@@ -74,14 +70,13 @@ class JoinOrder:
 
 
 Plan = dict[str, Any]
-"""The division of all weights into buckets, which both ends know; travels as JSON."""
+"""The division of all weights into buckets, as JSON."""
 
 
 def plan_of(
     tensors: Sequence[TensorSpec], rows: Sequence[Sequence[tuple[int, int]]], bucket_bytes: int
 ) -> Plan:
-    """Returns the plan of all tensors, and of the rows that each rank sends of them (`Bucket`).
-    Buckets have `bucket_bytes` before the tensor that fills them."""
+    """`rows` are as in `Bucket`; buckets have `bucket_bytes` before the tensor that fills them."""
     return {
         "names": [one.name for one in tensors],
         "dtypes": [str(one.dtype).removeprefix("torch.") for one in tensors],
@@ -130,7 +125,7 @@ def exchange(
 
 
 def damaged(packed: Iterable[Tensor]) -> Tensor:
-    """Returns whether anything of what ranks have sent has another checksum: bool []."""
+    """Whether anything of what ranks have sent has another checksum: bool []."""
     return torch.stack([checksum(sent[:-1]) != sent[-1] for sent in packed]).any()
 
 

@@ -1,8 +1,5 @@
 """Weights by CUDA IPC: the generator opens the trainer's buffer in place, on the GPU that both share.
-
-The buffer takes one bucket of weights after the other (`lrl.weights.buckets`). The generator's end is
-`lrl.vllm_plugin.engines`.
-"""
+It takes one bucket after the other (`lrl.weights.buckets`)."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ BUCKET_BYTES = 2**28
 
 
 class Ipc(Transport):
-    """The transport to a generator that shares the trainer's GPU."""
-
     backend = "ipc"
 
     @classmethod

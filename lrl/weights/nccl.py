@@ -4,11 +4,9 @@ generator. The generators' end is `lrl.vllm_plugin.engines`.
 The members meet by NCCL's unique id, which travels over the route that asks for the run's token;
 vLLM's own way to meet is a store that asks for none.
 
-NCCL waits for a lost member for ever, so whatever waits for other members runs on a daemon thread,
-and nothing ends it inside vLLM. The ranks abort their part, every generator that has not answered is
-evicted, which kills its server, and the others connect anew. `ncclCommAbort` can be called while a
-thread waits, since kernels and threads poll the flag that it sets; nothing may use the communicator
-afterwards.
+NCCL waits for a lost member for ever, so whatever waits for others runs on a daemon thread, and
+nothing ends it inside vLLM. The ranks abort their part, every generator that has not answered is
+evicted, which kills its server, and the others connect anew.
 """
 
 from __future__ import annotations
@@ -59,8 +57,6 @@ NOT_TENSOR_PARALLEL = ("pipeline-parallel", "data-parallel", "prefill-context-pa
 
 
 class Nccl(Transport):
-    """The transport to generators on other GPUs than the trainer's."""
-
     backend = "nccl"
     collective = True
 
@@ -89,7 +85,7 @@ class Nccl(Transport):
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Another host for each generator, where the trainer names its own (`refusal`)."""
+        """Another host for each, where the trainer names its own (`refusal`)."""
         host = inherited.get("NCCL_HOSTID")
         return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
 
@@ -122,8 +118,8 @@ class Nccl(Transport):
         self._meet(calls, INIT, lambda one: {"init_info": common | offsets[one]}, joined)
 
     def send(self, calls: PoolCalls) -> None:
-        """See `Transport.send`; CollectiveBroken if a generator failed, and StuckTransfer if the
-        abort did not end the broadcast."""
+        """Raises CollectiveBroken if a generator failed, and StuckTransfer if the abort did not end the
+        broadcast."""
         sending = self.policy.send_broadcast(self.name)
         self._meet(calls, UPDATE, lambda one: {"update_info": {}}, sending)
 
@@ -179,7 +175,7 @@ def _raise_as_broken(own: Future[Any], what: str) -> None:
 
 
 class Broadcast:
-    """One rank's part."""
+    """A trainer rank's part, which broadcasts the rows that it holds."""
 
     def __init__(self) -> None:
         self._joined: Future[Any] = Future()
@@ -223,12 +219,8 @@ class Broadcast:
         return self._sent
 
     def end(self, abort: bool, deadline_s: float) -> None:
-        """Waits for the end of `send`; all ranks call it.
-
-        Raises:
-            StuckTransfer: It has not ended within `deadline_s`: the driver or the GPU is broken, and
-                nothing on it may ever return.
-        """
+        """Waits for the end of `send`; all ranks call it. Raises StuckTransfer if that did not end
+        within `deadline_s`: nothing on the GPU may ever return."""
         if abort:
             self.close()
         sent, self._sent = self._sent, None
@@ -282,7 +274,8 @@ def join_communicator(unique_id: bytes, rank: int, world_size: int, device: torc
 
 
 def abort(communicator: Any) -> None:
-    """Ends all that waits in `communicator`, for good; waits up to `ABORT_S`.
+    """Ends all that waits in `communicator`, for good; waits up to `ABORT_S`. Kernels and threads poll
+    the flag that `ncclCommAbort` sets.
 
     Not vLLM's `destroy`: that marks the communicator as unusable when the abort is over, and a
     thread that the abort sets free would use it meanwhile.

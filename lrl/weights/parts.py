@@ -8,11 +8,10 @@ and rank 0's order to fetch it.
 
 Generators that have fetched a block serve it under the same path (`lrl.vllm_plugin.fetched_files`).
 
-A difference of two versions of a block says which of its words of 16 bits differ, and by which bits.
-A small step leaves most bfloat16 weights as they are. Where few words differ, their places and
-differences are far less to compress than the XOR of all words, which is mostly zeros. In float32
-almost every weight changes, in its lower word. Zlib's strategy for runs (Z_RLE) at level 1 is fast
-where little repeats.
+A difference says which 16-bit words of a block differ, and by which bits. A small step leaves most
+bfloat16 weights as they are, and the places and bits of the rest are far less to compress than the
+XOR of all words, which is mostly zeros. In float32 almost every weight changes, in its lower word.
+Zlib's strategy for runs (Z_RLE) at level 1 is fast where little repeats.
 """
 
 from __future__ import annotations
@@ -40,14 +39,12 @@ Words = npt.NDArray[np.uint16]
 ROW = 2**16
 """Words of a row: the place of a word in its row has 16 bits."""
 MAX_DELTA_SHARE = 0.5
-"""Largest share of a part that its delta is worth: above it, making it takes longer than a gigabit
-link saves."""
+"""Above it, making a delta takes longer than a gigabit link saves."""
 BLOCKS_THAT_DECIDE = 4
-"""Blocks after which a delta that is above `MAX_DELTA_SHARE` is given up."""
+"""Blocks by which a delta is given up."""
 FETCH = "/lrl/fetch"
-"""The route of a generator that takes a `FetchOrder`."""
+"""Takes a `FetchOrder`, in a generator."""
 PARTS = "/lrl/parts/"
-"""The route under which the trainer's ranks and the generators serve the blocks of a version."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +56,18 @@ class FetchOrder:
     checksum: int
     """Of its header."""
     ranks: list[Location]
-    """The trainer's ranks, each with its part."""
+    """The trainer's, each with its part."""
     peers: list[Location]
     """All machines that fetch the version now, this one too; none for one that fetches alone."""
     number: int
     """Of this one among them."""
     deadline_s: float
-    """Seconds for all of it."""
     beside: str = ""
     """Path of the version's file of another generator on this machine."""
 
     @staticmethod
     def from_json(found: dict[str, Any]) -> FetchOrder:
-        """Returns the order that `asdict` has made a mapping of; raises TypeError or KeyError for
-        anything else."""
+        """Raises TypeError or KeyError for what is not made by `asdict`."""
         places = {name: [Location(**place) for place in found[name]] for name in ("ranks", "peers")}
         return FetchOrder(**found | places)
 
@@ -84,18 +79,14 @@ class FetchReport:
     how: Literal["held", "delta", "whole"]
     """`held`: it was there already."""
     from_trainer: int = 0
-    """Bytes."""
+    """Bytes, as the next."""
     from_peers: int = 0
-    """Bytes."""
 
 
 def compressed(before: Bytes, after: Bytes) -> bytes:
-    """Returns the compressed difference of `before` and `after`, which have the same length.
-
-    It is one zlib stream of the number of words that differ in each row, of the steps from each
-    such place to the next, and of the XOR there; the lower and upper bytes of steps and XOR apart,
-    because the upper ones are mostly zero.
-    """
+    """Returns the compressed difference of two blocks of one length: one zlib stream of the number of
+    words that differ in each row, of the steps from each such place to the next, and of the XOR
+    there; the lower and upper bytes of steps and XOR apart, because the upper ones are mostly zero."""
     old, new = _words(before), _words(after)
     places = np.flatnonzero(old != new)
     counts = np.diff(
@@ -110,12 +101,8 @@ def compressed(before: Bytes, after: Bytes) -> bytes:
 
 
 def restore(before: bytearray, small: bytes) -> None:
-    """Makes of an older block the newer one, whose difference from it is `small`, the result of
-    `compressed`.
-
-    Raises:
-        BadTransfer: It was not made for this length, or is damaged; the block is nobody's then.
-    """
+    """Makes the newer block of an older one and their difference. Raises BadTransfer if that was not
+    made for this length or is damaged; the block is nobody's then."""
     old = np.frombuffer(before, np.uint8)
     words = _words(old)
     try:
@@ -145,8 +132,7 @@ class Part:
     """A part in a file of the memory, which the kernel frees with the process, whatever ends that.
 
     Args:
-        header: Of the version.
-        rank: Whose part it is.
+        header, rank: Of the version, and whose part it is.
         descriptor: The file: every block is at its place in the version's, and the rest is a hole.
         base: The version before.
         older: Its part, freed when all differences are made.
@@ -182,7 +168,7 @@ class Part:
         pool.shutdown(wait=False)
 
     def read(self, index: int) -> bytes:
-        """Returns the bytes of a block; raises ValueError when it is closed."""
+        """Raises ValueError when it is closed."""
         return self.blocks[index].read(self._file.fileno())
 
     @cached_property
@@ -196,8 +182,7 @@ class Part:
         return ""
 
     def difference(self, index: int) -> bytes:
-        """Returns the difference of a block to the older one, once it is made; raises IndexError if
-        it is not made any more."""
+        """Waits until it is made; raises IndexError if it is not made any more."""
         return self._differences[index].result()
 
     def end_differences(self) -> None:
@@ -207,13 +192,12 @@ class Part:
             one.cancel()
 
     def close(self) -> None:
-        """Frees it; idempotent."""
         self.end_differences()
         self._file.close()
 
 
 class PartServer(TokenServer):
-    """Serves the parts of one rank, by the names of their versions; see `TokenServer`."""
+    """Serves the parts of one rank, by version."""
 
     def __init__(self, endpoint: Endpoint, token: str, parts: dict[str, Part]) -> None:
         self._parts = parts

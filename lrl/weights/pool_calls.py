@@ -13,7 +13,6 @@ from lrl.system.event_loop import LoopThread
 log = logging.getLogger(__name__)
 
 Call = Callable[[Generator], Coroutine[Any, Any, Any]]
-"""The call of one phase to one generator."""
 Body = Callable[[Generator], Any]
 """What is posted to one generator."""
 Failures = dict[Generator, str]
@@ -34,7 +33,6 @@ class PoolCalls:
     next."""
 
     loop: LoopThread
-    """Carries the calls."""
     deadline_s: float
     """Seconds for each phase."""
     silence_s: float
@@ -42,8 +40,8 @@ class PoolCalls:
     interrupted: Callable[[], None] = lambda: None
     """Called while waiting; raises to end the wait."""
     collective: bool = False
-    """Whether the transfer needs every generator: the calls that make and use a transfer then raise
-    CollectiveBroken if one has failed."""
+    """Whether the transfer needs every generator: its calls then raise CollectiveBroken if one has
+    failed."""
     version: int = 0
     participants: list[Generator] = field(default_factory=list)
     """Generators that have not failed so far, in their order."""
@@ -60,7 +58,7 @@ class PoolCalls:
     # ---- who takes part
 
     def begin(self, generators: Sequence[Generator]) -> None:
-        """Directs the next calls to `generators`, and forgets earlier failures."""
+        """Forgets earlier failures."""
         self.participants = list(generators)
         self.failed = {}
         self.hopeless = set()
@@ -70,7 +68,6 @@ class PoolCalls:
         self.participants = [one for one in generators if one not in self.failed]
 
     def exclude(self, failed: Mapping[Generator, str], hopeless: bool = False) -> None:
-        """Excludes generators from the following calls, as failed."""
         if hopeless:
             self.hopeless |= failed.keys()
         self.failed = {**failed, **self.failed}  # the first failure says most
@@ -81,7 +78,6 @@ class PoolCalls:
         self.exclude(evicted, hopeless=True)
 
     def fail_all(self, why: str) -> None:
-        """Excludes all participants as failed, without a fault of theirs."""
         self.failed |= dict.fromkeys(self.participants, why)
         self.participants = []
 
@@ -93,9 +89,9 @@ class PoolCalls:
     # ---- one call to all
 
     def each(self, phase: str, call: Call, short: bool = False) -> None:
-        """Runs one phase in all participants. In a `short` one each call has `silence_s`, and who
-        lets it pass is hopeless: its event loop stands still. So is who breaks a collective: its
-        server does not leave it."""
+        """Runs one phase in all participants. In a `short` one each call has `silence_s`, and who lets
+        it pass is hopeless: its event loop stands still. So is who breaks a collective, which its
+        server does not leave."""
         self.exclude(self.try_each(phase, call, short), hopeless=self.collective)
 
     def try_each(
@@ -128,12 +124,10 @@ class PoolCalls:
         return failed
 
     def post(self, route: str, body: Body = lambda generator: None) -> None:
-        """Posts to all participants; see `need_all`."""
         self.each(route, lambda one: one.client.post(route, body(one), deadline_s=self.deadline_s))
         self.need_all(route)
 
     def need_all(self, route: str) -> None:
-        """Raises CollectiveBroken if one has failed and the transfer needs them all."""
         if self.failed and self.collective:
             raise CollectiveBroken(
                 f"{route} failed for another generator, and all take part in one transfer."
@@ -142,8 +136,7 @@ class PoolCalls:
     # ---- pause and resume
 
     def pause(self, keys_and_values: KeysAndValues) -> int:
-        """Pauses all participants, and reads back that they are paused; returns the tokens that they
-        will read again (`Generator.pause`)."""
+        """Pauses all, and reads that back; returns the tokens that they will read again."""
         tokens: list[int] = []
 
         async def pause(generator: Generator) -> None:
@@ -154,8 +147,7 @@ class PoolCalls:
         return sum(tokens)
 
     def resume(self) -> float:
-        """Resumes all participants, and reads back that they write; returns the time of the last
-        resume, on `time.monotonic`."""
+        """Resumes all, and reads that back; returns when the last one did, on `time.monotonic`."""
         times = [time.monotonic()]
 
         async def resume(generator: Generator) -> None:
@@ -181,31 +173,22 @@ class PoolCalls:
         self.post(UPDATE, lambda generator: {"update_info": info(generator)})
 
     def finish_update(self) -> None:
-        """Closes the update: from then on tokens carry the new version."""
+        """From then on tokens carry the new version."""
         body = {"weight_version": str(self.version)}
         self.post(FINISH, lambda generator: body)
         self._open -= set(self.participants)
 
     def confirm_version(self) -> None:
-        held = {"weight_version": str(self.version)}
-        self.each(
-            "/weight_info",
-            lambda one: one.confirm("/weight_info", held, self.silence_s),
-            short=True,
-        )
+        route, held = "/weight_info", {"weight_version": str(self.version)}
+        self.each(route, lambda one: one.confirm(route, held, self.silence_s), short=True)
 
     def close_update(self) -> None:
         """Closes an update that a failed attempt may have left open: vLLM refuses a second start
         until then. If the start never arrived, the engine answers with an error, which is ignored;
         the next update overwrites whatever this one loaded."""
         still_open = [one for one in self.participants if one in self._open]
-        body = {"weight_version": "abandoned"}
-        self.loop.wait(
-            gather(
-                [one.client.post(FINISH, body, deadline_s=self.silence_s) for one in still_open]
-            ),
-            self.silence_s + MARGIN_S,
-            "closing an update that failed",
-            self.interrupted,
-        )
+        body, longest_s = {"weight_version": "abandoned"}, self.silence_s
+        work = gather([one.client.post(FINISH, body, deadline_s=longest_s) for one in still_open])
+        what = "closing an update that failed"
+        self.loop.wait(work, longest_s + MARGIN_S, what, self.interrupted)
         self._open -= set(still_open)

@@ -1,21 +1,18 @@
 """The proof that a generator computes what the policy computes: the log-probs of a text of real
 prompts, by both.
 
-A generator is proved at its first sync, before it serves, and again at every
-`WeightSync.prove_every_n_syncs`-th. The first proof is about the two programs as much as about the
-weights: positions that are stretched, a window of the attention or a cap on its scores may differ
-by little in a short text, or only at the end of a long one. So a new generator is asked for a text
-as long as the run's, later ones for its first `PROOF_TOKENS`.
+The first proof of a generator is about the two programs as much as about the weights: stretched
+positions, a window of the attention or a cap on its scores may differ by little in a short text, or
+only at the end of a long one. So a new generator is asked for a text as long as the run's, later for
+its first `PROOF_TOKENS`. The text is compared part by part, by the mean difference: the largest is
+that of a token that the model takes for all but impossible.
 
-The text is compared part by part, by the mean difference: the largest is that of a token that the
-model takes for all but impossible. Rounding to bfloat16 moved the log-probs of a tiny random model
-by 0.0006 nats a token, and those of SmolLM2-135M by 0.045, and a limit for all models would pass
-0.18 nats that vLLM and transformers make of Phi-3's positions. So the limit is a few times what the
-less exact format's rounding does to this model (`lrl.training.rounding`), within fixed bounds
-(`benchmarks/agreement.py` at tag before-0.3 measures both).
-
-An old or incomplete update is often within that limit (`benchmarks/detection.py`): checksums and the
-version that a generator reports find those.
+Rounding to bfloat16 moved the log-probs of a tiny random model by 0.0006 nats a token, and those of
+SmolLM2-135M by 0.045, and a limit for all models would pass 0.18 nats that vLLM and transformers
+make of Phi-3's positions. So the limit is a few times what the less exact format's rounding does to
+this model (`lrl.training.rounding`), within fixed bounds (`benchmarks/agreement.py` at tag
+before-0.3). An old or incomplete update is often within it (`benchmarks/detection.py`): checksums
+and the version that is read back find those.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,21 +28,19 @@ PromptLogprobs = Callable[..., list[float]]
 (`PolicyModule.prompt_logprobs`)."""
 
 PROOF_TOKENS = 64
-"""Tokens that a generator is asked for which has been proved before, and the least in any part of a
-text."""
+"""Tokens of a later proof, and the least in any part of a text."""
 FIRST_PROOF_TOKENS = 8192
 """Most tokens that a new generator is asked for."""
 FIRST_PROOF_TOKENS_ON_CPU = 512
-"""The same where there is no GPU, so that the start of a run is not noticeably longer; and vLLM's
-CPU build makes a table of all these tokens and the vocabulary."""
+"""So that a run starts hardly later: vLLM's CPU build makes a table of these tokens and the
+vocabulary."""
 MAX_TOLERANCE_NATS = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.25, "quantised": 0.5}
-"""Largest mean difference in nats per token, for any model; from the most exact format to the
-least. A tensor that is missing made 0.75 or more."""
+"""Largest mean difference in nats per token, for any model; the most exact format first. A tensor
+that is missing made 0.75 or more."""
 MIN_TOLERANCE_NATS = {"float32": 3e-4, "float16": 5e-4, "bfloat16": 2e-3, "quantised": 5e-3}
-"""A difference that is never held against a generator, however little its model rounds."""
+"""Always allowed, however little the model rounds."""
 TOLERATED_ROUNDINGS = 4.0
-"""How many times the rounding of its model a program may be off: real ones were off by 0.8 to 1.2
-times."""
+"""Real programs were off by 0.8 to 1.2 times the rounding of the model."""
 QUANTISED_WORDS = ("fp8", "int", "nvfp4", "turboquant")
 """Words in the value of `kv-cache-dtype` that stand for eight bits and less."""
 
@@ -57,29 +52,19 @@ class Proof:
     prompt_logprobs: PromptLogprobs
     """The policy as it is now, called twice for each number format of the generators."""
     policy_dtype: str
-    """Its number format: float32 or bfloat16."""
+    """float32 or bfloat16."""
     tokens: list[int]
     """The text, at least two tokens."""
     generators: Sequence[Generator]
-    """Those that are to be compared."""
     version: int = field(kw_only=True)
-    """The policy's."""
     tolerance: float | None = field(kw_only=True)
     """Largest mean difference in nats per token; None takes `Expected.limit`."""
     deadline_s: float = field(kw_only=True)
     """Seconds for a generator's answer."""
 
     def __post_init__(self) -> None:
-        self.difference = 0.0
-        """Largest mean difference of a part so far, in nats per token."""
         self._expected = {
-            held: Expected(
-                self.prompt_logprobs,
-                self.policy_dtype,
-                self.tokens,
-                held,
-                measures=self.tolerance is None,
-            )
+            held: Expected(self.prompt_logprobs, self.policy_dtype, self.tokens, held)
             for held in {format_of(one.server.settings) for one in self.generators}
         }
 
@@ -95,7 +80,6 @@ class Proof:
         expected = self._expected[format_of(generator.server.settings)]
         for part in parts(len(found)):
             difference = mean_difference(expected.logprobs[part], found[part])
-            self.difference = max(self.difference, difference)
             limit = expected.limit(part) if self.tolerance is None else self.tolerance
             if difference <= limit:  # NaN is not
                 continue
@@ -118,30 +102,22 @@ class Expected:
 
     Args:
         prompt_logprobs, policy_dtype, tokens: See `Proof`.
-        held: The format, as `format_of` returns it.
-        measures: Whether to measure what rounding does to the policy, for `limit`.
+        held: The generators' format (`format_of`).
     """
 
     def __init__(
-        self,
-        prompt_logprobs: PromptLogprobs,
-        policy_dtype: str,
-        tokens: list[int],
-        held: str,
-        *,
-        measures: bool,
+        self, prompt_logprobs: PromptLogprobs, policy_dtype: str, tokens: list[int], held: str
     ) -> None:
         self._dtype = max(policy_dtype, held, key=list(MAX_TOLERANCE_NATS).index)
         weights_as = held if policy_dtype == "float32" and held in UNIT else None
         self.logprobs = prompt_logprobs(tokens, None, weights_as)
         """Log-probs of all tokens but the first, in nats."""
         self._rounded: list[float] | None = None
-        if measures and self._dtype in UNIT:
+        if self._dtype in UNIT:
             self._rounded = prompt_logprobs(tokens, self._dtype, weights_as)
 
     def limit(self, part: slice) -> float:
-        """Returns the largest mean difference in nats per token of these log-probs: a few times what
-        the less exact format's rounding makes of them."""
+        """Returns the largest mean difference in nats per token of these log-probs."""
         most = MAX_TOLERANCE_NATS[self._dtype]
         if self._rounded is None:
             return most
@@ -150,12 +126,9 @@ class Expected:
 
 
 def format_of(settings: ServerSettings) -> str:
-    options = {
-        name.strip("-").replace("_", "-"): str(value) for name, value in settings.extra_args.items()
-    }
-    if settings.quantization or any(
-        word in options.get("kv-cache-dtype", "") for word in QUANTISED_WORDS
-    ):
+    options = {name.strip("-").replace("_", "-"): one for name, one in settings.extra_args.items()}
+    cache = str(options.get("kv-cache-dtype", ""))
+    if settings.quantization or any(word in cache for word in QUANTISED_WORDS):
         return "quantised"
     return str(settings.dtype)
 
@@ -171,5 +144,4 @@ def parts(count: int) -> Iterator[slice]:
 
 
 def mean_difference(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the mean absolute difference of two equally long lists."""
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)

@@ -1,11 +1,8 @@
-"""Weights that the generators fetch: for other machines without a common GPU network, over any
-distance.
+"""Weights that the generators fetch: for other machines, over any distance. The other end is
+`lrl.vllm_plugin.fetched_files`.
 
     every rank stages its part -> order -> machines fetch from all ranks, and from each other, while
     their generators write -> pause -> each loads the file from its own shared memory
-
-A machine that holds the version before fetches the differences; any other one the whole. The other
-end is `lrl.vllm_plugin.fetched_files`.
 """
 
 import asyncio
@@ -56,8 +53,7 @@ class Pull(Transport):
 
     @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """Two files for each pool that has generators here, which share them; the trainer's own are
-        in no folder."""
+        """Two files for each pool that has generators here; the trainer's own are in no folder."""
         return min(pools, generators) * 2 * weight_bytes
 
     def __init__(self, policy: Policy, name: str) -> None:
@@ -70,7 +66,6 @@ class Pull(Transport):
         self._fetched: dict[Generator, str] = {}  # the path of the staged version on its machine
 
     def connect(self, calls: PoolCalls) -> None:
-        """Has the ranks serve their parts at the first call; see `Transport.connect`."""
         if not self._served:
             own = calls.participants[0].server  # token and settings are those of all
             self._endpoint = own.settings.endpoint
@@ -80,7 +75,6 @@ class Pull(Transport):
         super().connect(calls)
 
     def stage(self) -> None:
-        """Has every rank write its part as the generators compute with it."""
         self._number += 1
         name = f"{self.name}-{self._number}"
         staged = self.policy.stage_weights(StageOrder(self.name, name, self._dtype))

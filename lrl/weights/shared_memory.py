@@ -1,9 +1,9 @@
 """Weights through a file in shared memory: for any single machine, with or without GPUs.
 
-Every rank of the trainer writes its part of one safetensors file while the generators still write
-responses; in the pause they only map and load it. Each version has a folder of its own, under a name
-that nobody can guess and closed to other users, who could otherwise put a link or a file of theirs
-in its place. The name begins with the run's id, by which the supervisor finds those of a killed run.
+Every rank writes its part of one file while the generators still write; in the pause they only load
+it. Each version has a folder of its own, under a name that nobody can guess and closed to other
+users, who could otherwise put a link or a file of theirs in its place. The name begins with the run's
+id, by which the supervisor finds those of a killed run.
 """
 
 import shutil
@@ -46,7 +46,7 @@ class SharedMemory(Transport):
         self._checksum = 0
 
     def stage(self) -> None:
-        """Has the ranks write the weights next to the older file, then removes that one."""
+        """Writes the weights next to the older file, then removes that one."""
         folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self.name}-", dir=SHARED_MEMORY))
         file = folder / "weights.safetensors"
         try:

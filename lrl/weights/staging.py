@@ -1,7 +1,5 @@
-"""A version staged by the trainer's ranks: each writes its part, and none gathers the whole.
-
-    every rank: its rows -> its part, with a checksum of each block
-    rank 0: the checksums of all -> the header of the file, which says what the version is
+"""A version staged by the trainer's ranks: each writes its part with a checksum of each block, none
+gathers the whole, and rank 0 makes the header of the checksums.
 
 On one machine the ranks write into one file, which the generators map. Else each keeps its part in
 its own memory, under no name, and serves it with its difference to the version before
@@ -44,13 +42,13 @@ class StageOrder:
     """Rank 0's order to stage a version."""
 
     pool: str
-    """Of the generators; the versions of each have files of their own."""
+    """Of the generators; each has versions of its own."""
     version: str
     """A name that no other version has."""
     narrow: torch.dtype | None
     """The generators' number format (`lrl.weights.version_file.transfer_dtype`)."""
     file: str = ""
-    """A new file, empty and of rank 0; without one each rank keeps its part in its memory."""
+    """New and empty; without one each rank keeps its part in its memory."""
 
 
 class Staged(NamedTuple):
@@ -68,15 +66,15 @@ class Staging:
     def __init__(self, here: bool = True) -> None:
         self._here = here
         self.parts: dict[str, Part] = {}
-        """What this rank serves, by the name of the version."""
+        """What this rank serves, by version."""
         self._empty: dict[str, Header] = {}
-        """Of the versions of each pool, without checksums."""
+        """By pool, without checksums."""
         self._staged: dict[str, Staged] = {}
         self._server: PartServer | None = None
 
     def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Staged:
-        """Stages a version on all ranks, which call this together; another attempt at it leaves it as
-        it is. Raises OSError on rank 0 if a rank has no room for its part."""
+        """Stages a version; all ranks call it, and another attempt changes nothing. Raises OSError on
+        rank 0 if a rank has no room for its part."""
         empty = self._empty.get(order.pool)
         if empty is None:
             empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)
@@ -95,7 +93,6 @@ class Staging:
         return Staged(order.version, header or empty)
 
     def _keep(self, order: StageOrder, header: Header, rank: int, descriptor: int) -> Staged:
-        """Keeps a part in this rank's memory, unless it is there already."""
         from lrl.weights.parts import Part  # here: not with a file
 
         before = self._staged.get(order.pool)
@@ -109,8 +106,8 @@ class Staging:
         return staged
 
     def serve(self, endpoint: Endpoint, token: str, ranks: Ranks) -> list[Served]:
-        """Begins to serve the parts of all ranks, which call this together; returns where, by rank,
-        on rank 0, which listens at `endpoint`."""
+        """Begins to serve the parts; all ranks call it. Returns where, by rank, on rank 0, which
+        listens at `endpoint`."""
         if self._server is None:
             from lrl.weights.parts import PartServer
 
@@ -133,7 +130,7 @@ class Staging:
 
 
 def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Header:
-    """Returns the header of a pool's versions, without checksums; all ranks call it."""
+    """Returns the header without checksums; all ranks call it."""
     own = [(spec_of(piece, narrow), piece.start, len(piece.rows)) for piece in pieces()]
     found = ranks.gather(own)
     # In rank 0's order: transformers sorts the weights of a model that it has opened from its files,
@@ -146,9 +143,8 @@ def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Hea
 def _write_part(
     rows: Iterator[Piece], empty: Header, order: StageOrder, rank: int
 ) -> tuple[int, list[int], str]:
-    """Writes a rank's part into a file, or into its memory; returns that, open (-1 without one), the
-    checksum of each block, and why the part was not written. Memory is taken for the part alone: the
-    rest of it is a hole."""
+    """Writes a rank's part into a file or its memory, where the rest is a hole; returns that, open (-1
+    without one), the checksum of each block, and why the part was not written."""
     descriptor, sums, fault = -1, list[int](), ""
     blocks = empty.parts[rank]
     try:
@@ -201,8 +197,8 @@ def write_at(descriptor: int, content: memoryview | bytes, place: int) -> None:
 
 
 def host_bytes(tensors: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, memoryview]]:
-    """Yields the bytes of tensors, each with the place of the first: a tensor of the CPU at once,
-    one of a GPU in chunks, of which the next is copied while the CPU uses the one before."""
+    """Yields the bytes of tensors with their places: a tensor of the CPU at once, one of a GPU in
+    chunks, of which the next is copied while the CPU uses the one before."""
     ahead: Callable[[], tuple[int, memoryview]] | None = None
     for place, tensor in tensors:
         content = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -3,19 +3,19 @@
     stage -> distribute -> pause -> load -> resume
 
 Half-written responses continue under the new weights; every token carries its version. A sync
-beside the step (`in_background`) does only the stage while the trainer waits, which alone needs the
-policy, and the rest on a thread; for that the transport must copy the weights. After the resume
-those generators are proved that are due (`lrl.weights.proof`): a new one before it serves, any other
-beside its writing. Only the first sync of a run waits for its proofs; any other leaves that to the
-next one. A generator that the distribution does not reach is paused with the others, because
-nothing may begin under its older version once they hold the new one.
+beside the step (`in_background`) only stages while the trainer waits, which alone needs the policy,
+and does the rest on a thread; for that the transport must copy the weights. After the resume those
+generators are proved that are due (`lrl.weights.proof`): a new one before it serves, any other beside
+its writing. Only a run's first sync waits for its proofs; the next sync waits for those of any other.
+A generator that the distribution does not reach is paused with the others, because nothing may begin
+under its older version once they hold the new one.
 
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
-a version are also read back, because an answered call is no proof of its effect. Before the resume a
-failure does no harm: the generator is paused, and the sync is attempted again. A generator that
-fails all attempts is evicted; so is one that lets the deadline of a pause or resume pass, since its
-event loop stands still. A collective transfer fails for all when it fails for one: that one is
-evicted at once, with those that wait for it, and the next attempt connects the others.
+a version are read back: an answered call does not prove its effect. Before the resume a failure does
+no harm: the generator is paused, and the sync is attempted again. Who fails all attempts is evicted;
+so is who lets the deadline of a pause or resume pass, since its event loop stands still. A collective
+transfer fails for all when it fails for one: that one is evicted at once, with those that wait for
+it, and the next attempt connects the others.
 """
 
 import logging
@@ -56,15 +56,11 @@ class Sync:
     """Runs the weight syncs of one pool."""
 
     pool: GeneratorPool
-    """The generators that are synced together."""
     loop: LoopThread
-    """Carries the calls to them."""
     make_transport: Callable[[Policy, str], Transport]
-    """Makes the trainer's end of the transfer."""
     policy: Policy
-    """Has the weights."""
     make_proof: Callable[[list[Generator]], Prove]
-    """Makes the proof of generators from the policy as it is; called at the beginning of a sync."""
+    """From the policy as it is; called at the beginning of a sync."""
     name: str = field(kw_only=True)
     """Of the connection, unique on this machine."""
     deadline_s: float = field(kw_only=True)
@@ -72,23 +68,22 @@ class Sync:
     silence_s: float = field(kw_only=True)
     """Seconds for a call that moves nothing (pause, resume); at most `deadline_s`."""
     interrupted: Callable[[], None] = lambda: None
-    """Called by the trainer's thread while it waits; raises to end the wait."""
+    """Called while the trainer waits; raises to end the wait."""
     check_outage: Callable[[GeneratorPool], None] = lambda pool: None
     """Raises NoGenerators if the pool has been without any for too long."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    """The trainer's."""
     keys_and_values: KeysAndValues = "recompute"
-    """What a pause does with those of the responses in flight (`Generator.pause`)."""
+    """Of the responses in flight (`Generator.pause`)."""
     prove_every_n_syncs: int = 20
     """Syncs of a generator from one of its proofs to the next."""
 
     def __post_init__(self) -> None:
         self.recomputed_tokens = 0
-        """Tokens that the generators had to read again because of pauses, since the first sync."""
+        """That generators had to read again because of pauses, since the first sync."""
         self.pause_seconds = 0.0
         """Seconds without writing in the last sync."""
         self.transport = self.make_transport(self.policy, self.name)
-        """The trainer's end; a collective one is made anew when the pool changes."""
+        """A collective one is made anew when the pool changes."""
         self._calls = PoolCalls(
             self.loop,
             self.deadline_s,
@@ -102,7 +97,6 @@ class Sync:
         self._in_background = False
         """Whether the background uses the calls, and not the trainer's thread."""
         self._due: list[Generator] = []
-        """Those that this sync proves, by `_prove`."""
         self._prove: Prove | None = None
         self._proofs: list[futures.Future[Failures]] = []
         self._ends = False
@@ -119,11 +113,10 @@ class Sync:
         """Gives the weights to the pool, once the sync before has ended.
 
         Args:
-            version: The version of the weights.
+            version: Of the weights.
             on_synced: Called when no generator of the pool writes under the version before any
                 longer, `in_background` on another thread.
-            in_background: Whether the trainer continues once the weights are copied, if the transport
-                copies them.
+            in_background: Whether the trainer continues once the weights are copied.
 
         Raises:
             RuntimeError: No generator was proved in the first sync of the run: it is set up wrongly.
@@ -152,17 +145,16 @@ class Sync:
             on_synced()
 
     def sync_now(self, version: int) -> Failures:
-        """Gives the weights to all generators of the pool that do not hold them; returns those that
-        failed, whose weights are unknown, and which must be evicted."""
+        """Gives the weights to all that do not hold them; returns those that failed, whose weights are
+        unknown, and which must be evicted."""
         stale = self._begin(version)
         return self._attempts(stale) if stale else {}
 
     def finish_sync(self, failed: Failures) -> None:
-        """Ends a sync and evicts the generators that failed it."""
         self._call(self.pool.finish_sync(failed), "evicting failed generators")
 
     def _sync_in_background(self, version: int, on_synced: Callable[[], Any]) -> bool:
-        """Stages the weights, and does the rest on a thread; returns whether that is possible."""
+        """Stages, and does the rest on a thread; returns whether that is possible."""
         if not self.transport.copies or not (stale := self._begin(version)):
             return False
         self._stage(stale)
@@ -181,13 +173,13 @@ class Sync:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a sync in the background has ended by an error, which `wait` raises."""
+        """Whether a background sync has ended by an error, which `wait` raises."""
         background = self._background
         return background is not None and background.done() and background.exception() is not None
 
     def wait(self) -> Failures:
-        """Waits until the last sync and its proofs have ended; returns the proofs' failures since
-        the last wait."""
+        """Waits for the end of the last sync and its proofs; returns the proofs' failures since the
+        last wait."""
         with self.stopwatch.within("probe"):
             if self._background is not None:
                 self._wait_for(self._background, "a sync during the step", MAX_PHASES)
@@ -201,8 +193,7 @@ class Sync:
             return failed
 
     def interrupt(self) -> None:
-        """Ends with the run, which may save a checkpoint: interrupts a sync under way, and its
-        proofs."""
+        """Ends a sync under way and its proofs with the run, which may save a checkpoint."""
         self._ends = True
         if self._background is not None:
             futures.wait([self._background], ENDS_S)
@@ -216,7 +207,6 @@ class Sync:
         self._proofs = []
 
     def close(self) -> None:
-        """Releases the transport; idempotent."""
         self._ends = True
         self._thread.shutdown(wait=False)
         self.transport.close()
@@ -224,8 +214,8 @@ class Sync:
     # ---- a sync
 
     def _begin(self, version: int) -> list[Generator]:
-        """Admits pending generators, and makes the proof of those that are due; returns the
-        generators that get the weights."""
+        """Admits pending generators, and makes the proof of those that are due; returns all that get
+        the weights."""
         self._call(self.pool.admit_pending(), "admitting generators")
         members = list(self.pool.generators)
         stale = [one for one in members if one.version != version or not one.serving]
@@ -233,11 +223,8 @@ class Sync:
             stale = members if self.transport.collective else stale
             self._calls.version = version
             self.pause_seconds = 0.0
-            self._due = [
-                one
-                for one in stale
-                if one.state is State.NEW or one.syncs % self.prove_every_n_syncs == 0
-            ]
+            every = self.prove_every_n_syncs
+            self._due = [one for one in stale if one.state is State.NEW or one.syncs % every == 0]
             self._prove = self.make_proof(self._due) if self._due else None
         return stale
 

@@ -26,15 +26,14 @@ class Machine(NamedTuple):
     """The hardware between trainer and generators."""
 
     on_cuda: bool
-    """Both are on GPUs."""
     shares_device: bool
     """A generator has the trainer's own GPU."""
     host: str = LOOPBACK
     """Where the generators listen; if others reach it, generators may join from there."""
     ranks: int = 1
-    """Processes that train."""
+    """That train."""
     nodes: int = 1
-    """Machines that they are on."""
+    """Machines of the ranks."""
 
 
 class Policy(Protocol):
@@ -58,8 +57,7 @@ class Policy(Protocol):
 
 
 class Transport:
-    """One way for weights to reach the generators, and its requirements: by default none. A refusal
-    is empty where there is none."""
+    """One way for weights to reach the generators, and its requirements: by default none."""
 
     backend: str
     """Name of vLLM's engine, of the setting `strategy.weight_transfer` and of this transport."""
@@ -70,44 +68,44 @@ class Transport:
     fetches = False
     """The generators fetch what `stage` copied, in `distribute`."""
     narrows = False
-    """The weights travel in the generators' number format, where that is the smaller one."""
+    """The weights travel in the generators' number format, if that is smaller."""
     middleware: tuple[str, ...] = ()
     """Class paths of the routes that its servers need besides vLLM's."""
     fetched_bytes = 0
-    """Bytes of weights that generators fetched so far, from rank 0 and from each other."""
+    """By generators so far, from rank 0 and from each other."""
     sent_bytes = 0
-    """Bytes of weights that rank 0 sent so far."""
+    """By rank 0 so far."""
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """Returns why the transport cannot work on `machine`, as words after its name."""
+        """Why it cannot work on `machine`, as words after its name; empty if it can."""
         return ""
 
     @classmethod
     def server_refusal(cls, settings: ServerSettings) -> str:
-        """Returns why the transport cannot work with servers of these settings, and the remedy."""
+        """Why it cannot work with servers of these settings, and the remedy; empty if it can."""
         return ""
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:
-        """Returns why a generator of another process cannot join a run whose generators are at
-        `host`, as words after the run's name."""
+        """Why a generator of another process cannot join a run whose generators are at `host`, as
+        words after the run's name; empty if it can."""
         return ""
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables that generator `number` needs besides inherited ones."""
+        """Variables that generator `number` needs besides inherited ones."""
         return {}
 
     @classmethod
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables in `own` that all processes of a transfer must have alike."""
+        """Variables in `own` that all processes of a transfer must have alike."""
         return {}
 
     @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """Returns the bytes of this machine's shared memory that `pools` pools of `generators`
-        together take at most; `weight_bytes` are those of one copy as it travels."""
+        """Most bytes in this machine's shared memory for `pools` pools of `generators` together;
+        `weight_bytes` are those of one copy as it travels."""
         return 0
 
     def __init__(self, policy: Policy, name: str) -> None:
@@ -123,8 +121,8 @@ class Transport:
         """Prepares the transfer while the generators still write; raises OSError without room."""
 
     def distribute(self, calls: PoolCalls) -> Failures:
-        """Brings the staged copy to the participants while they still write; returns the generators
-        that it did not reach."""
+        """Brings the staged copy to the participants while they still write; returns those that it
+        did not reach."""
         return {}
 
     def send(self, calls: PoolCalls) -> None:
@@ -141,14 +139,13 @@ TRANSPORTS = {
     "shared_memory": "lrl.weights.shared_memory:SharedMemory",
     "pull": "lrl.weights.pull:Pull",
 }
-"""The class of each transport; `auto` takes the first that works on this machine, and for joining
-generators if others may join."""
+"""`auto` takes the first that works on this machine, and for joining generators if others may join."""
 ON_CUDA = ("ipc", "nccl")
 """Transports between GPUs, which a run on a CPU does not import."""
 
 
 def find_transport(name: str) -> type[Transport]:
-    """Returns the class of a transport; raises ConfigError for an unknown name."""
+    """Raises ConfigError for an unknown name."""
     if name not in TRANSPORTS:
         raise ConfigError(
             f"strategy.weight_transfer is {name!r}; choose auto, {', '.join(TRANSPORTS)}."
@@ -159,8 +156,8 @@ def find_transport(name: str) -> type[Transport]:
 
 
 def choose_transport(name: str, machine: Machine) -> type[Transport]:
-    """Returns the transport that `strategy.weight_transfer` stands for on `machine`; raises
-    ConfigError if the name is unknown or the machine does not allow it."""
+    """Returns what `strategy.weight_transfer` stands for on `machine`; raises ConfigError if the name
+    is unknown or the machine does not allow it."""
     if name != "auto":
         chosen = find_transport(name)
         if why := chosen.refusal(machine):

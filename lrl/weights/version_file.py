@@ -2,9 +2,9 @@
 of each block.
 
 Where adapters are trained (LoRA), a version is two small matrices for each W, which a generator
-merges. A part is what one rank holds: ranges of the file, in its order. Parts are moved and checked
-in blocks, so a rank writes, a generator fetches and a worker checks them without the rest of the
-file. All versions of a run have headers of one length: every byte stays at its place.
+merges. A part, what one rank holds, is ranges of the file; it is written, fetched and checked in
+blocks, without the rest of the file. All versions of a run have headers of one length: every byte
+stays at its place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMATS = {
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
     **{torch.uint8: "U8", torch.bool: "BOOL"},
 }
-"""The names of number formats in a safetensors header."""
+"""In a safetensors header."""
 LARGEST_BLOCK = 2**24
 SMALLEST_BLOCK = 2**12
 BLOCKS_OF_A_PART = 64
@@ -47,7 +47,7 @@ the rest."""
 SUM_DIGITS = 16
 
 Pieces = Callable[[], Iterator["Piece"]]
-"""Yields the rows of the weights that this rank sends, afresh at every call."""
+"""The rows of the weights that this rank sends, afresh at every call."""
 
 
 class TensorSpec(NamedTuple):
@@ -70,12 +70,9 @@ class TensorSpec(NamedTuple):
 def transfer_dtype(
     dtype: torch.dtype, shape: tuple[int, ...], narrow: torch.dtype | None
 ) -> torch.dtype:
-    """Returns the number format in which a tensor travels.
-
-    Matrices travel in the generators' format, if that is narrower: a generator would round them
-    anyway. Vectors keep the policy's: they are few bytes, and vLLM computes with some of them in
-    float32. So do integers. `narrow` None leaves all as they are.
-    """
+    """Returns the number format in which a tensor travels: that of the generators for a matrix, if it
+    is narrower, since a generator would round it anyway. Vectors and integers keep the policy's: they
+    are few bytes, and vLLM computes with some of them in float32."""
     if narrow is None or len(shape) < 2 or not dtype.is_floating_point:
         return dtype
     return narrow if narrow.itemsize < dtype.itemsize else dtype
@@ -87,8 +84,8 @@ def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
 
 
 def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Returns the tensors in their order in a file. A tensor can be viewed as its own format only
-    where its size divides its place, so those of an odd size come last, the widest first."""
+    """A tensor can be viewed as its own format only where its size divides its place, so those of an
+    odd size come last, the widest first."""
     widest = max((one.dtype.itemsize for one in tensors), default=1)
 
     def place(one: TensorSpec) -> tuple[bool, int]:
@@ -100,8 +97,6 @@ def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of a part."""
-
     number: int
     """Among all blocks of the version."""
     part: int
@@ -129,10 +124,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Header:
-    """The beginning of a version's file."""
-
     text: bytes
-    """The length of a table, and the table."""
+    """The beginning of a version's file: the length of a table, and the table."""
 
     @cached_property
     def _table(self) -> dict[str, Any]:
@@ -141,7 +134,7 @@ class Header:
 
     @cached_property
     def checksum(self) -> int:
-        """Of the header, and through its checksums of the whole version."""
+        """Through the checksums of its blocks, that of the whole version."""
         return xxh3_64_intdigest(self.text)
 
     @cached_property
@@ -183,7 +176,6 @@ class Header:
         return found
 
     def with_sums(self, sums: Sequence[Sequence[int]]) -> Header:
-        """Returns the header of a version with these blocks."""
         text = "".join(f"{one:0{SUM_DIGITS}x}" for part in sums for one in part)
         table = self._table
         return Header(_encoded({**table, "__metadata__": {**table["__metadata__"], "sums": text}}))
@@ -192,8 +184,8 @@ class Header:
     def of(
         tensors: Sequence[TensorSpec], parts: Sequence[Sequence[tuple[TensorSpec, int, int]]]
     ) -> Header:
-        """Returns the header of a version whose blocks are not known yet, from all tensors, and from
-        what each rank sends: a tensor, the first row of it, and how many."""
+        """Returns the header of a version whose blocks are not known yet, from all tensors, and what
+        each rank sends: a tensor, its first row, and how many."""
         table, size = dict[str, Any](), 0
         for one in in_file_order(tensors):
             place = {"shape": one.shape, "data_offsets": (size, size + one.nbytes)}
@@ -216,7 +208,6 @@ class Header:
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns ranges in their order; neighbours are one."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if found and found[-1][1] == start:
@@ -276,8 +267,8 @@ def merged(
     (seen with vLLM 0.32), so that tokens would carry a version that did not write them.
 
     Args:
-        base: The weights of the first version, by their names in a checkpoint.
-        adapters: The matrices of the trainer, by W and the end of their name on the wire.
+        base: The first version, by the names in a checkpoint.
+        adapters: The trainer's matrices, by W and the end of their name on the wire.
         dtype: In which the generator computes, whatever that of the files.
     """
     left = set(adapters)
@@ -302,6 +293,6 @@ def require_room(folder: Path, needed: int) -> None:
     if needed > free:
         takes, has = in_gib(needed, free)
         raise OSError(
-            f"{folder} has {has} GiB free and the weights take {takes} GiB (twice that while a new "
-            "version replaces the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
+            f"{folder} has {has} GiB free and the weights take {takes} GiB, twice that while a new "
+            "version replaces the old one. Enlarge it."
         )

@@ -144,9 +144,7 @@ def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path:
             weight.data += step[name]
         held.network.load_state_dict(policy.network.state_dict())
     prove(policy, late)
-    limit = Expected(policy.prompt_logprobs, "float32", SHORT, "bfloat16", measures=True).limit(
-        slice(None)
-    )
+    limit = Expected(policy.prompt_logprobs, "float32", SHORT, "bfloat16").limit(slice(None))
     assert mean_difference(policy.prompt_logprobs(SHORT), before) > limit, (
         "the policy has moved further than a generator may be off"
     )
@@ -180,7 +178,7 @@ def test_a_tolerance_that_is_set_is_the_only_limit(tmp_path: Path) -> None:
     policy = family(name, tmp_path / "one", max_position_embeddings=1024, **one)
     other_program = family(name, tmp_path / "other", max_position_embeddings=1024, **other)
     generator, _ = generator_of(other_program, "float32")
-    assert 1e-4 < prove(policy, generator, tolerance=50.0).difference < 50.0
+    prove(policy, generator, tolerance=50.0)
     with pytest.raises(GeneratorError, match="tokens 65 to 319 of a text of 320"):
         prove(policy, generator, tolerance=1e-4)
 
@@ -198,7 +196,7 @@ def test_the_limit_is_of_the_least_exact_format_and_grows_with_what_rounding_doe
         def logprobs(tokens: list[int], errors: Any, weights: Any) -> list[float]:
             return [-1.0 - (0.0 if errors is None else spread)]
 
-        return Expected(logprobs, policy, [1, 2], held, measures=True).limit(slice(None))
+        return Expected(logprobs, policy, [1, 2], held).limit(slice(None))
 
     most = MAX_TOLERANCE_NATS["bfloat16"]
     assert limit("bfloat16", "float32", 9.0) == limit("float32", "bfloat16", 9.0) == most

@@ -109,7 +109,13 @@ def part_of(output: Any) -> Part:
     # With `logprobs=0` there is one number a token.
     logprobs = output.logprobs.logprobs if tokens else []
     versions = None if spans is None else [(span.version, span.start, span.end) for span in spans]
-    return Part(output.index, tokens, logprobs, output.finish_reason, versions)
+    return Part(
+        output.index,
+        tokens,
+        logprobs=logprobs,
+        finish_reason=output.finish_reason,
+        versions=versions,
+    )
 
 
 def piece(content: bytes, more: bool = True) -> dict[str, Any]:

@@ -8,6 +8,6 @@ its own and one rank.
     python -m tests.standin_cuda                      every case, on the CPU and on the stand-in
     python -m tests.standin_cuda --device gpu         and on a real GPU
 
-A process that uses it loads it before torch (`tests.standin_cuda.guard`), so it has a process of
+A process that uses it loads it before torch (`guard.cpp`), so it has a process of
 its own.
 """

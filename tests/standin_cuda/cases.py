@@ -11,6 +11,7 @@ from unittest import mock
 import lightning as L
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 import lrl
 from benchmarks.forced_lengths import equal
@@ -19,7 +20,7 @@ from benchmarks.ready_responses import ReadyResponses
 from lrl import objectives
 from lrl.training.model import open_tokenizer
 from lrl.training.pieces import checkpoint_pieces
-from lrl.types import ENVIRONMENT, Fork, Group, Rollout
+from lrl.types import ENVIRONMENT, Fork, Group, MicroBatch, Rollout
 from lrl.weights import staging
 from lrl.weights.buckets import buckets_of, damaged, plan_of, raise_if_damaged
 from lrl.weights.staging import StageOrder
@@ -98,9 +99,7 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
         "IcePop, teacher": lambda: of(
             objective=objectives.IcePop(), reference=lrl.Teacher(model=folder)
         ),
-        "TOPR, critic": lambda: of(
-            objective=objectives.TOPR(), critic=lrl.Critic()
-        ),
+        "TOPR, critic": lambda: of(objective=objectives.TOPR(), critic=lrl.Critic()),
         "turn critic with a model": lambda: of(critic=lrl.TurnCritic(model=folder)),
         "turns, copies": lambda: of(data=Turns, share_prefixes=False),
         "turns, turn critic, reference": lambda: of(
@@ -220,7 +219,7 @@ def train(
     return trainer, module
 
 
-def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, torch.Tensor]]:
+def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights as NCCL's workers get them of one rank, through the policy's device."""
     pieces = list(checkpoint_pieces(policy.network, policy.ranks, torch.bfloat16))
     rows = [[(0, len(piece.rows)) for piece in pieces]]
@@ -233,7 +232,7 @@ def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, torch.Tenso
         yield from bucket.unpack([packed])
 
 
-def staged(policy: lrl.PolicyModule, work: Path) -> dict[str, torch.Tensor]:
+def staged(policy: lrl.PolicyModule, work: Path) -> dict[str, Tensor]:
     """Returns the weights as a generator maps them, of a file that is written in several chunks."""
     file = work / "staged.safetensors"
     file.write_bytes(b"")
@@ -269,3 +268,36 @@ def numbers(trainer: L.Trainer, policy: lrl.PolicyModule, work: Path) -> dict[st
         "probe of bfloat16 weights": sum(policy.prompt_logprobs(ids, None, "bfloat16")),
     }
     return metrics | sums | probes
+
+
+class LossOnTheCpu(lrl.PolicyModule):
+    """Weighs its loss with a tensor of the CPU."""
+
+    def compute_loss(self, micro: MicroBatch) -> Tensor:
+        return (super().compute_loss(micro) * torch.ones(1)).sum()
+
+
+class NoiseFromTheCpu(lrl.PolicyModule):
+    """Draws on the GPU from a generator of the CPU."""
+
+    def compute_loss(self, micro: MicroBatch) -> Tensor:
+        draw = torch.Generator().manual_seed(0)
+        noise = torch.rand(1, generator=draw, device=self.device)
+        return super().compute_loss(micro) * noise.sum()
+
+
+class GpuToNumpy(lrl.PolicyModule):
+    """Reads its loss as an array of numpy."""
+
+    def compute_loss(self, micro: MicroBatch) -> Tensor:
+        loss = super().compute_loss(micro)
+        assert loss.detach().numpy() == loss.item()
+        return loss
+
+
+FAULTS: dict[str, type[lrl.PolicyModule]] = {
+    "loss on the CPU": LossOnTheCpu,
+    "noise from the CPU": NoiseFromTheCpu,
+    "GPU to numpy": GpuToNumpy,
+}
+"""Policies that a GPU refuses; so must the stand-in."""

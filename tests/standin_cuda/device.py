@@ -5,11 +5,12 @@ computes it on the CPU.
 """
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,8 +18,6 @@ import lightning as L
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
-
-from tests.standin_cuda.calls import CALLS
 
 GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[2]
@@ -56,6 +55,48 @@ FACTORIES = (
 _waits: Counter[str] = Counter()
 """Times the host waited for the device, by kind and line of lrl. It also waits for the end of a copy
 from pageable memory, and of one that does not say `non_blocking`."""
+
+
+GIB = 2**30
+PROPERTIES = SimpleNamespace(
+    **{"name": "stand-in", "major": 9, "minor": 0, "total_memory": 80 * GIB},
+    **{"multi_processor_count": 132, "uuid": "GPU-stand-in"},
+)
+
+
+def _answers(value: Any) -> Any:
+    return lambda *_, **__: value
+
+
+CALLS: dict[str, Any] = {
+    "is_available": _answers(True),
+    "is_initialized": _answers(True),
+    "_is_compiled": _answers(True),
+    "_lazy_init": _answers(None),
+    "device_count": _answers(1),
+    "current_device": _answers(0),
+    "set_device": _answers(None),
+    "empty_cache": _answers(None),
+    "get_device_properties": _answers(PROPERTIES),
+    "get_device_capability": _answers((PROPERTIES.major, PROPERTIES.minor)),
+    "get_device_name": _answers(PROPERTIES.name),
+    "is_bf16_supported": _answers(True),
+    "is_current_stream_capturing": _answers(False),
+    "mem_get_info": _answers((79 * GIB, 80 * GIB)),
+    "memory_allocated": _answers(0),
+    "max_memory_allocated": _answers(0),
+    "memory_reserved": _answers(0),
+    "memory_stats": _answers(defaultdict(int)),
+    "reset_peak_memory_stats": _answers(None),
+    "manual_seed": _answers(None),
+    "manual_seed_all": _answers(None),
+    "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+    "get_rng_state_all": _answers([]),
+    "set_rng_state": _answers(None),
+    "set_rng_state_all": _answers(None),
+}
+"""By name. What draws without a generator of its own uses the CPU's, so its numbers are the
+CPU's."""
 
 
 class CudaTensor(Tensor):

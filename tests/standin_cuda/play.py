@@ -15,6 +15,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available, is_torch_
 
 from tests.flash_kernel import flash_kernel
 from tests.standin_cuda.cases import (
+    FAULTS,
     Settings,
     StepEnds,
     cases,
@@ -25,7 +26,6 @@ from tests.standin_cuda.cases import (
     train,
 )
 from tests.standin_cuda.device import standin_cuda
-from tests.standin_cuda.faults import FAULTS
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

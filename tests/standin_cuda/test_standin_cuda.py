@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from lrl import objectives
-from tests.standin_cuda.cases import cases
-from tests.standin_cuda.faults import FAULTS
+from tests.standin_cuda.cases import FAULTS, cases
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 

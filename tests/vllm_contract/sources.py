@@ -23,11 +23,7 @@ PROPERTIES = ("property", "cached_property")
 
 
 class Sources:
-    """The Python files of a vLLM.
-
-    Args:
-        root: A folder that has the folder `vllm`, such as site-packages, or a wheel.
-    """
+    """The Python files of a vLLM: of a wheel, or of a folder that has the folder `vllm`."""
 
     def __init__(self, root: Path) -> None:
         if root.suffix == ".whl":
@@ -40,21 +36,14 @@ class Sources:
         self._parse = cache(ast.parse)
 
     def file_of(self, module: str) -> str | None:
-        """Returns the name of a module's file, None if there is no such module."""
         base = module.replace(".", "/")
         return next(
             (name for name in (f"{base}.py", f"{base}/__init__.py") if name in self._texts), None
         )
 
     def texts_below(self, folder: str) -> str:
-        """Returns all files below a folder as one text."""
-        return "\n".join(
-            text for name, text in self._texts.items() if name.startswith(f"{folder}/")
-        )
-
-    def text(self, file: str) -> str:
-        """Returns a file's text; empty if there is none."""
-        return self._texts.get(file, "")
+        """Returns all files below a folder, or one file, as one text."""
+        return "\n".join(text for name, text in self._texts.items() if name.startswith(folder))
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """Returns the module that defines a name at its top, followed through re-exports, and its
@@ -97,7 +86,6 @@ class Sources:
     def _imported(
         self, module: str, file: str, node: ast.ImportFrom, name: str
     ) -> tuple[str, ast.AST] | None:
-        """Returns where a name comes from that a module imports from elsewhere."""
         source = _absolute(module, file.endswith("__init__.py"), node)
         for alias in node.names:
             if alias.name == "*" and source.startswith("vllm"):
@@ -110,17 +98,12 @@ class Sources:
 
 
 def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]]) -> Snapshot:
-    """Returns what a vLLM has of all that lrl relies on.
-
-    Args:
-        root: See `Sources`.
-        version: Its version.
-        imported: Modules and names that lrl imports; None is the module itself.
-    """
+    """Returns what a vLLM has of all that lrl relies on, and of the modules and names that it
+    imports; None is the module itself."""
     sources = Sources(root)
-    flags = sources.text("vllm/engine/arg_utils.py") + sources.texts_below("vllm/entrypoints")
-    variables = sources.text("vllm/envs.py") + sources.texts_below("vllm/usage")
-    entrypoints = sources.texts_below("vllm/entrypoints")
+    entrypoints = sources.texts_below("vllm/entrypoints/")
+    flags = sources.texts_below("vllm/engine/arg_utils.py") + entrypoints
+    variables = sources.texts_below("vllm/envs.py") + sources.texts_below("vllm/usage/")
     return {
         "version": version,
         "imports": sorted(shown for one in imported if (shown := _shown_import(sources, *one))),
@@ -137,17 +120,12 @@ def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]
 
 
 def import_name(module: str, name: str | None) -> str:
-    """Returns how a snapshot writes an import."""
     return module if name is None else f"{module}:{name}"
 
 
 def _shown_import(sources: Sources, module: str, name: str | None) -> str | None:
-    there = (
-        sources.file_of(module) is not None
-        if name is None
-        else sources.find(module, name) is not None
-    )
-    return import_name(module, name) if there else None
+    found = sources.file_of(module) if name is None else sources.find(module, name)
+    return None if found is None else import_name(module, name)
 
 
 def _kinds(sources: Sources, where: str) -> dict[str, str]:
@@ -213,7 +191,6 @@ def _names_defined(node: ast.AST) -> list[str]:
 
 
 def _absolute(module: str, is_package: bool, node: ast.ImportFrom) -> str:
-    """Returns the module from which a statement imports."""
     if not node.level:
         return node.module or ""
     package = module.split(".") if is_package else module.split(".")[:-1]

@@ -260,16 +260,6 @@ def test_without_the_token_a_rank_serves_nothing(header: dict[str, str], trainer
             assert status == 401 and TOKEN.encode() not in body and len(body) < 200
 
 
-def test_a_rank_serves_no_version_that_is_over(trainer: Trainer) -> None:
-    trainer.stage()
-    trainer.step()
-    trainer.stage()
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    url = trainer.locations[0].url
-    assert call(url, "GET", f"{PARTS}v2/0/0", headers)[0] == 200
-    assert call(url, "GET", f"{PARTS}v1/0/0", headers)[0] == 404
-
-
 def test_with_tls_only_the_named_certificate_is_trusted(
     files: FetchedFiles, tmp_path: Path
 ) -> None:

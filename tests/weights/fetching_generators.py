@@ -89,16 +89,9 @@ class FetchingGenerator(Generator):
         self._thread = threading.Thread(target=self.http.run, args=([listener],), daemon=True)
         self._thread.start()
         location = endpoint.location(listener.getsockname()[1])
-        server: Any = SimpleNamespace(
-            **{
-                "url": location.url,
-                "location": location,
-                "trust": location.context(),
-                "settings": settings,
-            },
-            **{"name": f"generator {number}", "number": number, "token": TOKEN, "alive": True},
-            log_tail=lambda: "",
-        )
+        server: Any = SimpleNamespace(url=location.url, location=location, settings=settings)
+        vars(server).update(trust=location.context(), token=TOKEN, number=number, alive=True)
+        vars(server).update(name=f"generator {number}", log_tail=lambda: "")
         super().__init__(server, 4)
 
     async def _freezing(self, scope: Any, receive: Any, send: Any) -> None:
@@ -127,7 +120,6 @@ class FetchingGenerator(Generator):
 def fetching_generators(
     count: int, folder: Path, settings: ServerSettings
 ) -> Iterator[list[FetchingGenerator]]:
-    """Runs some of them."""
     made = [FetchingGenerator(folder, number, settings) for number in range(count)]
     try:
         end = time.monotonic() + 300

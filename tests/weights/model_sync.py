@@ -17,11 +17,8 @@ from lrl.system.ranks import Ranks
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Policy, Transport
 
-INIT, PAUSE, UPDATE = (
-    "/init_weight_transfer_engine",
-    "/pause?mode=keep&clear_cache=true",
-    "/update_weights",
-)
+INIT, UPDATE = "/init_weight_transfer_engine", "/update_weights"
+PAUSE = "/pause?mode=keep&clear_cache=true"
 
 
 class Client:
@@ -155,17 +152,10 @@ POLICY: Any = SimpleNamespace(whole_weights=weights, ranks=Ranks())
 def make_generators() -> list[Generator]:
     generators = []
     for number in range(2):
-        server: Any = SimpleNamespace(
-            url="",
-            name=f"generator {number}",
-            token="",
-            trust=None,
-            settings=SimpleNamespace(
-                tensor_parallel_size=1, dtype="float32", quantization=None, extra_args={}
-            ),
-            alive=True,
-            log_tail=lambda: "",
-        )
+        settings = SimpleNamespace(tensor_parallel_size=1, dtype="float32", quantization=None)
+        settings.extra_args = {}
+        server: Any = SimpleNamespace(url="", token="", trust=None, alive=True, settings=settings)
+        vars(server).update(name=f"generator {number}", log_tail=lambda: "")
         generator = Generator(server, 4)
         generator.client = Client()
         generators.append(generator)

@@ -44,21 +44,14 @@ class Library:
     """Where the members of this process's communicators meet."""
 
     def ncclGetUniqueId(self) -> Any:
-        """Returns a file by which the members meet.
-
-        Raises:
-            ValueError: Its path is longer than an id of NCCL.
-        """
+        """Returns a file by which the members meet."""
         path = os.fsencode(self.folder.resolve() / secrets.token_hex(8))
-        if len(path) > ID_BYTES:
-            raise ValueError(
-                f"{self.folder} is too long a path for an id of {ID_BYTES} bytes: take a shorter "
-                "one."
-            )
+        assert len(path) <= ID_BYTES, (
+            f"{self.folder} is too long a path for an id: take a shorter one"
+        )
         return SimpleNamespace(internal=path.ljust(ID_BYTES, b"\0"))
 
     def ncclCommAbort(self, communicator: Communicator) -> None:
-        """Ends the waiting of this member alone."""
         communicator.aborted.set()
         communicator.group.abort()
 
@@ -110,11 +103,7 @@ class Communicator:
         if fault == "damage":
             tensor[0] ^= 1
 
-    def group_start(self) -> None:
-        """Each broadcast is by itself."""
-
-    def group_end(self) -> None:
-        """Each was by itself."""
+    group_start = group_end = staticmethod(lambda: None)
 
     def _fault(self) -> str:
         """Returns what happens in this broadcast; empty for nothing."""
@@ -140,13 +129,9 @@ def receive(group: Communicator, plan: Plan) -> dict[str, torch.Tensor]:
 
 
 def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Puts the stand-in in the place of NCCL in this process.
-
-    Args:
-        folder: Where the members of its communicators meet; only who makes their ids needs it. It
-            is left with files.
-        replace: Sets an attribute; a monkeypatch's `setattr` takes it back.
-    """
+    """Puts the stand-in in the place of NCCL in this process. The members of its communicators meet in
+    `folder`, which only who makes their ids needs; a monkeypatch's `setattr` as `replace` takes it
+    back."""
     from vllm.distributed.device_communicators import pynccl_wrapper
     from vllm.distributed.weight_transfer import nccl_common
 
@@ -157,18 +142,14 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
 
 
 class GlooServer(Server):
-    """A server on the CPU whose workers take part in transfers by `nccl`.
-
-    Args:
-        told: The file of `FAULT`; need not exist.
-    """
+    """A server on the CPU whose workers take part in transfers by `nccl`; `told` is the file of
+    `FAULT`."""
 
     def __init__(self, *arguments: Any, told: Path = Path(), **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.told = told
 
     def environment(self) -> dict[str, str]:
-        """See `Server.environment`."""
         plugin = _plugin(self.log_path.parent)
         repository = Path(__file__).parents[2]
         before = os.environ.get("PYTHONPATH")

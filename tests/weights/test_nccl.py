@@ -1,7 +1,4 @@
-"""The NCCL transport as far as it goes without vLLM: who may use it, and how a transfer that cannot
-end is ended.
-
-"""
+"""The NCCL transport without vLLM: how a transfer that cannot end is ended."""
 
 from __future__ import annotations
 

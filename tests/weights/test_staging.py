@@ -1,4 +1,7 @@
-"""A version that is staged in parts is, bit for bit, the file of all its weights."""
+"""A version that is staged in parts is, bit for bit, the file of all its weights.
+
+Covers lrl/weights/version_file.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from torch import Tensor
 from lrl.system.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.staging import StageOrder, Staging
-from lrl.weights.version_file import Header, check_file, read_header
+from lrl.weights.version_file import Header, TensorSpec, check_file, read_header, spec_of
 from tests.weights.threaded_ranks import on_ranks
 
 Weights = dict[str, Tensor]
@@ -165,3 +168,24 @@ def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_su
     assert all(staging.parts.keys() == {"version-0"} for staging in stagings)
     for staging in stagings:
         staging.close()
+
+
+HALF, FULL = torch.bfloat16, torch.float32
+
+
+def sent(weight: Tensor, narrow: torch.dtype | None) -> TensorSpec:
+    return spec_of(piece_of("w", weight, Ranks()), narrow)
+
+
+@pytest.mark.parametrize(
+    ("policy", "generator", "travels"), [(FULL, HALF, HALF), (HALF, FULL, HALF), (FULL, None, FULL)]
+)
+def test_the_narrower_format_travels(
+    policy: torch.dtype, generator: torch.dtype | None, travels: torch.dtype
+) -> None:
+    assert sent(torch.randn(3, 5, dtype=policy), generator) == ("w", travels, (3, 5))
+
+
+def test_vectors_and_integers_travel_as_they_are() -> None:
+    assert sent(torch.ones(9), HALF).dtype is FULL
+    assert sent(torch.tensor([[2**40 + 1]]), HALF).dtype is torch.int64

@@ -1,7 +1,11 @@
-"""Syncs in which each phase goes wrong for one of two generators."""
+"""Syncs in which each phase goes wrong for one of two generators.
+
+Covers lrl/weights/pool_calls.py.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from typing import Any
 
@@ -13,19 +17,20 @@ from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
+from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.sync import Sync
-from tests.weights.model_sync import INIT, POLICY, UPDATE, Collective, Direct, make_generators
+from tests.weights.model_sync import (
+    INIT,
+    PAUSE,
+    POLICY,
+    UPDATE,
+    Collective,
+    Direct,
+    make_generators,
+)
 
-PHASES = [
-    "/pause?mode=keep&clear_cache=true",
-    "/is_paused",
-    "/start_weight_update",
-    "/update_weights",
-    "/finish_weight_update",
-    "/weight_info",
-]
-
-
+OPEN = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
+PHASES = [PAUSE, "/is_paused", *OPEN, "/weight_info"]
 RESUME = ["/resume", "/is_paused"]
 AGAIN = [*PHASES[:2], "/finish_weight_update", *PHASES[2:]]
 """Of another attempt, when the one before may have left an update open: it is closed first."""
@@ -98,9 +103,7 @@ def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_an
         assert "/resume" not in posted(failing)
 
 
-@pytest.mark.parametrize(
-    "phase", ["/start_weight_update", "/update_weights", "/finish_weight_update"]
-)
+@pytest.mark.parametrize("phase", OPEN)
 def test_a_call_that_was_done_but_seemed_to_fail_does_not_block_the_next_attempt(
     loop: LoopThread, phase: str
 ) -> None:
@@ -111,9 +114,7 @@ def test_a_call_that_was_done_but_seemed_to_fail_does_not_block_the_next_attempt
     assert unheard.serving and healthy.serving
 
 
-@pytest.mark.parametrize(
-    "phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info", "/resume"]
-)
+@pytest.mark.parametrize("phase", [PAUSE, "/is_paused", "/weight_info", "/resume"])
 def test_a_generator_without_a_response_to_a_short_call_stays_paused_and_is_not_called_again(
     loop: LoopThread, phase: str
 ) -> None:
@@ -216,14 +217,14 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread) -> None:
 
 @pytest.mark.parametrize(
     "phase",
-    ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update", "/resume"],
+    [PAUSE, "/update_weights", "/finish_weight_update", "/resume"],
 )
 def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}
     failed = give(sync, [healthy, liar], 3)
     assert list(failed) == [liar] and not liar.serving and healthy.serving
-    if phase == "/pause?mode=keep&clear_cache=true":
+    if phase == PAUSE:
         assert "/update_weights" not in posted(liar)
 
 
@@ -272,3 +273,30 @@ def test_a_broken_collective_costs_only_who_broke_it_and_the_others_get_the_weig
     assert "/resume" not in posted(failing) and posted(healthy).count("/resume") == 1
     connected = posted(healthy).count(INIT)
     assert connected == (1 if phase == "/weight_info" else 2), "the others connect without it"
+
+
+def calls_of(loop: LoopThread, **settings: Any) -> PoolCalls:
+    """The calls to two generators, one of which does not answer."""
+    calls = PoolCalls(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
+    generators: Any = make_generators()
+    generators[1].client.stuck = UPDATE
+    calls.version = 3
+    calls.begin(generators)
+    return calls
+
+
+def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
+    async def endless(generator: object) -> None:
+        await asyncio.sleep(300)
+
+    # The loop adds 5 s to what the client is given.
+    with pytest.raises(TimeoutError, match="/update_weights for weight version 3"):
+        calls_of(loop, deadline_s=-4.9).each(UPDATE, endless)
+
+
+def test_a_signal_ends_the_wait_for_a_phase(loop: LoopThread) -> None:
+    def told() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calls_of(loop, interrupted=told).update(lambda one: {})

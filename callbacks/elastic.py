@@ -4,7 +4,7 @@ StreamRL's rule (2504.15930, elastic adjustment) adds a unit when delta = T_gen 
 delta', the time that it would take off the generation. Here, of a step's seconds,
 
     T_train = step - wait            the trainer is busy
-    T_gen   = step * (1 - idle)      the generators are; idle is the mean of idle and starved shares
+    T_gen   = step * (1 - starved)   the generators are; starved is the mean of their shares
     delta'  = T_gen / (n + 1)        n generators share the work evenly, and one more takes its part
 
 The paper takes delta' from a profile. The even share is too large where one long response holds a
@@ -112,7 +112,7 @@ class Elastic(OnRankZero):
 def generation_s(times: StepTimes) -> float:
     """Returns T_gen: seconds of a step in which the generators were busy."""
     its = shares(times.generators, GENERATOR)
-    return times.step * (1.0 - its["idle"] - its["starved"])
+    return times.step * (1.0 - its["starved"])
 
 
 def lacks_one(times: StepTimes, generators: int) -> bool:

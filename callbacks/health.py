@@ -59,7 +59,6 @@ RULES: dict[str, tuple[Range, str]] = {
         TIME,
         "Raise data.max_lag if the trainer waits too; otherwise fewer generators do.",
     ),
-    "generators/idle": (TIME, "Take fewer data.rollouts_per_group, or another data.dispatch."),
 }
 """By metric: its healthy range, and the settings that help. docs/metrics.md lists them. They are wider
 than what is sound, so that a warning is worth reading:

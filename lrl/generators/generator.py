@@ -366,10 +366,6 @@ class Generator(GeneratorLoad):
         for request in self._requests:
             request.cancel()
 
-    def note_waiting(self, waiting: bool) -> None:
-        super().note_waiting(waiting)
-        self._note()
-
     def _enter(self, state: State) -> None:
         self.state = state
         self._note()
@@ -377,13 +373,7 @@ class Generator(GeneratorLoad):
     def _note(self) -> None:
         """Notes the generator's activity from now on in the stopwatch and the stats."""
         writes = self.state is not State.PAUSED and bool(self.stats.requests)
-        if writes:
-            state = "writing"
-        elif not self.serving:
-            state = "paused"
-        else:
-            state = "idle" if self.passed_over else "starved"
-        self.stopwatch.enter(state)
+        self.stopwatch.enter("writing" if writes else "starved" if self.serving else "paused")
         self.stats.set_active(writes, asyncio.get_running_loop().time())
 
 

@@ -276,8 +276,6 @@ class GeneratorPool:
         """Sends what waits to the generators that serve."""
         if self.serving:
             self.has_served = True
-        for generator in self.serving:  # the request queue tells only those that serve
-            generator.note_waiting(self.requests.has_waiting)
         self.requests.send_soon()
         async with self._changed:
             self._changed.notify_all()

@@ -36,8 +36,6 @@ class GeneratorLoad(ABC):
         """The requests that hold its slots, each with its responses, of which some may have
         ended."""
         self._slots: dict[Request, int] = {}
-        self.passed_over = False
-        """Whether requests wait that dispatch has not sent here (`note_waiting` says so)."""
 
     @property
     @abstractmethod
@@ -53,9 +51,6 @@ class GeneratorLoad(ABC):
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
         """Stops writing `rollouts`, which keep their tokens; returns whether any was being
         written."""
-
-    def note_waiting(self, waiting: bool) -> None:
-        self.passed_over = waiting
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
         """Reserves a slot for each response, until it ends (`release`) or until `free`."""

@@ -29,8 +29,6 @@ class RequestQueue(Generic[G]):
     def __post_init__(self) -> None:
         self.moved = 0
         """Responses that moved."""
-        self.has_waiting = False
-        """Whether requests still waited after the last dispatch."""
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
         self._targets: dict[Request, G] = {}  # new generators of interrupted requests
@@ -108,10 +106,6 @@ class RequestQueue(Generic[G]):
                 if not sent.done():
                     sent.set_exception(error)
             self._waiting.clear()
-        if self.has_waiting != bool(self._waiting):
-            self.has_waiting = bool(self._waiting)
-            for generator in self.serving():
-                generator.note_waiting(self.has_waiting)
 
     def _migrate(self) -> None:
         """Interrupts half-written requests that gain from an idle generator; none twice under one

@@ -15,9 +15,8 @@ TRAINER = (*WAITS, "pack", "ranks", "reference", "train", *SYNC)
 """All states of a trainer, on rank 0. `ranks` is the wait, after its own last micro-batch, until
 the other ranks have taken theirs; `train` is forward, backward and update, and the callbacks of
 others."""
-GENERATOR = ("writing", "paused", "starved", "idle")
-"""All states of a generator. Without work it is starved when pacing admits nothing more, and idle
-when dispatch does not send it waiting requests; `paused` is for and within a sync."""
+GENERATOR = ("writing", "paused", "starved")
+"""All states of a generator. It is starved without a request, and paused for and within a sync."""
 
 
 class Stopwatch:

@@ -38,10 +38,7 @@ def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_na
     silent.error = GeneratorError("generator 0: /lrl/flush did not answer within 5 s.")
     asyncio.run(pool.flush())
     assert other.posted == ["flush"] and pool.serving == pool.generators
-    assert (
-        "Up to 1 s of half-written responses are not waited for: generator 0: /lrl/flush"
-        in caplog.text
-    )
+    assert "are not waited for: generator 0: /lrl/flush" in caplog.text
 
 
 @settings(max_examples=40, deadline=None)
@@ -54,9 +51,8 @@ def test_no_generator_writes_more_than_its_capacity(
 ) -> None:
     pool, clients = make_pool(*capacities)
     run(gather([ask(pool, n, seconds) for n, seconds in groups]))
-    assert all(
-        client.most <= capacity for client, capacity in zip(clients, capacities, strict=True)
-    )
+    for client, capacity in zip(clients, capacities, strict=True):
+        assert client.most <= capacity
     assert sum(len(client.asked) for client in clients) == len(groups)
     assert all(generator.in_flight == 0 for generator in pool.generators)
     assert pool.capacity == sum(capacities)
@@ -142,8 +138,10 @@ async def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int
 @on_a_virtual_clock
 async def test_no_request_is_sent_between_a_pause_and_the_resume_under_the_new_version() -> None:
     pool, clients = make_pool(4, 4)
-    await gather([generator.pause() for generator in pool.generators])
+    pausing = [asyncio.create_task(generator.pause()) for generator in pool.generators]
+    await asyncio.sleep(0.05)  # a pause is on its way: what comes now would start behind it
     waiting = [asyncio.create_task(ask(pool)) for _ in range(3)]
+    await asyncio.wait(pausing)
     await asyncio.sleep(1000)
     assert not clients[0].asked and not clients[1].asked
     await gather([generator.resume(5) for generator in pool.generators])
@@ -176,26 +174,10 @@ async def test_a_new_generator_takes_no_request_before_it_is_proved() -> None:
     assert [version for _, version, _, _ in client.asked] == [5]
 
 
-@on_a_virtual_clock
-async def test_requests_are_held_before_the_generators_pause() -> None:
-    pool, (client,) = make_pool(4)
-    pausing = asyncio.create_task(pool.generators[0].pause())
-    await asyncio.sleep(0.05)  # the pause is on its way: what comes now would start behind it
-    waiting = asyncio.create_task(ask(pool))
-    await pausing
-    assert not client.asked
-    waiting.cancel()
-
-
 async def spare(pool: GeneratorPool) -> None:
-    rollouts = [Rollout(), Rollout()]
-    await pool.generate_spare(
-        Prompt(id=0, token_ids=[1], text=""),
-        rollouts,
-        Sampling(n=2, max_tokens=9),
-        priority=-1,
-        deadline_s=9.0,
-    )
+    prompt, rollouts = Prompt(id=0, token_ids=[1], text=""), [Rollout(), Rollout()]
+    sampling = Sampling(n=2, max_tokens=9)
+    await pool.generate_spare(prompt, rollouts, sampling, priority=-1, deadline_s=9.0)
     assert all(rollout.finished for rollout in rollouts)
 
 
@@ -242,18 +224,12 @@ def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
     assert second.requests == [(1, 4), (1, 4)]
     assert lost == [failing] and failing.in_flight == 0 and pool.reissued == 2
     assert len(pool.generators) == 1 and failing not in pool.generators
-    assert (
-        "the stream broke" in caplog.text
-        and "has ended" in caplog.text
-        and "out of memory" in caplog.text
-    )
+    assert all(text in caplog.text for text in ("the stream broke", "has ended", "out of memory"))
 
 
 def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> None:
     pool, (client,) = make_pool(2)
-    client.error = RequestRejected(
-        "generator 0: /inference/v1/generate answered 400: no such token"
-    )
+    client.error = RequestRejected("generator 0: /lrl/write answered 400: no such token")
     with pytest.raises(RequestRejected, match="no such token"):
         run(ask(pool))
     assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
@@ -286,26 +262,6 @@ async def test_a_replacement_that_fails_before_its_first_sync_does_not_join() ->
     assert lost == [newcomer] and len(pool.generators) == 1
 
 
-@on_a_virtual_clock
-async def test_a_failed_proof_evicts_a_generator_and_its_responses_continue_behind_every_token() -> (
-    None
-):
-    pool, (_, second) = make_pool(4, 4)
-    pool.has_served = True
-    liar, healthy = pool.generators
-    healthy.state = State.DRAINING
-    asking = asyncio.create_task(ask(pool, seconds=9))
-    await asyncio.sleep(2.5)
-    await liar.pause()
-    await liar.resume(1)
-    await asyncio.sleep(2)
-    healthy.state = State.SERVING
-    assert list(await pool.prove([liar, healthy], fails_for(liar))) == [liar]
-    for rollout in await asking:
-        assert rollout.versions == [0, 0, 1, 1, 0, 0, 0, 0, 0]
-    assert second.requests == [(1, 4), (1, 4)] and pool.generators == [healthy]
-
-
 def fails_for(liar: Generator) -> Prove:
     async def compare(generator: Generator) -> None:
         if generator is liar:
@@ -320,15 +276,12 @@ async def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(e
     pool, _ = make_pool(4, 4)
     pool.has_served = True
     first, second = pool.generators
-    # type: ignore[assignment]
-    first.client = Uneven()
-    second.client = Uneven()
+    first.client, second.client = Uneven(), Uneven()  # type: ignore[assignment]
     rollouts = [Rollout() for _ in range(3)]
     second.state = State.DRAINING
     prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
-    asking = asyncio.create_task(
-        pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
-    )
+    work = pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
+    asking = asyncio.create_task(work)
     await asyncio.sleep(1.5)
     await first.pause()
     await first.resume(1)

@@ -104,14 +104,6 @@ def gone(process: psutil.Process) -> bool:
     return not lives(process)
 
 
-def words_of(process: psutil.Process) -> list[str]:
-    """Returns its command line; empty while it is still a fork of the supervisor."""
-    try:
-        return [] if supervisor.__file__ in process.cmdline() else process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
 def assert_nothing_is_left(run: Run, tree: Sequence[psutil.Process]) -> None:
     wait_for(lambda: all(map(gone, tree)), what="the end of the tree")
     wait_for(lambda: not run.shared.exists(), what="the removal of the tree's shared memory")
@@ -158,14 +150,11 @@ def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
 
 
 def test_the_root_ends_when_the_supervisor_is_killed(run: Run) -> None:
-    process = run.start(sys.executable, "-c", "import time; time.sleep(600)")
-    wait_for(
-        lambda: any("-c" in words_of(one) for one in psutil.Process(process.pid).children()),
-        what="the root",
-    )
-    (root,) = psutil.Process(process.pid).children()
+    process = run.start()
+    root, orphan = run.tree()
     process.kill()
     wait_for(lambda: gone(root), what="the end of the root")
+    orphan.kill()
     assert run.scratch.is_dir(), "no process removes the temporary folder"
 
 
@@ -213,16 +202,12 @@ def test_the_supervisor_ignores_ctrl_c_and_a_closed_terminal(run: Run) -> None:
 def test_shared_memory_that_others_still_use_stays(run: Run) -> None:
     process = run.start()
     run.tree()
-    other = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import mmap, sys, time; f = open(sys.argv[1], 'rb+')\n"
-            "m = mmap.mmap(f.fileno(), 0); print(flush=True); time.sleep(600)",
-            str(run.shared),
-        ],
-        stdout=subprocess.PIPE,
+    program = (
+        "import mmap, sys, time; f = open(sys.argv[1], 'rb+')\n"
+        "m = mmap.mmap(f.fileno(), 0); print(flush=True); time.sleep(600)"
     )
+    words = [sys.executable, "-c", program, str(run.shared)]
+    other = subprocess.Popen(words, stdout=subprocess.PIPE)
     assert other.stdout is not None
     other.stdout.readline()
     ask_to_stop(process)

@@ -81,13 +81,3 @@ def test_a_turn_that_is_not_parsed_fails_the_episode_and_evicts_nobody(answer: A
     with pytest.raises(EpisodeError, match="environment_error: the turn is not parsed: "):
         find(pool, [7])
     assert len(pool.generators) == 2
-
-
-def test_a_parser_that_is_not_of_the_policys_family_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    for answer in (ANSWER, {"choices": [{"message": {"content": "a call"}}]}):
-        pool, _ = pool_of(answer)
-        asyncio.run(ToolCallParser(pool, {2}).try_out([7, 8], "[add()]", TOOLS))
-    (warning,) = caplog.messages
-    assert "strategy.server.tool_parser finds no call of a tool in '[add()]'" in warning

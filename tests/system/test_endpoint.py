@@ -7,7 +7,6 @@ import asyncio
 import http.client
 import socket
 import ssl
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,6 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from lrl.cli import prompt
 from lrl.errors import GeneratorError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.server import Server
@@ -208,11 +206,3 @@ def test_only_the_guarded_port_is_open_to_other_machines_and_asks_for_the_token(
     open_ports = {port.laddr for port in ports if port.status == psutil.CONN_LISTEN}
     assert ("0.0.0.0", tls_server.port) in open_ports and len(open_ports) > 1
     assert {ip for ip, port in open_ports if port != tls_server.port} == {"127.0.0.1"}
-
-
-def test_the_lines_to_talk_know_the_certificate(tls_server: LentServer, folder: Path) -> None:
-    lines = prompt.lines(folder, 0, "1+1=")
-    done = subprocess.run(
-        ["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=folder
-    )
-    assert '"chat.completion"' in done.stdout, done.stdout + done.stderr

@@ -125,10 +125,8 @@ def test_a_half_written_response_continues_after_its_tokens_and_keeps_them() -> 
     seen: list[Any] = []
     rollout = Rollout(token_ids=[7, 8], logprobs=[-1.0, -2.0], versions=[1, 3])
     spans = [("4", 0, 2)]
-    at_server(
-        stream_handler([frame(0, [5]), frame(0, [6], "length", spans)], seen),
-        lambda client: write(client, rollout),
-    )
+    frames = [frame(0, [5]), frame(0, [6], "length", spans)]
+    at_server(stream_handler(frames, seen), lambda client: write(client, rollout))
     ((_, body),) = seen
     assert body["token_ids"] == [1, 2, 3, 7, 8]
     assert body["sampling_params"]["max_tokens"] == 7 and body["sampling_params"]["n"] == 1
@@ -185,9 +183,8 @@ def test_a_flush_waits_until_every_stream_that_it_names_has_its_mark() -> None:
         await asyncio.sleep(0.05)
         await response.write(frame(0, [5, 6]) + line({"flushed": 1}))
         await asyncio.sleep(0.05)
-        await response.write(
-            frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)])
-        )
+        last = frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)])
+        await response.write(last)
         return response
 
     async def scene(client: GeneratorClient) -> list[int]:
@@ -210,9 +207,7 @@ def test_a_request_that_leaves_ends_at_a_flush_whether_or_not_a_response_ends_be
     rollouts = [Rollout(), Rollout()]
     at_server(stream_handler(frames), lambda client: write(client, *rollouts, leaves=lambda: True))
     assert [rollout.token_ids for rollout in rollouts] == [[5, 6], []]
-    assert not any(rollout.finished for rollout in rollouts), (
-        "the longer of two would be drawn again more often"
-    )
+    assert not any(rollout.finished for rollout in rollouts)
 
 
 def test_a_flush_whose_tokens_do_not_come_ends_at_its_deadline() -> None:
@@ -435,6 +430,5 @@ def test_the_parts_of_a_frame_do_not_mix() -> None:
     head, _, numbers = pack(parts).partition(b"\n")
     ResponseStream(rollouts, Held(), lambda: None).take(json.loads(head), numbers)
     assert [rollout.token_ids for rollout in rollouts] == [[], [9], [7, 2**31 - 1]]
-    assert rollouts[1].logprobs == [-3.0] and rollouts[2].logprobs == pytest.approx(
-        [-1.0, -0.1], abs=1e-8
-    )
+    assert rollouts[1].logprobs == [-3.0]
+    assert rollouts[2].logprobs == pytest.approx([-1.0, -0.1], abs=1e-8)

@@ -139,9 +139,8 @@ def test_a_transport_has_its_variables_and_its_routes_behind_the_token(tmp_path:
         after for word, after in zip(words, words[1:], strict=False) if word == "--middleware"
     ]
     own = "lrl.vllm_plugin.write_route.WriteRoute"
-    assert layers == [own, "a.Route", "b.Route", "lrl.system.auth.TokenMiddleware"], (
-        "vLLM puts the last one outermost"
-    )
+    # vLLM puts the last one outermost.
+    assert layers == [own, "a.Route", "b.Route", "lrl.system.auth.TokenMiddleware"]
 
 
 @pytest.mark.parametrize(
@@ -294,11 +293,8 @@ def test_seed_everything_reaches_the_generators_and_a_resume_goes_on_with_other_
     monkeypatch.setenv("PL_SEED_WORKERS", "0")
     first = servers_of_a_run(tmp_path, 5)
     assert servers_of_a_run(tmp_path, 5) == first
-    others = [
-        servers_of_a_run(tmp_path, 6),
-        servers_of_a_run(tmp_path, 5, "runs/epoch=0-step=7.ckpt"),
-    ]
-    runs = [first, *others]
+    resumed = servers_of_a_run(tmp_path, 5, "runs/epoch=0-step=7.ckpt")
+    runs = [first, servers_of_a_run(tmp_path, 6), resumed]
     assert len({seed for seeds, _ in runs for seed in seeds}) == 6
     assert len({told for _, told in runs}) == 3
 

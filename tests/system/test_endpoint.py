@@ -177,10 +177,8 @@ def probe(client: GeneratorClient) -> Awaitable[list[float]]:
 def test_a_real_server_speaks_tls_to_clients_with_its_certificate_and_no_plain_http(
     tls_server: LentServer, other: tuple[str, str]
 ) -> None:
-    assert (
-        tls_server.url.startswith("https://")
-        and len(by_client(tls_server, tls_server.trust, probe)) == 2
-    )
+    assert tls_server.url.startswith("https://")
+    assert len(by_client(tls_server, tls_server.trust, probe)) == 2
     for stranger in (trust_only(first_certificate(other[0])), ssl.create_default_context()):
         with pytest.raises(GeneratorError, match="CERTIFICATE_VERIFY_FAILED"):
             by_client(tls_server, stranger, probe)

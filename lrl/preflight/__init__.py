@@ -25,12 +25,8 @@ __all__ = ["check_run", "check_strategy", "check_trainer"]
 
 
 def check_run(run: Run) -> None:
-    """Checks what needs more than one object of a run, on rank 0; no weight is loaded, and a model
-    that a Python function makes is made only if the rest is right.
-
-    Raises:
-        ConfigError: Names the first fault, with its setting, value and remedy.
-    """
+    """Checks a run, on rank 0; no weight is loaded, and a model that a Python function makes is made
+    only if the rest is right. Raises ConfigError for the first fault."""
     policy, data = run.policy, run.data
     check_settings(run)
     read = check_data(data, run.evaluations)

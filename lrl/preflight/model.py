@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 TensorShapes = dict[str, tuple[int, ...]]
 SAMPLE = "In 1998, three naïve foxes ate 2.5 kg: x**2 >= 7?\n\n\tif not y: 数学 — “yes”!"
 """A text of which two tokenizers hardly make the same tokens."""
-SHOWN = 8
-"""Tokens in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,8 @@ class Shape:
 def check_policy(
     policy: PolicyModel, data: RolloutDataModule, read: Sequence[Prompts], longest: int | None
 ) -> Shape:
-    """Checks the policy's folder, the data sets in its tokens, and the models beside it.
-
-    `longest` is the context length of the generators in tokens; None is what prompts and responses
-    need.
-    """
+    """Checks the policy's folder, the data sets in its tokens, and the models beside it. `longest`
+    is the context length of the generators in tokens; None is what prompts and responses need."""
     with _naming("model."):
         folder, tokenizer = policy.policy_folder, policy.tokenizer
         shape = shape_of(folder, policy.attention, policy.lora)
@@ -90,13 +85,9 @@ def _naming(before: str) -> Iterator[None]:
 
 
 def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Shape:
-    """Returns the shapes of a model, of which `lora` may train adapters alone.
-
-    Raises:
-        ValueError: The config cannot be read, describes no causal language model, or needs code of
-            its own; `lora` names no layer of it; or the attention leaves out a cap on its scores,
-            which vLLM applies.
-    """
+    """Returns the shapes of a model, of which `lora` may train adapters alone; raises ValueError for
+    one that cannot be opened, or whose attention leaves out a cap on its scores, which vLLM
+    applies."""
     model = open_meta_model(folder, attention)
     config = model.config.get_text_config()
     cap, used = getattr(config, "attn_logit_softcapping", None), config._attn_implementation
@@ -180,7 +171,7 @@ def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
     """Checks that the reference has the policy's vocabulary, its architecture if it follows the
     policy, and its tokenizer if it is a teacher."""
     reference = policy.reference
-    assert reference is not None, "the caller has looked"
+    assert reference is not None
     # A teacher's rows are often padded to another number, and the tokenizers are compared.
     other = check_beside(
         model, "model.reference.model", policy, shape, may_have_more=reference.rewards_tokens
@@ -195,13 +186,11 @@ def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
         return
     with _naming("model.reference."):
         theirs, ours = open_tokenizer(model).get_vocab(), policy.tokenizer.get_vocab()
-    for token in sorted(ours | theirs):
-        if theirs.get(token) != ours.get(token):
-            raise ConfigError(
-                f"model.reference.model={model!r} has another tokenizer than the policy (the token "
-                f"{token!r} is {theirs.get(token)} there and {ours.get(token)} here): take a "
-                "teacher of the same family."
-            )
+    if theirs != ours:
+        raise ConfigError(
+            f"model.reference.model={model!r} has another tokenizer than the policy: take a teacher "
+            "of the same family."
+        )
 
 
 def check_teacher(teacher: Teacher, policy: PolicyModel, data: RolloutDataModule) -> None:
@@ -226,13 +215,9 @@ def check_teacher(teacher: Teacher, policy: PolicyModel, data: RolloutDataModule
     except TeacherError as error:
         raise ConfigError(f"model.reference.url cannot be the run's teacher: {error}") from error
     if theirs != ours:
-        pairs = zip(ours, theirs, strict=False)
-        first = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
-        shown = slice(first, first + SHOWN)
         raise ConfigError(
-            f"model.reference.url {teacher.url} makes {theirs[shown]} of a text of which "
-            f"the policy's tokenizer makes {ours[shown]} (from token {first}): serve a teacher of "
-            "the same family, with its tokenizer."
+            f"model.reference.url {teacher.url} makes other tokens of a text than the policy's "
+            "tokenizer: serve a teacher of the same family, with its tokenizer."
         )
     if context <= data.max_model_tokens:
         raise ConfigError(

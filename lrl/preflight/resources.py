@@ -105,14 +105,10 @@ def check_checkpoint(run: Run, ckpt_path: str, trained: dict[str, tuple[int, ...
     try:
         file = path / META if in_parts else path
         state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        sizes = (
-            shapes(path)
-            if in_parts
-            else {name: weight.shape for name, weight in state["state_dict"].items()}
-        )
+        weights = {} if in_parts else state["state_dict"]
+        sizes = shapes(path) if in_parts else {name: one.shape for name, one in weights.items()}
     except READ_ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{named} is no checkpoint that can be read ({reason:.200}).") from error
+        raise ConfigError(f"{named} is no checkpoint that can be read: {error!r:.200}") from error
     for name, size in trained.items():
         if (found := sizes.get(f"network.{name}")) != size:
             raise ConfigError(

@@ -102,7 +102,7 @@ def check_trainer(trainer: Any, policy: PolicyModel) -> None:
 
 
 def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
-    """Yields flags of the trainer, each with its value, the allowed values, and the remedy."""
+    """Yields flags, each with its value, the allowed values, and the remedy."""
     clips = "set model.max_grad_norm, which clips the gradient of a whole step"
     yield "gradient_clip_val", trainer.gradient_clip_val, (None, 0), clips
     yield "accumulate_grad_batches", trainer.accumulate_grad_batches, (1,), STEP_SIZE
@@ -124,7 +124,6 @@ def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
 
 
 def check_settings(run: Run) -> None:
-    """Checks the settings of trainer, policy and data together."""
     trainer, strategy, policy, data = run.trainer, run.strategy, run.policy, run.data
     strategy.plan()
     strategy.check()
@@ -150,7 +149,6 @@ def check_settings(run: Run) -> None:
 
 
 def check_servers(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    """Checks what vLLM would compute wrongly, or not at all, without a word."""
     server = strategy.server_settings
     if strategy.root_device.type != "cuda" and speculates(server.extra_args):
         raise ConfigError(
@@ -172,7 +170,6 @@ def check_servers(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
 
 
 def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    """Checks that a shared placement has no lag and no devices that only generate."""
     if strategy.placement == "split":
         return
     if data.max_lag:
@@ -188,7 +185,6 @@ def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None
 
 
 def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    """Checks that members with workers can be started, can join, and can import what they need."""
     launcher = data.worker_launcher
     if launcher is None or not (data.trains or data.environment):
         return
@@ -211,8 +207,6 @@ def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
 
 
 def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:
-    """Checks that there is one `WeightSync`, which syncs often enough for the next group to start,
-    and that no evaluation overwrites another's results."""
     syncs = find_all(trainer, WeightSync)
     if len(syncs) > 1:
         raise ConfigError(f"trainer.callbacks has {len(syncs)} lrl.callbacks.WeightSync: keep one.")
@@ -233,7 +227,6 @@ def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:
 
 
 def check_objective(policy: PolicyModel, data: RolloutDataModule) -> None:
-    """Checks that the advantages are the ones that the objective and the critic need."""
     objective, advantages, critic = policy.objective, data.advantages, policy.critic
     name, baseline = type(objective).__name__, type(advantages).__name__
     if critic is not None and not advantages.needs_critic:

@@ -50,8 +50,7 @@ def test_workers_that_somebody_starts_need_a_token_that_somebody_knows(
     ):
         check_worker_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    check_worker_launcher(lrl.AsyncSingleDevice(), data := data_with(GSM8K()))
-    assert data.worker_launcher.setting == "data.worker_launcher"
+    check_worker_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))
 
 
 def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(

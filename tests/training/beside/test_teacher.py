@@ -133,7 +133,7 @@ def test_a_teacher_needs_the_policys_tokenizer(tmp_path: Path) -> None:
     other = byte_tokenizer()
     other.add_tokens(["<tool>"])
     other.save_pretrained(teacher)
-    with pytest.raises(ConfigError, match="'<tool>' is 259 there and None here.*same family"):
+    with pytest.raises(ConfigError, match="another tokenizer.*same family"):
         check_reference(teacher, policy, shape)
     with pytest.raises(ConfigError, match="model.reference.model="):
         check_reference(str(tmp_path / "none"), policy, shape)

@@ -42,31 +42,19 @@ def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    longest_query: int,
-    longest_key: int,
-    dropout: float,
-    causal: bool,
-    debug: bool,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
+    *more: Any,
+    **window: Any,
 ) -> tuple[Tensor, ...]:
+    *bounds, dropout, causal, debug = more
     assert not dropout and not debug
     if query.dtype not in dtypes:
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-    _check(query, key, value, query_ends, key_ends, longest_query, longest_key)
     out = torch.full_like(query, torch.nan)
     sums = torch.full((query.shape[1], len(query)), torch.nan, dtype=_float(query))
-    for queries, keys in _sequences(query_ends, key_ends):
-        scores = _scores(
-            query[queries], key[keys], scale, causal, window_size_left, window_size_right
-        )
-        weights = scores.softmax(-1)
+    for queries, keys in _sequences(query, key, value, *bounds):
+        scores = _scores(query[queries], key[keys], causal, **window)
         values = _grouped(value[keys], query.shape[1])
-        out[queries] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+        out[queries] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(out.dtype)
         sums[:, queries] = scores.logsumexp(-1).to(sums.dtype)
     random = torch.zeros(2, dtype=torch.uint64)
     return out, sums, random, torch.zeros((), dtype=torch.uint64), query.new_zeros(0)
@@ -79,30 +67,19 @@ def _backward(
     value: Tensor,
     out: Tensor,
     sums: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    longest_query: int,
-    longest_key: int,
-    dropout: float,
-    causal: bool,
-    random: Tensor,
-    unused: Tensor,
-    *,
+    *more: Any,
     scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
+    **window: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From the output and the log-sum-exp that it is given, as the real one."""
+    *bounds, _, causal, random, unused = more
     assert out.dtype == d_out.dtype == query.dtype
     assert out.shape == d_out.shape == query.shape and sums.shape == query.shape[1::-1]
     assert random.dtype == unused.dtype == torch.uint64
-    _check(query, key, value, query_ends, key_ends, longest_query, longest_key)
     gradients = [torch.full_like(each, torch.nan) for each in (query, key, value)]
     heads, factor = query.shape[1], query.shape[2] ** -0.5 if scale is None else scale
-    for queries, keys in _sequences(query_ends, key_ends):
-        scores = _scores(
-            query[queries], key[keys], scale, causal, window_size_left, window_size_right
-        )
+    for queries, keys in _sequences(query, key, value, *bounds):
+        scores = _scores(query[queries], key[keys], causal, factor, **window)
         weights = (scores - sums[:, queries, None].double()).exp()
         upstream = d_out[queries].double()
         delta = (out[queries].double() * upstream).sum(-1).T[..., None]
@@ -119,7 +96,7 @@ def _backward(
     return gradients[0], gradients[1], gradients[2]
 
 
-def _check(
+def _sequences(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -127,7 +104,8 @@ def _check(
     key_ends: Tensor,
     longest_query: int,
     longest_key: int,
-) -> None:
+) -> Iterator[tuple[slice, slice]]:
+    """Yields the queries and the keys of each sequence, after the real kernel's checks."""
     assert query.dtype == key.dtype == value.dtype
     assert all(each.stride(-1) == 1 for each in (query, key, value))
     assert key.shape == value.shape and query.shape[2] == key.shape[2]
@@ -142,23 +120,20 @@ def _check(
     assert query_ends.diff().max() <= longest_query and key_ends.diff().max() <= longest_key
     # Of a sequence without keys the real one leaves the log-sum-exp infinite.
     assert query_ends.diff().min() > 0 and key_ends.diff().min() > 0
-
-
-def _sequences(query_ends: Tensor, key_ends: Tensor) -> Iterator[tuple[slice, slice]]:
     bounds = (
         [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
         for ends in (query_ends.tolist(), key_ends.tolist())
     )
-    return zip(*bounds, strict=True)
+    yield from zip(*bounds, strict=True)
 
 
 def _scores(
     query: Tensor,
     key: Tensor,
-    scale: float | None,
     causal: bool,
-    left: int | None,
-    right: int | None,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
 ) -> Tensor:
     """Returns float64 [heads, queries, keys]; the diagonal ends at the last of both."""
     factor = query.shape[2] ** -0.5 if scale is None else scale
@@ -166,10 +141,9 @@ def _scores(
     last = torch.arange(len(query))[:, None] + len(key) - len(query)
     place = torch.arange(len(key))
     hidden = torch.zeros(len(query), len(key), dtype=torch.bool)
-    if left is not None and left >= 0:
-        hidden |= place < last - left
-    if causal:
-        right = 0
+    if window_size_left is not None and window_size_left >= 0:
+        hidden |= place < last - window_size_left
+    right = 0 if causal else window_size_right
     if right is not None and right >= 0:
         hidden |= place > last + right
     return found.masked_fill(hidden, -torch.inf)

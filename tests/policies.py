@@ -1,7 +1,7 @@
 """Tiny models, groups and steps for tests that open a policy or train one without generators."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,26 @@ def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
     return Group(index=index, prompt=prompt, rollouts=rollouts)
 
 
+def random_group(
+    lengths: Sequence[int], prompt: Sequence[int], seed: int = 0, tokens: int = 259, index: int = 0
+) -> Group:
+    """Returns a group with a response of each length, without special tokens (below 3), rewarded by
+    its number."""
+    draw = random.Random(seed)
+    rollouts = [
+        Rollout(
+            token_ids=[draw.randrange(3, tokens) for _ in range(length)],
+            logprobs=[-5.5] * length,
+            versions=[0] * length,
+            finish_reason="stop",
+            reward=float(number),
+        )
+        for number, length in enumerate(lengths)
+    ]
+    asked = Prompt(id=index, token_ids=list(prompt), text="")
+    return Group(index=index, prompt=asked, rollouts=rollouts)
+
+
 GROUPS = [make_group(i) for i in range(4)]
 
 
@@ -102,8 +122,13 @@ def pack(
         whole_groups=whole_groups,
         attention_tokens=attention_tokens,
     )
-    rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
-    return [batch for each in rounds for batch in each if batch is not None]
+    return packed(packer, groups)
+
+
+def packed(packer: Packer, groups: Sequence[Group]) -> list[MicroBatch]:
+    """Returns all micro-batches of some groups."""
+    rounds = [each for group in groups for each in packer.add(group)]
+    return [micro for each in (*rounds, *packer.flush()) for micro in each if micro is not None]
 
 
 @dataclass

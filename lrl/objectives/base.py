@@ -21,10 +21,10 @@ MAX_LOG_RATIO = 20.0
 MAX_LAG_SHOWN = 16
 """Tokens with a larger lag are counted in the row of this one."""
 NormaliseBy = Literal["token", "sequence"] | int
-"""`token`: by all trained tokens of the step, so each counts alike (DAPO, 2503.14476, section 3.3).
-`sequence`: by the response's own tokens, then by the number of responses, so each response counts
-alike (GRPO, 2402.03300, equation 3). A number: by that number of tokens and by the number of
-responses; with the longest length allowed it is Dr. GRPO (2503.20783)."""
+"""`token`: by all trained tokens of the step (DAPO, 2503.14476, section 3.3). `sequence`: by the
+response's own tokens, then by the number of responses (GRPO, 2402.03300, equation 3). A number: by
+that number of tokens and by the number of responses; with the longest length allowed it is Dr. GRPO
+(2503.20783)."""
 
 
 class Tokens(NamedTuple):
@@ -134,10 +134,7 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 def k3(log_ratio: Tensor) -> Tensor:
     """Returns w - 1 - log w for log w = log p - log q in nats: an estimate of KL(q || p) from
-    samples of q.
-
-    It is never negative. Schulman, "Approximating KL divergence", 2020.
-    """
+    samples of q, never negative (Schulman, "Approximating KL divergence", 2020)."""
     return log_ratio.exp() - 1 - log_ratio
 
 
@@ -156,11 +153,8 @@ def token_weights(
     response_tokens: Tensor | None = None,
     num_responses: int | None = None,
 ) -> Tensor:
-    """Returns the factor of each token's loss, float32 [n].
-
-    `responses` is the response of each token, int64 [n], and `response_tokens` its
-    `MicroBatch.response_tokens`; None if all tokens of each response are here.
-    """
+    """Returns the factor of each token's loss, float32 [n]; the arguments are int64 [n].
+    `response_tokens` is None if all tokens of each response are here."""
     ones = torch.ones(responses.shape, device=responses.device)
     if by != "sequence":
         return ones
@@ -189,11 +183,7 @@ def denominator(by: NormaliseBy, step: Step) -> int:
 
 class Diagnostics:
     """Sums and maxima over the trained tokens of one step, gathered micro-batch by micro-batch.
-
-    Args:
-        version: Version of the policy that trains, in optimizer steps done.
-        device: Where the tokens are.
-    """
+    `version` is that of the policy that trains."""
 
     SUMS = (
         *("tokens", "ratio", "ratio_squared", "kl", "clipped"),
@@ -234,27 +224,18 @@ class Diagnostics:
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
 
     def reduce(self, reduce: Callable[..., Tensor], alike: int, device: torch.device) -> None:
-        """Reduces the sums and maxima over all ranks, which all call this, by the `reduce` of the
-        trainer's strategy on a device. Always `alike` neighbours have counted the same."""
+        """Reduces the sums and maxima over all ranks by the `reduce` of the trainer's strategy.
+        Always `alike` neighbours have counted the same."""
         self.sums = reduce(self.sums.to(device) / alike, reduce_op="sum")
         self.maxima = reduce(self.maxima.to(device), reduce_op="max")
 
     def result(self) -> dict[str, float]:
         """Returns the step's metrics; empty if it had no token.
 
-        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was
-        limited. `ess`: effective sample size over the number of tokens, (sum w)^2 / (n sum w^2)
-        with w = pi / mu; 1 means on-policy. `kl_behaviour`: KL(mu || pi) per token in nats by the
-        k3 estimator, w - 1 - log w, unbiased under mu and never negative (Schulman, "Approximating
-        KL divergence", 2020). `lag_mean`, `lag_max`: in versions. `kl_reference`: KL(pi || pi_ref)
-        per token by k3, only with a reference.
-
-        `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens,
-        and `contribution`, of the gradient's mass, the sum over tokens of `|d loss / d log pi|`.
-
-        `mismatch_kl`, `mismatch_mean`, `mismatch_max`: `kl_behaviour`, and the mean and the largest
-        `|log pi - log mu|` in nats, over tokens of lag 0. The version in the trainer wrote these
-        tokens, so trainer and generator compute it differently.
+        With w = pi / mu, `ess` is (sum w)^2 / (n sum w^2), and `kl_behaviour` KL(mu || pi) by `k3`.
+        `by_lag/<k>/...` is the same over the tokens of lag k; besides `share`, of the step's
+        tokens, and `contribution`, of the sum over tokens of `|d loss / d log pi|`. `mismatch_...`
+        is over tokens of lag 0, which the version in the trainer wrote. docs/metrics.md has all.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
         ratio_max, difference_max, lag_max = self.maxima.T.tolist()

@@ -1,11 +1,10 @@
 """The sum W + B A of a weight and its adapters, in the number format of the model that uses it.
 
-In a generator of 16 bits most of B A is smaller than the distance of two numbers: rounded to the
-nearest, nearly all of W would stay as it was (`benchmarks/merged_updates.py` at tag before-0.3). So
-each number is rounded up with the probability that makes its mean right, and a matrix product sums
-thousands of them. The draws of a weight are the same in every version: the first version is W
-itself, the next one differs only where the adapters have moved it, and all generators of a kind
-hold the same.
+In 16 bits most of B A is smaller than the distance of two numbers: rounded to the nearest, nearly
+all of W would stay as it was (`benchmarks/merged_updates.py` at tag before-0.3). So each number is
+rounded up with the probability that makes its mean right. The draws of a weight are the same in
+every version: the first version is W itself, the next one differs only where the adapters have
+moved it, and all generators of a kind hold the same.
 """
 
 import math

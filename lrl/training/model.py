@@ -132,8 +132,8 @@ def read_config(folder: str) -> Any:
 
 
 def open_config(folder: str) -> Any:
-    """Opens a model's config, without the noise of training, which a generator has not; raises
-    ValueError if it cannot, or the weights are quantised."""
+    """Opens a model's config, without the noise of training; raises ValueError if it cannot, or the
+    weights are quantised."""
     config = read_config(folder)
     _check_whole(folder, config)
     text_config = config.get_text_config()
@@ -186,11 +186,10 @@ def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
 def open_on_ranks(
     source: ModelSource, device: torch.device | str, ranks: Ranks, in_parts: bool
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """Opens a model on all ranks; all of them call it.
+    """Opens a model on all ranks; rank 0 alone reads its files, which others need not have.
 
-    Returns:
-        The model on `device`, twice. With `in_parts`, for `Sharding.divide`: the model without
-        memory for its weights, and on rank 0 the whole one, on the CPU (None on the other ranks).
+    Returns the model on `device`, twice. With `in_parts`, for `Sharding.divide`: the model without
+    memory for its weights, and on rank 0 the whole one, on the CPU.
     """
     named = None if source.attention == VARLEN else source.attention
     opened = replace(source, attention=named)

@@ -1,10 +1,10 @@
-"""The rows of each weight that a rank sends to the generators.
+"""The weights of a model by their names in a checkpoint: whole, or the rows that each rank sends.
 
-A sharded weight is divided along its first dimension (FSDP2), and a rank sends the rows that it
-holds. Ranks that hold the same rows, as replicas or by data parallelism, divide them. So no rank
-gathers a weight, except where its rows are no rows of the checkpoint's tensor: a weight that is
-divided along two dimensions (tensor parallelism) is gathered by all for a moment, and a layer that
-transformers keeps in another layout (the experts of a mixture) by one rank, each by another one.
+A rank sends the rows of a sharded weight that it holds (FSDP2 divides the first dimension). Ranks
+that hold the same rows divide them. So no rank gathers a weight, except where its rows are not
+those of the checkpoint's tensor: a weight that is divided along two dimensions (tensor parallelism)
+is gathered by all for a moment, and a layer that transformers keeps in another layout (the experts
+of a mixture) by one rank, each by another one.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,8 @@ from lrl.training.sharding import whole_on
 
 
 def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor of the network once, as this rank has it, with its name in memory.
-
-    Tied weights are one tensor with several names: only the first name comes.
-    """
+    """Yields every tensor of the network as this rank has it, by its first name in memory: tied
+    weights have several."""
     seen: set[int] = set()
     for name, tensor in network.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
@@ -45,8 +43,8 @@ def base_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def whole_tensors(
     network: nn.Module, merged_in: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields `base_tensors` whole on rank 0 (`lrl.training.sharding.whole_on`), with their adapters
-    merged in, in the format `merged_in` or their own."""
+    """Yields `base_tensors` whole on rank 0 (`whole_on`), with their adapters merged in, in the
+    format `merged_in` or their own."""
     adapted = adapted_weights(network)
     for name, tensor in base_tensors(network):
         whole = whole_on(tensor)

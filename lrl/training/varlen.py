@@ -67,12 +67,9 @@ def arguments(decoder: PreTrainedModel, micro: MicroBatch) -> dict[str, Any]:
 
 
 def masks_of(decoder: PreTrainedModel, micro: MicroBatch) -> dict[str, Any]:
-    """Returns the `attention_mask` of a model that does not build it itself, by that name.
-
-    A token reads those before it whose `readers_end` lies behind it; in a layer with a sliding
-    window only those within the window, counted in positions. The mask is [R, 1, L, L] in the dtype
-    of the scores, 0.0 or the least number. A model with both kinds of layers gets a dict of two.
-    """
+    """Returns the `attention_mask` of a micro-batch with `readers_end`, by that name: [R, 1, L, L]
+    in the dtype of the scores, 0.0 or the least number. A model with windows in some layers gets a
+    dict of two."""
     ends = micro.readers_end
     if ends is None:
         return {}

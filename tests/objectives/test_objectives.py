@@ -42,7 +42,7 @@ from tests.objectives.responses import (
     sampled,
     tokens_of,
 )
-from tests.training.packed import packed
+from tests.policies import packed
 
 CASES: dict[str, tuple[Objective, Callable[[list[Response]], list[formulas.Pair]]]] = {
     "AIPO": (AIPO(2.0), partial(formulas.truncated, cap=2.0)),

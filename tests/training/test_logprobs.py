@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lrl.training.logprobs import IDENTITY, LogitTransform, _compiled, token_logprobs
 
 VOCABULARY, WIDTH = 50, 16
-PRODUCT = VOCABULARY * WIDTH  # multiplications for one token's logits
 
 
 def inputs(tokens: int, bias: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -72,19 +71,14 @@ def assert_same_gradients(
 
 
 class Watch(TorchDispatchMode):
-    """Counts multiplications, and keeps all storages that operations return, so that no address
-    comes twice."""
+    """Keeps all storages that operations return, so that no address comes twice."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
         self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
         self.storages: dict[int, torch.UntypedStorage] = {}
-        self.multiplications = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
-            left, right = args[-2:]
-            self.multiplications += left.numel() * right.shape[1]
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, Tensor):

@@ -32,9 +32,12 @@ from lrl.training.model import ModelSource
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.types import MicroBatch
 from lrl.weights.version_file import merged
-from tests.policies import one_thread  # noqa: F401
+from tests.policies import (
+    one_thread,  # noqa: F401
+    packed,
+    random_group,
+)
 from tests.tiny_families import FAMILIES, save_tiny
-from tests.training.packed import packed, random_group
 from tests.weights.whole_weights import named
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -24,12 +24,11 @@ from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource, open_config
 from lrl.types import MicroBatch
-from tests.policies import FakeStep, Steps
+from tests.policies import FakeStep, Steps, packed, random_group
 from tests.policies import trainer as alone
 from tests.run_without_generators import trainer as running
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import tiny_llama
-from tests.training.packed import packed, random_group
 
 LENGTHS = (1000, 40, 700, 300)
 

@@ -60,12 +60,7 @@ def in_a_row(optimizer: Optimizer) -> Any:
 
 
 CASES: dict[str, tuple[Configured, list[float]]] = {
-    "no scheduler": (lambda policy: SGD(policy.parameters(), lr=0.8), [0.8] * STEPS),
     "an epoch's scheduler": (with_scheduler(halved), [0.8] * 3 + [0.4] * 3 + [0.2] * 2),
-    "every other epoch's": (
-        with_scheduler(halved, interval="epoch", frequency=2),
-        [0.8] * 6 + [0.4] * 2,
-    ),
     "every third step's": (
         with_scheduler(halved, interval="step", frequency=3),
         [0.8] * 3 + [0.4] * 3 + [0.2] * 2,

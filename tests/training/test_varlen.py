@@ -27,8 +27,8 @@ from lrl.training.prefix_tree import PrefixTree
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import MicroBatch, SequenceBounds
 from tests.flash_kernel import flash_kernel
+from tests.policies import packed, random_group
 from tests.tiny_families import save_tiny
-from tests.training.packed import packed, random_group
 
 HEADS, KV_HEADS, SIZE, WINDOW = 4, 2, 8, 5
 FAMILIES = ("llama", "mistral", "qwen3", "gemma3_text", "gpt_oss", "olmo3")

@@ -102,17 +102,6 @@ def test_kl_in_the_loss_is_added_token_by_token(
     )
 
 
-def test_without_a_reference_or_without_training_none_is_loaded(folder: str) -> None:
-    (batch,) = pack(GROUPS, 10_000)
-    assert batch.reference_logprobs is None
-    policy = opened(folder)
-    policy.compute_loss(batch)
-    assert "kl_reference" not in policy.diagnostics.result()
-    policy = opened(folder, reference=Reference())
-    policy.setup("validate")
-    assert not hasattr(policy.reference, "network")
-
-
 def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
     policy = opened(folder, reference=Reference())
     policy.setup("fit")

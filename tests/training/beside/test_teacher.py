@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lrl.advantages import GroupMean
 from lrl.errors import ConfigError
-from lrl.objectives import AIPO, REINFORCE, TBA, Tokens
+from lrl.objectives import AIPO, REINFORCE, TBA
 from lrl.preflight.model import check_reference, shape_of
 from lrl.preflight.settings import check_objective
 from lrl.training.beside.teacher import Teacher
@@ -66,40 +66,6 @@ def test_the_gradient_is_that_of_a_plain_computation_in_float64(
         torch.testing.assert_close(
             found.grad.double(), expected[name].grad, rtol=1e-3, atol=1e-4, msg=name
         )
-
-
-def test_the_mean_gradient_is_that_of_the_reverse_kl_whoever_sampled() -> None:
-    """Over all tokens of a vocabulary, each as often as an older policy writes it."""
-    torch.manual_seed(0)
-    logits, teachers, samplers = torch.randn(3, 50, dtype=torch.float64)
-    logits.requires_grad_()
-    log_pi, log_teacher, log_mu = (one.log_softmax(-1) for one in (logits, teachers, samplers))
-    tokens = Tokens(
-        logprobs=log_pi,
-        behaviour_logprobs=log_mu,
-        advantages=torch.zeros(50, dtype=torch.float64),
-        lags=torch.ones(50, dtype=torch.int64),
-        responses=torch.arange(50),
-        groups=torch.zeros(50, dtype=torch.int64),
-        reference_logprobs=log_teacher,
-    )
-    tokens = tokens._replace(advantages=Teacher("any").advantages(tokens))
-    losses = AIPO(rho=1e9).token_losses(tokens)
-    (found,) = torch.autograd.grad((log_mu.exp() * losses).sum(), logits, retain_graph=True)
-    kl = (log_pi.exp() * (log_pi - log_teacher)).sum()
-    (expected,) = torch.autograd.grad(kl, logits)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_a_teacher_has_no_part_in_loss_and_reward_besides_the_advantage(
-    folder: str, teacher: str
-) -> None:
-    policy = opened(folder, reference=Teacher(teacher))
-    (batch,) = pack(prepared(policy), 10_000)
-    assert policy.reference.settings_of_the_reward == ()
-    tokens = Tokens.select(policy(batch), batch, 0)
-    assert not policy.reference.token_losses(tokens).any()
-    assert not any(rollout.kl_penalty for rollout in prepared(policy)[0].rollouts)
 
 
 @pytest.mark.parametrize("coefficient", [0.0, -1.0, float("nan")])

@@ -25,7 +25,7 @@ from lrl.errors import ConfigError, TeacherError
 from lrl.preflight.model import check_teacher
 from lrl.system.event_loop import LoopThread
 from lrl.training.beside.teacher import Teacher
-from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Fork, Group, Rollout
 from tests.lent_server import LentServer
 from tests.policies import SIZES, make_group, opened, save_model
 from tests.rewards.judge_server import CLOSE, JudgeServer, Reply, fails, served
@@ -174,12 +174,6 @@ def test_a_group_is_asked_for_once_and_in_one_request_with_the_key(
     assert server.bodies == [{"prompt": TEXTS, "max_tokens": 1, "prompt_logprobs": 0}]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert KEY not in str(vars(teacher.endpoint))
-
-
-def test_a_group_without_a_token_is_not_asked_for(server: TeacherServer) -> None:
-    group = Group(index=0, prompt=Prompt(id=0, token_ids=[5], text=""), rollouts=[Rollout()])
-    assert asked(teacher_at(server.url), group) == [None]
-    assert not server.bodies
 
 
 # ---- a server that fails

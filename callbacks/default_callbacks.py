@@ -13,8 +13,8 @@ from lrl.callbacks.base import FollowRankZero, NewMetrics, OnRankZero, find
 from lrl.callbacks.last_checkpoint import LastCheckpoint
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.system.best_effort import may_not_log
 from lrl.system.imports import did_you_mean
+from lrl.system.output import may_not_log
 
 log = logging.getLogger(__name__)
 

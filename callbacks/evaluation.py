@@ -28,8 +28,7 @@ from lrl.evaluation import Report, evaluate, write_responses
 from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.prompts import Prompts
-from lrl.system.best_effort import best_effort
-from lrl.system.terminal import progress_bar
+from lrl.system.output import best_effort, progress_bar
 from lrl.types import Group, Sampling
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import above, at_least
 from lrl.rollouts.policy_text import TokenTexts
 from lrl.rollouts.stream import StepStream
-from lrl.system.best_effort import best_effort
+from lrl.system.output import best_effort
 from lrl.training.prefix_tree import TrainingSample
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from lrl.viewer import rollout_file

@@ -13,7 +13,7 @@ from lrl.callbacks.base import NonzeroCounts, OnRankZero, run_of
 from lrl.errors import at_least
 from lrl.rewards.pool import EPISODE_KINDS, KINDS
 from lrl.rollouts.controller import Resumed
-from lrl.system.best_effort import may_not_log, writable
+from lrl.system.output import may_not_log, writable
 from lrl.types import Group, Prompt, Rollout
 
 REWARD_COUNTS = ("gave_up", *KINDS, "retried", "replaced", "moved")

@@ -19,7 +19,7 @@ from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rewards.pool import EPISODE_KINDS, KINDS
 from lrl.rollouts.prompts import Prompts
-from lrl.system.best_effort import best_effort
+from lrl.system.output import best_effort
 from lrl.system.stopwatch import GENERATOR, TRAINER, shares
 
 

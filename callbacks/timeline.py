@@ -19,7 +19,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.rollouts import timeline
 from lrl.rollouts.stream import StepStream
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
-from lrl.system.best_effort import best_effort
+from lrl.system.output import best_effort
 
 SAMPLE_S = 0.1
 """Seconds between two snapshots of a generator."""

@@ -30,7 +30,7 @@ from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
-from lrl.system import terminal
+from lrl.system import output
 from lrl.system.aliases import answers_aliases
 from lrl.types import LEAST_TEMPERATURE, Sampling
 from lrl.workers.worker import START_TIMEOUT_S
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
     from lrl.run import Run
 
-terminal.silence()
+output.silence()
 
 Stragglers = Literal["wait", "mask"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
-from lrl.system.best_effort import writable
+from lrl.system.output import writable
 from lrl.types import Group, Prompt, Rollout, Sampling
 
 Z95 = 1.959964

@@ -53,8 +53,8 @@ from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices, make_fleet, make_members
+from lrl.system.output import progress_bar
 from lrl.system.stopwatch import Stopwatch
-from lrl.system.terminal import progress_bar
 from lrl.types import Group, Sampling, Step
 from lrl.weights.sync import Sync
 

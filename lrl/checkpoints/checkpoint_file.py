@@ -25,8 +25,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.nn import Parameter
 
-from lrl.system.best_effort import os_error
 from lrl.system.machine import trim_heap
+from lrl.system.output import os_error
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile, readable_part
-from lrl.system.best_effort import os_error
+from lrl.system.output import os_error
 from lrl.system.ranks import explain_broken_collective
 
 META = "meta.pt"

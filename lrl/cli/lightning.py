@@ -20,7 +20,7 @@ from lrl.datamodule import RolloutDataModule
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.preflight.settings import WITHOUT_GENERATORS
-from lrl.system.best_effort import may_not_log
+from lrl.system.output import may_not_log
 from lrl.trainer import Trainer
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.

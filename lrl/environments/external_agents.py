@@ -31,7 +31,7 @@ from lrl.environments.play import Play, Reply, finite
 from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S
 from lrl.errors import EpisodeError, NoEnvironments, WorkerLost
 from lrl.system.auth import given_secret, is_allowed
-from lrl.system.best_effort import best_effort
+from lrl.system.output import best_effort
 
 if TYPE_CHECKING:
     from lrl.system.endpoint import Endpoint

@@ -10,8 +10,8 @@ from typing import Any
 
 from lrl.environments.base import Environment, Message, Policy, ToolCall
 from lrl.errors import ConfigError, at_least
-from lrl.system.best_effort import writable
 from lrl.system.imports import function
+from lrl.system.output import writable
 from lrl.workers.worker import message_of
 
 Tool = Callable[..., Any]

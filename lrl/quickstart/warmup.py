@@ -25,7 +25,7 @@ from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lrl.quickstart.task import problems, worked
-from lrl.system.terminal import progress_bar
+from lrl.system.output import progress_bar
 
 log = logging.getLogger(__name__)
 

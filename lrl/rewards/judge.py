@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from lrl.errors import ConfigError, CountedError
 from lrl.rewards.base import Reward, reference_of
 from lrl.rewards.model_endpoint import ModelEndpoint
-from lrl.system.best_effort import best_effort
+from lrl.system.output import best_effort
 
 OF_THE_RESPONSE = {"prompt", "response", "finish_reason", "num_tokens", "turn_rewards"}
 """Names that a template may have besides the columns of the row."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from lrl.errors import BadAnswer, CountedError
 from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward, unwrapped
-from lrl.system.best_effort import writable
+from lrl.system.output import writable
 from lrl.workers.worker import (
     LONGEST_MESSAGE,
     NOBODY,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.environments.base import Message, parsed_arguments
 from lrl.errors import ConfigError
-from lrl.system.best_effort import writable
+from lrl.system.output import writable
 from lrl.types import Chat
 
 if TYPE_CHECKING:

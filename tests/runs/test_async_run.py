@@ -1,7 +1,7 @@
 """Whole runs on a real vLLM server: lag, versions, log-probs, resume, export, and syncs that go
 wrong.
 
-Covers lrl/strategies/generator_devices.py, lrl/system/terminal.py.
+Covers lrl/strategies/generator_devices.py.
 """
 
 from __future__ import annotations

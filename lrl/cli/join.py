@@ -1,8 +1,11 @@
-"""`lrl join`: brings a member to a live run, in the foreground. `lrl leave`: has one leave it."""
+"""`lrl join`: brings a member to a live run, in the foreground. `lrl leave`: has one leave it.
+`lrl prompt`: how a client of OpenAI's interface reaches its policy."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lrl.errors import NotRunning
 from lrl.members.registry import Kind
@@ -49,6 +52,31 @@ def leave(argv: Sequence[str]) -> int:
     from lrl.members import join
 
     return join.leave(args.run, Kind(args.kind), args.number, args.run_cert)
+
+
+def prompt(argv: Sequence[str]) -> int:
+    """Prints the variables for clients; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="lrl prompt",
+        description="Print where a live policy answers, as variables for OpenAI's clients.",
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, on its machine")
+    which = "which one answers (%(default)s)"
+    parser.add_argument("--generator", metavar="N", type=int, default=0, help=which)
+    args = parser.parse_args(argv)
+    from lrl.members.run_file import find_generator
+
+    generator = find_generator(args.run, args.generator)
+    variables = {
+        "OPENAI_BASE_URL": f"{generator.location.url}/v1",
+        "OPENAI_API_KEY": generator.token,
+    }
+    if generator.certificate:
+        variables["SSL_CERT_FILE"] = generator.certificate
+    sys.stdout.write("# The token is the run's: its holder can also stop the run.\n")
+    for name, value in variables.items():
+        sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+    return 0
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -59,9 +59,9 @@ class LrlCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            from lrl.cli import setting_errors  # only an error needs it
+            from lrl.cli import settings  # only an error needs it
 
-            raise ConfigError(setting_errors.without_noise(str(error))) from error
+            raise ConfigError(settings.without_noise(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Builds the trainer; a strategy without generators starts no rank."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import lrl
 from lrl.errors import NotRunning
-from lrl.system.imports import did_you_mean, nearest, quick_imports, with_current_folder
+from lrl.system.imports import did_you_mean, quick_imports, with_current_folder
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
@@ -24,7 +24,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
   export     a checkpoint as a policy:    lrl export CHECKPOINT FOLDER
   view       look at a run's rollouts:    lrl view runs/quickstart/version_0
-  prompt     ask the policy of a run:     lrl prompt runs/quickstart/version_0
+  prompt     where a live policy answers: lrl prompt runs/quickstart/version_0
   join       one more generator for it:   lrl join runs/quickstart/version_0
              workers that score and play: lrl join https://ADDRESS:PORT --kind worker
   leave      one generator less:          lrl leave runs/quickstart/version_0
@@ -42,7 +42,7 @@ OTHERS = (
 )
 """The commands besides fit and validate: each is the `main` of the module of its name, or in
 `FUNCTIONS`."""
-FUNCTIONS = {"leave": ("join", "leave")}
+FUNCTIONS = {"leave": ("join", "leave"), "prompt": ("join", "prompt")}
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 RECIPES = Path(lrl.__file__).parent / "recipes"
 CONFIG = ("--config", "-c")
@@ -77,9 +77,9 @@ def run_command(words: list[str]) -> int:
         known = ", ".join(COMMANDS)
         return bad_input(f"there is no command {words[0]!r}.{near} There are {known}.")
     if words[0] in LIGHTNINGS and words[-1] in {"-h", "--help"}:
-        from lrl.cli import fit_help
+        from lrl.cli import settings
 
-        sys.stdout.write(fit_help.text(words[0], sorted(recipes())))
+        sys.stdout.write(settings.help_of(words[0], sorted(recipes())))
         return 0
     try:
         words = with_recipe_paths(words)
@@ -119,22 +119,15 @@ def _path(name: str) -> str:
     known = recipes()
     if name in known:
         return str(known[name])
-    files = {file.stem: file.name for file in Path(name).parent.glob("*.y*ml")}
-    meant = nearest(Path(name).stem, [*known, *files])
-    near = f" Did you mean {files.get(meant, meant)}?" if meant else ""
     raise FileNotFoundError(
-        f"--config {name or repr(name)}: there is no such file, and no such recipe.{near} "
-        f"Shipped are {', '.join(sorted(known))}."
+        f"--config {name or repr(name)}: there is no such file, and no such recipe."
+        f"{did_you_mean(Path(name).stem, known)} Shipped are {', '.join(sorted(known))}."
     )
 
 
-def _is_yaml_file(value: str) -> bool:
-    path = Path(value)
-    return "\n" not in value and path.suffix in (".yaml", ".yml") and path.is_file()
-
-
 def _check(option: str, value: str) -> None:
-    """Raises ValueError if YAML cannot be read or has a key twice."""
+    """Raises ValueError if YAML cannot be read, maps nothing, or has a key twice: jsonargparse names
+    neither file nor line, and silently takes the second."""
     import yaml  # no reward worker needs it
 
     class Loader(yaml.SafeLoader):
@@ -151,12 +144,13 @@ def _check(option: str, value: str) -> None:
         text = Path(value).read_text(encoding="utf-8-sig") if _is_yaml_file(value) else value
         if not isinstance(yaml.load(text, Loader), dict) and option in CONFIG:
             raise ValueError("it maps no settings to values, as in `data: {max_lag: 1}`")
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}"
-        raise ValueError(f"{option} {value}: {place}: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ValueError(f"{option} {value}: {' '.join(str(error).split())}") from error
+
+
+def _is_yaml_file(value: str) -> bool:
+    path = Path(value)
+    return "\n" not in value and path.suffix in (".yaml", ".yml") and path.is_file()
 
 
 def bad_input(message: str) -> int:

@@ -107,9 +107,9 @@ class Parser(LightningArgumentParser):
         """Exits with a short error."""
         if not self.exit_on_error:  # a nested parser: the outer one needs its message
             super().error(message, ex)
-        from lrl.cli import setting_errors  # only an error needs it
+        from lrl.cli.settings import explain  # only an error needs it
 
-        self.exit(2, f"lrl: error: {setting_errors.explain(message)}\n")
+        self.exit(2, f"lrl: error: {explain(message)}\n")
 
     def add_class_arguments(self, *args: Any, **settings: Any) -> list[str]:
         """Adds the settings of a class; none of them is read from a file whose name is its value.

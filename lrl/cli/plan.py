@@ -60,7 +60,6 @@ def parser() -> argparse.ArgumentParser:
     every = "as the number in model.gradient_checkpointing; 0 recomputes no layer (%(default)s)"
     add("--recompute-every", type=at_least(0), default=1, metavar="N", help=every)
     add("--devices-per-node", type=at_least(1), default=DEVICES_PER_NODE, help="(%(default)s)")
-    add("--price", type=float, help="of one device and hour, in any currency")
     add("--top", type=at_least(1), default=5, help="plans to print (%(default)s)")
     add("--out", type=Path, help="file for the best plan, as a recipe")
     base = "recipe with data, rewards, callbacks for --out (%(default)s)"
@@ -84,6 +83,8 @@ def plan(args: argparse.Namespace) -> None:
     base = recipes().get(args.base, Path(args.base))
     data = yaml.safe_load(base.read_text())["data"].get("init_args") or {}
     cluster = parse_cluster(args.cluster, devices_per_node=args.devices_per_node)
+    if cluster.count == 1:
+        raise ValueError(f"--cluster is {args.cluster!r}; a plan divides two devices or more.")
     shape = read_shape(args.model)
     workload = Workload(
         prompts=args.prompts,
@@ -96,7 +97,7 @@ def plan(args: argparse.Namespace) -> None:
     search = Search(shape, workload, cluster, held)
     plans = best(search.plans(args.max_lag), args.top)
     if not plans:
-        trainers = max(1, cluster.count - 1)
+        trainers = cluster.count - 1
         taken = training_memory(shape, trainers, tp=1, held=held).bytes_for(workload.longest)
         raise ValueError(
             f"nothing fits: with one response, training takes {taken / GB:.0f} GB of each of "
@@ -109,7 +110,7 @@ def plan(args: argparse.Namespace) -> None:
         f"each prompt read {workload.trees} times. Policy of {shape.parameters / 1e9:.3g} billion "
         f"parameters on {cluster}."
     )
-    print(table(plans, workload, args.price))
+    print(table(plans, workload))
     print(f"Plan 1. {bottleneck(plans[0], workload)}")
     if args.out is not None:
         recipe = recipe_of(plans[0], workload, cluster, base=base, model=args.model)

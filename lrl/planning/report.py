@@ -24,7 +24,6 @@ from lrl.rollouts.timeline import GroupRecord, Record, StepRecord, read
 if TYPE_CHECKING:
     from lrl.planning.simulation import Simulation
 
-HOUR = 3600
 SEVERAL_NODES = """\
 # Several nodes: start it by `lrl ray`, torchrun or SLURM. The generators are tasks of Ray; SLURM may start them, too.
 # They are reached in plain HTTP (insecure), which a network of your own allows; else give tls_cert and tls_key.
@@ -56,15 +55,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def table(plans: Sequence[Plan], workload: Workload, price: float | None) -> str:
-    """Returns a table with one column a plan, and with prices if a device and hour has one."""
-
-    def devices(plan: Plan) -> str:
-        apart = f"{plan.training.costs.devices} + {plan.generation.devices}"
-        return f"{plan.devices} in turn" if plan.shared else apart
-
+def table(plans: Sequence[Plan], workload: Workload) -> str:
+    """Returns a table with one column a plan."""
     rows: dict[str, Callable[[Plan], str]] = {
-        "devices": devices,
+        "devices": lambda p: f"{p.training.costs.devices} + {p.generation.devices}",
         "lag, at most": lambda plan: f"{plan.lag}",
         "trainer": lambda plan: f"TP {plan.training.costs.tp}",
         "  state spread over": lambda plan: f"{plan.training.costs.shards}",
@@ -79,8 +73,6 @@ def table(plans: Sequence[Plan], workload: Workload, price: float | None) -> str
         "sync": lambda plan: f"{plan.sync_s / plan.step_s:.1%}",
         "GB a device": lambda p: f"{p.memory / GB:.0f} of {usable(p.cluster.device) / GB:.0f}",
     }
-    if price is not None:
-        rows["price of a step"] = lambda plan: f"{price * plan.devices * plan.step_s / HOUR:.3g}"
     heads = ["plan", *map(str, range(1, len(plans) + 1))]
     cells = ([name, *map(cell, plans)] for name, cell in rows.items())
     return f"Forecasts; nothing here was measured:\n{aligned([heads, *cells])}"
@@ -98,20 +90,18 @@ def bottleneck(plan: Plan, workload: Workload) -> str:
         "responses. A larger cluster, or fewer or shorter responses would shorten the step.",
         "longest response": f"The longest response binds: {longest} take {span_s} from admission, "
         f"with a lag of {lag} within {lag + 1} steps. More lag or shorter ones would help.",
-        "in turn": f"Both sides take turns: writing ends with the longest response, {longest}, "
-        f"after {span_s}, and training takes {train_s}. A device for each would let them overlap.",
     }[plan.bound]
 
 
 def recipe_of(plan: Plan, workload: Workload, cluster: Cluster, *, base: Path, model: Path) -> str:
     """Returns the recipe `base`, without its comments, with the settings of a plan.
 
-    Its own model stays if `model` is only a config. It writes a timeline that knows the forecast,
-    for `lrl plan --compare`.
+    Its own model stays if `model` is only a config. It writes a timeline for `lrl plan --compare`.
     """
     recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload))
     callbacks = recipe["trainer"].get("callbacks") or []
-    recipe["trainer"]["callbacks"] = with_timeline(callbacks, plan.step_s)
+    others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
+    recipe["trainer"]["callbacks"] = [{"class_path": TIMELINE}, *others]
     folder = model if model.is_dir() else model.parent
     if any(folder.glob("*.safetensors")):
         recipe["model"]["init_args"]["model"] = str(folder.absolute())
@@ -124,13 +114,6 @@ def recipe_of(plan: Plan, workload: Workload, cluster: Cluster, *, base: Path, m
     return head + yaml.safe_dump(recipe, sort_keys=False)
 
 
-def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list[Mapping[str, Any]]:
-    """Returns a recipe's callbacks with a `Timeline` that knows the forecast."""
-    others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
-    timeline = {"class_path": TIMELINE, "init_args": {"planned_step_s": float(f"{step_s:.4g}")}}
-    return [timeline, *others]
-
-
 def settings(plan: Plan, workload: Workload) -> dict[str, Any]:
     """Returns the plan in lrl's settings."""
     training, generation, cluster = plan.training, plan.generation, plan.cluster
@@ -140,11 +123,8 @@ def settings(plan: Plan, workload: Workload) -> dict[str, Any]:
         "max_num_seqs": generation.writing.slots,
         "tensor_parallel_size": tp,
     }
-    if plan.shared:
-        server["gpu_memory_utilization"] = round(generation.memory / cluster.device.memory, 2)
     nodes = cluster.nodes_of(trainers if plan.trainer_apart else cluster.count)
-    apart = plan.shared or plan.trainer_apart
-    kept = 0 if apart else generation.generators // nodes * tp
+    kept = 0 if plan.trainer_apart else generation.generators // nodes * tp
     whole = "AsyncSingleDevice" if trainers == 1 else "AsyncDDP"
     name = whole if training.costs.shards == 1 else "AsyncFSDP"
     strategy: dict[str, Any] = {"generator_devices": kept, "server": server}
@@ -196,11 +176,7 @@ def compare(folder: Path) -> str:
         for name, part in PARTS.items()
     }
     config = read_config(folder)
-    data, callbacks = config["data"]["init_args"], config["trainer"].get("callbacks") or []
-    for one in callbacks:
-        planned = (one.get("init_args") or {}).get("planned_step_s")
-        if one["class_path"] == TIMELINE and planned is not None:
-            rows["step, as planned from data sheets"] = [rows["step"][0], planned]
+    data = config["data"]["init_args"]
     lines = [("seconds a step, medians", "fact", "forecast", "off by")]
     for name, (fact, forecast) in rows.items():
         off_by = f"{forecast / fact - 1:+.0%}" if fact > 0 else ""

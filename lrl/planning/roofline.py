@@ -226,8 +226,6 @@ class RooflineGenerator:
     shape: ModelShape
     cluster: Cluster
     tp: int = 1
-    room: float | None = None
-    """Bytes of each device that it may fill; None for all usable ones."""
 
     @property
     def memory(self) -> Memory:
@@ -240,8 +238,7 @@ class RooflineGenerator:
 
     @property
     def kv_tokens(self) -> int:
-        room = usable(self.cluster.device) if self.room is None else self.room
-        return max(0, self.memory.tokens_in(room))
+        return max(0, self.memory.tokens_in(usable(self.cluster.device)))
 
     def decode_s(self, responses: float, context_tokens: float) -> float:
         """Weights and attention each take the longer of reading and computing; two all-reduces a

@@ -11,8 +11,7 @@ fastest slower side. The seconds of a step with lag k are the largest of
 
 The last is pacing's bound: a group admitted by version v is trained by the end of step v + k, which
 is k + 1 steps later. On-policy (k = 0) nothing else is in flight: training takes groups as they
-become complete, and the step ends after the last of them. On a single device both sides take turns,
-with both in memory.
+become complete, and the step ends after the last of them.
 """
 
 import math
@@ -72,8 +71,6 @@ class Plan:
 
     cluster: Cluster
     """The cluster, or one node of it."""
-    shared: bool
-    """Whether both sides take turns on the one device."""
     training: Training
     generation: Generation
     lag: int
@@ -81,18 +78,16 @@ class Plan:
     sync_s: float
     step_s: float
     bound: str
-    """The step's bottleneck: `training`, `writing`, `longest response` (on-policy: all responses)
-    or `in turn`."""
+    """The step's bottleneck: `training`, `writing`, or `longest response` (on-policy: all)."""
 
     @property
     def devices(self) -> int:
-        return self.training.costs.devices + (0 if self.shared else self.generation.devices)
+        return self.training.costs.devices + self.generation.devices
 
     @property
     def memory(self) -> float:
         """Bytes of the fullest device."""
-        both = self.training.memory, self.generation.memory
-        return sum(both) if self.shared else max(both)
+        return max(self.training.memory, self.generation.memory)
 
     @property
     def trainer_apart(self) -> bool:
@@ -121,8 +116,6 @@ class Search:
         """Yields the plans on all devices of one node, and of all nodes."""
         node = min(self.cluster.count, self.cluster.devices_per_node)
         alone = replace(self, cluster=replace(self.cluster, count=node))
-        if node == 1:
-            yield from alone.in_turn()
         yield from alone.divided(max_lag, sharded=False)
         yield from alone.divided(max_lag)
         if self.cluster.count > node:
@@ -147,22 +140,11 @@ class Search:
                     if evenly or plan.trainer_apart:
                         yield plan
 
-    def in_turn(self) -> Iterator[Plan]:
-        """Yields the plans on a single device, where keys and values get what training leaves."""
-        for training in self.trainings(1, 1):
-            room = usable(self.cluster.device) - training.memory
-            for generation in self.generations(1, lag=0, room=room):
-                yield self.plan(training, generation, lag=0, shared=True)
-
-    def plan(
-        self, training: Training, generation: Generation, lag: int, shared: bool = False
-    ) -> Plan:
-        """Returns the plan of two sides on devices of their own, or on a shared one."""
+    def plan(self, training: Training, generation: Generation, lag: int) -> Plan:
+        """Returns the plan of two sides."""
         sync_s = max(training.costs.sync_s, generation.costs.sync_pause_s)
         writing, train_s = generation.writing, training.seconds
-        if shared:
-            bounds = {"in turn": writing.span_s + train_s + sync_s}
-        elif lag:
+        if lag:
             tail_s = writing.span_s + training.last_s + sync_s
             bounds = {"writing": writing.busy_s + sync_s, "longest response": tail_s / (lag + 1)}
         else:
@@ -172,7 +154,6 @@ class Search:
         bound = max(bounds, key=bounds.__getitem__)
         return Plan(
             cluster=self.cluster,
-            shared=shared,
             training=training,
             generation=generation,
             lag=lag,
@@ -220,15 +201,13 @@ class Search:
         def step_s(one: Generation) -> float:  # P_gen of Algorithm 1: the shortest it allows
             return max(one.writing.busy_s, one.writing.span_s / (lag + 1))
 
-        found = self.generations(devices, lag, usable(self.cluster.device))
-        return min(found, key=step_s, default=None)
+        return min(self.generations(devices, lag), key=step_s, default=None)
 
-    def generations(self, devices: int, lag: int, room: float) -> Iterator[Generation]:
-        """Yields the generations with this bound on lag, and `room` bytes on each device for
-        weights, keys and values."""
+    def generations(self, devices: int, lag: int) -> Iterator[Generation]:
+        """Yields the generations with this bound on lag."""
         work = self.workload
         for tp in self.divisions(min(self.cluster.devices_per_node, devices)):
-            costs = RooflineGenerator(shape=self.shape, cluster=self.cluster, tp=tp, room=room)
+            costs = RooflineGenerator(shape=self.shape, cluster=self.cluster, tp=tp)
             if not slots_of(costs, work):
                 continue
             count = devices // tp

@@ -44,17 +44,6 @@ def test_its_tests_pass_and_nothing_of_the_template_is_left(project: Path) -> No
     assert done.returncode == 0, done.stdout
 
 
-def test_it_trains(quickstart_policy: Path, tmp_path: Path) -> None:
-    project = tmp_path / "my_run"
-    assert lrl(["init", str(project), "--turns"]) == 0
-    words = ["fit", "--config", "recipe.yaml", "--model.model", str(quickstart_policy)]
-    words += ["--trainer.max_steps", "2", "--data.groups_per_step", "2"]
-    command = [str(Path(sys.executable).with_name("lrl")), *words]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert (project / "runs" / "my_run" / "version_0" / "policy" / "model.safetensors").exists()
-
-
 def test_a_name_that_is_none_is_refused_and_nothing_that_is_there_is_written_over(
     tmp_path: Path, say: Say
 ) -> None:

@@ -44,13 +44,11 @@ def plan(qwen: str, say: Say) -> Callable[..., str]:
     return printed
 
 
-def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
-    plan: Callable[..., str],
-) -> None:
-    printed = plan("--cluster", "8xH100", "--price", "2.5")
-    steps = [float(cell) for cell in row(printed, "step (s)")]
-    assert len(steps) == len(row(printed, "price of a step")) == 5
-    assert steps[0] <= min(steps) * 1.01
+def test_a_plan_prints_ranked_forecasts_and_the_bottleneck(plan: Callable[..., str]) -> None:
+    printed = plan("--cluster", "8xH100")
+    line = next(line for line in printed.splitlines() if line.startswith("step (s)  "))
+    steps = [float(cell) for cell in line.removeprefix("step (s)").split()]
+    assert len(steps) == 5 and steps[0] <= min(steps) * 1.01
     for message in ("nothing here was measured", " binds: "):
         assert message in printed
 
@@ -131,17 +129,11 @@ def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
     assert trainer.strategy.shards == trainer.num_nodes * (trainer.num_devices or 1)
 
 
-def row(printed: str, name: str) -> list[str]:
-    """Returns the cells of a row of the table."""
-    line = next(line for line in printed.splitlines() if line.startswith(f"{name}  "))
-    return line.removeprefix(name).split()
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--cluster", "8xTPU"], "--cluster is '8xTPU'"),
-        (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),
+        (["--cluster", "1xH100"], "--cluster is '1xH100'; a plan divides two devices or more"),
         (["--base", "no_recipe"], "[Errno 2] No such file or directory: 'no_recipe'"),
         (
             ["--cluster", "2xRTX4090", "--lengths", "fixed:900"],
@@ -157,19 +149,3 @@ def test_bad_input_is_one_error_with_the_setting(
     status, out, error = say("plan", "--model", qwen, "--cluster", "8xH100", *SMALL, *words)
     assert status == 2 and error.startswith(f"lrl: error: {named}")
     assert not out, "it is said before anything is planned"
-
-
-def test_on_one_device_both_sides_share_its_memory(
-    plan: Callable[..., str], tmp_path: Path
-) -> None:
-    plan("--cluster", "1xH100", "--out", str(tmp_path / "planned.yaml"))
-    planned = yaml.safe_load((tmp_path / "planned.yaml").read_text())
-    strategy = planned["trainer"]["strategy"]["init_args"]
-    assert planned["trainer"]["devices"] == 1 and strategy["generator_devices"] == 0
-    # The trainer's state is beside it.
-    assert 0 < strategy["server"]["gpu_memory_utilization"] < 0.7
-    assert planned["data"]["init_args"]["max_lag"] == 0
-
-
-def test_too_small_a_number_is_refused(say: Say) -> None:
-    assert "argument --prompts: 0 is below" in say("plan", "--prompts=0")[2]

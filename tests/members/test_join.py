@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from lrl.cli.main import main
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
+from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members import join, run_members
 from lrl.members.join import (
@@ -28,13 +30,27 @@ from lrl.members.join import (
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_members import GeneratorAdmission, poll_forever
 from lrl.system.endpoint import Location
-from tests.cli.test_prompt import Scripted
 from tests.generators.model_fleet import let_requests_succeed
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
 from tests.members.test_run_file import ELSEWHERE
 
 SPEC = spec_of()
+UP = """
+import http.server, sys
+class Base(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Base).serve_forever()
+"""
+
+
+class Scripted(Server):
+    """A generator whose program is up at once and has no vLLM."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", UP, "--host", "127.0.0.1", "--port", str(self.port)]
 
 
 class Watched(Scripted):

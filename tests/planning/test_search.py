@@ -60,7 +60,6 @@ def simulated_step_s(plan: Plan, work: Workload) -> float:
         // training.costs.tp,
         max_num_seqs=plan.generation.writing.slots,
         prompt_tokens=work.prompt_tokens,
-        placement="shared" if plan.shared else "split",
     )
     steps = simulation.run().steps[filled : filled + 4]
     return sum(step.seconds for step in steps) / 4
@@ -78,13 +77,6 @@ def test_the_simulator_agrees_with_plans_that_are_clearly_bound(bound: str, lag:
     plans = [one for one in search.plans(lag) if (one.bound, one.lag) == (bound, lag)]
     plan = max(plans, key=lambda plan: plan.step_s)
     assert simulated_step_s(plan, search.workload) == pytest.approx(plan.step_s, rel=0.1)
-
-
-def test_the_simulator_agrees_with_a_plan_that_takes_turns() -> None:
-    search = replace(QWEN, cluster=parse_cluster("1xH100"))
-    plan = min(search.plans(1), key=lambda plan: plan.step_s)
-    assert plan.shared
-    assert simulated_step_s(plan, WORK) == pytest.approx(plan.step_s, rel=0.25)
 
 
 def test_the_best_plans_prefer_less_lag() -> None:

@@ -3,7 +3,7 @@ starts.
 
 Every case changes one thing on the command line of a small run that is right in everything.
 
-Covers lrl/preflight/model.py, lrl/cli/setting_errors.py.
+Covers lrl/preflight/model.py.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def test_a_run_whose_only_member_is_killed_continues_its_episodes_on_the_next(
         tmp_path,
         environment=Echo(),
         environment_workers=0,
-        worker_launcher=Command(1, "env {join}"),
+        worker_launcher=Command(1, "env --unset=LRL_TOKEN {join}"),
         rewards=[],
         max_turn_tokens=20,
         max_lag=1,

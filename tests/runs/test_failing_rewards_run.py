@@ -11,7 +11,6 @@ import lightning as L
 import pytest
 
 from lrl.callbacks import RolloutLog, Summary
-from lrl.rewards import RewardFailuresError
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import GROUPS, RESPONSES, fit
 
@@ -51,14 +50,3 @@ def test_failed_responses_are_counted_by_kind_and_leave_the_others_their_rewards
     assert logged.metrics["rewards/nan"] == logged.metrics["rewards/retried"] >= len(even)
     assert re.search(r"without a reward +│ nan [1-9]", capsys.readouterr().out)
     assert not {"rewards/crash", "rewards/replaced"} & logged.metrics.keys()
-
-
-def test_a_reward_that_fails_too_often_ends_the_run(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {
-        "rewards": ["tests.odd_lengths:nan_if_long"],
-        "max_reward_failures": 0.01,
-    }
-    with pytest.raises(RewardFailuresError, match="data.max_reward_failures is 0.01"):
-        fit(lent_server, policy_folder, tmp_path, **settings)

@@ -11,14 +11,12 @@ import lightning as L
 import psutil
 
 import lrl
-from benchmarks.runs import quiet_trainer
-from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from tests.leftovers import engines
-from tests.runs.test_async_run import PROMPTS, Witness, check_trained_once, data_module
+from tests.runs.test_async_run import train_every_prompt_once
 
-STEPS, GROUPS = 8, 4
+STEPS = 8
 
 
 def engine_of(generator: Generator) -> psutil.Process:
@@ -32,12 +30,8 @@ class Faults(L.Callback):
     """Kills the engine of one generator, then freezes the engine of the other before the first is
     back."""
 
-    def __init__(self) -> None:
-        self.alive: list[int] = []
-
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         fleet = run_of(trainer).fleet
-        self.alive.append(fleet.alive)
         if trainer.global_step == 2:
             engine_of(fleet.generators[1]).send_signal(signal.SIGKILL)
         if trainer.global_step == 3:
@@ -60,22 +54,17 @@ def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_
     strategy = lrl.AsyncSingleDevice(
         generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0
     )
-    witness, faults, sync = Witness(), Faults(), WeightSync(deadline_s=10.0)
-    trainer = quiet_trainer(
-        STEPS,
+    trainer, _ = train_every_prompt_once(
+        strategy,
+        policy_folder,
         tmp_path,
+        Faults(),
         devices=3,
-        strategy=strategy,
-        callbacks=[sync, Throughput(), witness, faults],
+        steps=STEPS,
+        groups=4,
+        max_lag=2,
+        sync_deadline_s=10.0,
     )
-    policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
-    trainer.fit(
-        policy,
-        datamodule=data_module(
-            groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS]
-        ),
-    )
-    check_trained_once(witness, STEPS * GROUPS, max_lag=2)
     # On a busy machine a generator that is well may let a heartbeat pass, too.
     assert trainer.callback_metrics["fleet/restarts"] >= 2
     assert trainer.callback_metrics["fleet/alive"] == 2

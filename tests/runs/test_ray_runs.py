@@ -1,9 +1,8 @@
-"""Real runs on two nodes of a real Ray cluster: with its tasks as generator and worker, and all by
-one command.
+"""Real runs on two nodes of a real Ray cluster, one of them in another network namespace: with its
+tasks as generator and worker, and all by one command.
 
-One node is in another network namespace. A cluster takes a core half a minute to start, so all
-tests have the same, and the last one leaves none. The command runs beside the cluster's head, and
-Ray chooses which is node 0.
+A cluster takes a core half a minute to start, so all tests have the same. The command runs beside the
+cluster's head, and Ray chooses which is node 0.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ import psutil
 import pytest
 
 import lrl
-from benchmarks.runs import quiet_trainer
-from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
 from lrl.cli.ray import remove
 from lrl.generators.supervisor import SHM
 from lrl.members.launchers import Ray
@@ -44,11 +41,11 @@ from tests.leftovers import (
 )
 from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster
-from tests.runs.test_async_run import PROMPTS, RESPONSES, Witness, check_trained_once, data_module
+from tests.runs.test_async_run import RESPONSES, train_every_prompt_once
 
 ray = pytest.importorskip("ray")
 
-STEPS, GROUPS, LOST_AT = 6, 4, 2
+LOST_AT = 2
 DEADLINE_S = 500.0
 TRAINED = 3
 """Steps after which a command is ended."""
@@ -160,28 +157,22 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     )
     monkeypatch.setenv(MARK, strategy.run_id)
     monkeypatch.chdir(tmp_path)
-    witness = Witness()
     loses = LosesItsNode(cluster, strategy.run_id)
-    trainer = quiet_trainer(
-        STEPS,
+    sizes: dict[str, Any] = {"devices": 1, "steps": 6, "groups": 4, "max_lag": 1}
+    trainer, witness = train_every_prompt_once(
+        strategy,
+        policy_folder,
         tmp_path,
-        devices=1,
-        strategy=strategy,
-        callbacks=[WeightSync(), RolloutLog(), Throughput(), witness, loses, Summary()],
+        loses,
+        **sizes,
+        worker_launcher=worker_launcher,
     )
-    rows = PROMPTS[: STEPS * GROUPS]
-    data = data_module(
-        groups_per_step=GROUPS, max_lag=1, prompts=rows, worker_launcher=worker_launcher
-    )
-    trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-    assert strategy.choose_transport().backend == "pull"
-    check_trained_once(witness, STEPS * GROUPS, max_lag=1)
-    assert trainer.callback_metrics["fleet/joined"] >= 2
+    metrics, pool = trainer.callback_metrics, trainer.datamodule.reward_pool  # type: ignore[attr-defined]
+    assert strategy.choose_transport().backend == "pull" and metrics["fleet/joined"] >= 2
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
-    scored_by = data.reward_pool.scored_by
-    assert {f"worker {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
-    assert trainer.callback_metrics["rewards/scorers"] == 1
-    assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
+    assert {f"worker {number} on {socket.gethostname()}" for number in (0, 1)} <= {*pool.scored_by}
+    assert metrics["rewards/scorers"] == 1
+    assert pool.scored_by.total() == pool.counts["scored"] >= 6 * 4 * RESPONSES
     assert not others_living(strategy.run_id)
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
 
@@ -346,21 +337,3 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     finally:
         lost.close()
         cluster.add_node()
-
-
-def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
-    cluster: RayCluster, start: Callable[..., Command]
-) -> None:
-    """The last test of the file: it leaves no cluster."""
-    command = start()
-    command.trains()
-    head, other = cluster.nodes[0], cluster.nodes[-1]
-    head.kill("gcs_server")
-    try:
-        assert command.ends() == 1, command.text
-        command.leaves_nothing()
-        assert len(command.checkpoints()) == 1, command.text
-    finally:
-        other.close()
-        head.close()
-        cluster.nodes.clear()

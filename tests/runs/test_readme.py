@@ -242,16 +242,3 @@ def test_every_table_on_the_pages_is_whole() -> None:
             assert all(len(row) == len(header) for row in rows), f"{page.name}: {block[:200]}"
             tables += 1
     assert tables > 10
-
-
-def test_links_between_the_pages_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_the_pages_name_tests_that_exist() -> None:
-    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
-    defined = {name for source in sources for name in re.findall(r"def (test_\w+)", source)}
-    for page in PAGES:
-        assert set(re.findall(r"`(test_\w+)`", page.read_text())) <= defined, page.name

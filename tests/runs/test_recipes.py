@@ -31,7 +31,6 @@ from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import RECIPES as FOLDER
 from lrl.cli.main import main, recipes
 from lrl.planning.roofline import Held, parse_cluster, training_memory, usable
-from lrl.quickstart.calculator import calculate
 from lrl.routing.dispatch import LeastLoaded
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.viewer.rollout_file import RolloutIndex
@@ -49,15 +48,8 @@ TRAINED = 6
 ON_CPU = ["--trainer.accelerator", "cpu"]
 FEW = (
     *ON_CPU,
-    *[
-        "--data.groups_per_step",
-        "2",
-        "--data.rollouts_per_group",
-        "2",
-        "--data.reward_workers",
-        "1",
-    ],
-    *["--data.max_response_tokens", "24"],
+    *("--data.groups_per_step", "2", "--data.rollouts_per_group", "2"),
+    *("--data.reward_workers", "1", "--data.max_response_tokens", "24"),
 )
 """Fewer of everything. Three steps train all problems of GSM8K or MATH once."""
 SMALL = (
@@ -184,21 +176,6 @@ def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: P
     assert data.length_predictor.seen_prompts == 9
 
 
-@pytest.mark.parametrize("module", ["lrl.quickstart.calculator:", "lrl.quickstart.calculator."])
-@pytest.mark.parametrize(("environment", "setting"), [("Agent", "agent"), ("Tools", "tools")])
-def test_a_function_of_an_environment_has_each_form_of_a_name(
-    build: Any, environment: str, setting: str, module: str, tmp_path: Path
-) -> None:
-    name = f"{module}calculate"
-    named = {setting: name if setting == "agent" else [name]}
-    made = {"class_path": f"lrl.environments.{environment}", "init_args": named}
-    config = tmp_path / "environment.yaml"
-    config.write_text(yaml.safe_dump({"data": {"init_args": {"environment": made}}}))
-    _, _, data = build("--config", "calculator", "--config", str(config))
-    found = data.environment.environment
-    assert getattr(found, "agent", None) is calculate or found.functions == {"calculate": calculate}
-
-
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", gsm8k_rows(3)), ("math", math_rows(3))])
 def test_a_file_takes_the_place_of_a_recipes_data_set(
     build: Any, name: str, rows: list[dict[str, Any]], tmp_path: Path
@@ -258,8 +235,6 @@ class OnCpu:
     """Tokens of a prompt that are fewer than those of the longest one."""
     ranks: int = 1
     settings: str = ""
-    on_gpus: str = ""
-    """Settings of the page for other GPUs than the recipe's."""
 
 
 OFTEN = "--trainer.callbacks.every_n_train_steps 2"
@@ -271,30 +246,15 @@ OF_GPUS = f"{OFTEN} --trainer.strategy.server.dtype float32"
 LONG = "--data.max_prompt_tokens 1024"
 """The longest problem of GSM8K here has 900 tokens, one for each byte."""
 TWO_RANKS = f"{OF_GPUS} --trainer.strategy.generator_devices 1 --trainer.devices 3"
-ONE_NODE = "--trainer.num_nodes 1 --trainer.strategy.launcher null"
-# The tiny ones have a single head.
-ONE_HEAD = "--trainer.strategy.tensor_parallel_size 1"
-ONE_HEAD += " --trainer.strategy.server.tensor_parallel_size 1"
 RECIPES = {
     "gsm8k": OnCpu("chatml", {"gsm8k", "math500"}, 900, settings=OF_GPUS),
     "math": OnCpu("chatml", MATH, 450, settings=OF_GPUS),
-    "gsm8k on eight GPUs": OnCpu(
-        "chatml",
-        {"gsm8k", "math500"},
-        900,
-        ranks=2,
-        settings=TWO_RANKS,
-        on_gpus=ON_GPUS["8 of 80 GB"].removeprefix("--config gsm8k"),
-    ),
     "one_gpu_24gb": OnCpu("chatml", {"gsm8k"}, 450, settings=f"{OF_GPUS} {LONG}"),
     "qwen3": OnCpu("thinking", MATH, 450, settings=OF_GPUS),
     "word_problems": OnCpu(
         "chatml", {"held_out"}, 90, settings=f"{SAVED} --data.max_response_tokens 32"
     ),
     "cluster/llama_8b_one_node": OnCpu("llama", MATH, 450, ranks=2, settings=TWO_RANKS),
-    "cluster/llama_70b_four_nodes": OnCpu(
-        "llama", MATH, 450, ranks=2, settings=f"{TWO_RANKS} {ONE_NODE} {ONE_HEAD}"
-    ),
 }
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPECIAL = {
@@ -353,9 +313,9 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
 def test_a_recipe_trains_resumes_evaluates_and_exports(
     name: str, hub: Path, served: Served, tmp_path: Path
 ) -> None:
-    how, file = RECIPES[name], FOLDER / f"{name.partition(' ')[0]}.yaml"
+    how, file = RECIPES[name], FOLDER / f"{name}.yaml"
     policy, server = served(name)
-    words = ["--config", str(file), *how.on_gpus.split(), "--model.model", str(policy), *FEW]
+    words = ["--config", str(file), "--model.model", str(policy), *FEW]
     words += how.settings.split()
     words += ["--trainer.logger.save_dir", str(tmp_path)]
     for more in (["2"], ["3", "--ckpt_path", "last"]):
@@ -447,14 +407,8 @@ def test_validate_prints_the_report_and_writes_every_response(
     four_responses = tmp_path / "four_responses.yaml"
     four_responses.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     printed = validate(
-        *(
-            "--config",
-            recipes()["math"],
-            "--config",
-            four_responses,
-            "--model.model",
-            policy_folder,
-        ),
+        *("--config", recipes()["math"], "--config", four_responses),
+        *("--model.model", policy_folder),
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
     assert f"math500: {PROBLEMS} problems x 4 responses, sampled, version 0" in printed
@@ -467,17 +421,3 @@ def test_validate_prints_the_report_and_writes_every_response(
     assert all(
         answer["reward"] in (0, 1) and answer["response"] is not None for answer in responses
     )
-
-
-def test_word_problems_are_evaluated_kind_by_kind(
-    validate: Callable[..., str], policy_folder: Path, tmp_path: Path
-) -> None:
-    printed = validate(
-        *("--config", "word_problems", "--model.model", policy_folder),
-        # The penalty is for longer responses than SMALL's.
-        *("--data.rewards", "lrl.rewards.GSM8K"),
-        *(*SMALL, "--trainer.logger.save_dir", tmp_path),
-    )
-    assert "held_out: 240 problems x 1 responses, greedy, version 0" in printed
-    by_kind = printed.partition("by kind\n")[2]
-    assert re.findall(r"(\w+) +\d\.\d+ +\(n = 80\)", by_kind) == ["difference", "product", "sum"]

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.callbacks import RolloutLog
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import GROUPS, data_module, fit
+from tests.runs.test_async_run import GROUPS, fit
 
 
 class Seen(L.Callback):
@@ -71,8 +70,3 @@ def test_equal_groups_make_room_for_others_and_a_resume_knows_them(
         assert len(trained) == 4 * GROUPS and skipped
         assert sorted(trained + skipped) == list(range(len(trained) + len(skipped)))
     assert rest.counted[0] >= first.counted[1] > 0 and rest.counted[-1] == len(rest.skipped)
-
-
-def test_fewer_than_no_skips_are_refused() -> None:
-    with pytest.raises(ValueError, match="data.max_skipped_per_step is -1"):
-        data_module(max_skipped_per_step=-1)

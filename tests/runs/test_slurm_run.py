@@ -12,15 +12,13 @@ import lightning as L
 import pytest
 
 import lrl
-from benchmarks.runs import quiet_trainer
-from lrl.callbacks import Throughput, WeightSync
 from lrl.members.launchers import Slurm
 from tests.leftovers import MARK, others_living
 from tests.network_namespace import HERE
-from tests.runs.test_async_run import PROMPTS, Witness, check_trained_once, data_module
+from tests.runs.test_async_run import train_every_prompt_once
 from tests.slurm_cluster import slurm_cluster
 
-STEPS, GROUPS, CANCELLED_AT = 5, 4, 2
+CANCELLED_AT = 2
 ROOT = Path(__file__).parents[2]
 
 
@@ -50,26 +48,24 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
         server=settings,
         heartbeat_s=5.0,
     )
-    witness = Witness()
-    trainer = quiet_trainer(
-        STEPS,
-        tmp_path / "run",
-        devices=1,
-        strategy=strategy,
-        callbacks=[WeightSync(), Throughput(), witness, Cancels()],
-    )
     with slurm_cluster(monkeypatch):
         monkeypatch.setenv(MARK, strategy.run_id)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the node imports the reward
-        rows = PROMPTS[: STEPS * GROUPS]
-        data = data_module(
-            groups_per_step=GROUPS, max_lag=1, prompts=rows, worker_launcher=Slurm(1)
+        trainer, _ = train_every_prompt_once(
+            strategy,
+            policy_folder,
+            tmp_path / "run",
+            Cancels(),
+            devices=1,
+            steps=5,
+            groups=4,
+            max_lag=1,
+            worker_launcher=Slurm(1),
         )
-        trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
         assert not others_living(strategy.run_id)
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
-    check_trained_once(witness, STEPS * GROUPS, max_lag=1)
     assert strategy.choose_transport().backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2
-    assert {"worker 0 on far", "worker 1 on far"} <= data.reward_pool.scored_by.keys()
-    assert data.reward_pool.scored_by.total() == data.reward_pool.counts["scored"]
+    pool = trainer.datamodule.reward_pool  # type: ignore[attr-defined]
+    assert {"worker 0 on far", "worker 1 on far"} <= pool.scored_by.keys()
+    assert pool.scored_by.total() == pool.counts["scored"]

@@ -1,18 +1,24 @@
-"""An unknown setting is answered with the one that was meant, whoever has its name.
+"""Help has a line for each setting; an unknown setting is answered with the one that was meant,
+whoever has its name.
 
 Covers lrl/system/aliases.py.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 
 import pytest
 
 import lrl
-from lrl.cli import fit_help
-from lrl.cli.setting_errors import explain
+from lrl import callbacks
+from lrl.cli import settings
+from lrl.cli.main import LIGHTNINGS
+from lrl.cli.settings import explain
 from lrl.system import aliases
+from tests.cli.conftest import Say
 
 NAMES = {
     "num_generations": "data.rollouts_per_group",
@@ -57,7 +63,7 @@ def test_a_misspelt_setting_is_answered_with_the_nearest_one_if_any_is_near() ->
 
 
 def test_every_setting_and_class_of_an_answer_exists() -> None:
-    known = {*fit_help.all_settings(), "trainer.logger", "--ckpt_path"}
+    known = {*settings.all_settings(), "trainer.logger", "--ckpt_path"}
     for answer in aliases.SETTINGS:
         assert set(re.findall(r"\b(?:model|data|trainer)(?:\.\w+)+", answer)) <= known, answer
     for answer in aliases.OBJECTIVES.values():
@@ -68,6 +74,44 @@ def test_every_setting_and_class_of_an_answer_exists() -> None:
 
 
 def test_no_alias_is_a_setting_that_there_is() -> None:
-    own = {name.rpartition(".")[2] for name in fit_help.all_settings()} - {"seed"}
+    own = {name.rpartition(".")[2] for name in settings.all_settings()} - {"seed"}
     elsewhere = {word for names in aliases.SETTINGS.values() for word in names.split()}
     assert not own & {*elsewhere, *aliases.ABSENT.split()}, "`seed` is that of a data set's order"
+
+
+@pytest.mark.parametrize("verb", LIGHTNINGS)
+def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each(
+    verb: str, say: Say
+) -> None:
+    status, text, _ = say(verb, "--help")
+    lines = text.splitlines()
+    assert status == 0 and len(lines) <= 150 and max(map(len, lines)) <= settings.WIDTH
+    names = ("model.model", "data.prompts", "trainer.strategy.server", "trainer.devices")
+    order = [text.index(f"--{name} ") for name in names]
+    assert order == sorted(order)
+    classes = {
+        "model": lrl.PolicyModule,
+        "data": lrl.RolloutDataModule,
+        "trainer.strategy": lrl.AsyncSingleDevice.__mro__[1],
+        "trainer.strategy.server": lrl.ServerSettings,
+    }
+    for prefix, kind in classes.items():
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                (line,) = (line for line in lines if line.startswith(f"  --{prefix}.{name} "))
+                assert len(line.split()) > 3, "a type and a sentence stand beside it"
+    to_name = {*callbacks.__all__} - {"OnRankZero"}
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in to_name)
+    assert not any("OnRankZero" in line for line in lines), "a base is no callback to name"
+
+
+def test_everything_that_lightning_takes_is_still_to_be_had(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    for words, named in (
+        ("fit --help all", "--trainer.limit_val_batches"),
+        ("fit --model.objective.help GSPO", "epsilon_low"),
+    ):
+        status, out, _ = say(*words.split())
+        assert status == 0 and named in out

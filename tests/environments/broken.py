@@ -35,18 +35,6 @@ class LongStop(Turns):
     def reply(self, turn: str) -> Any: ...
 
 
-class AsksForLevel(Turns):
-    """It needs a column that the row does not have."""
-
-    def start(self, prompt: str, *, stage: int, **columns: Any) -> None: ...
-
-    def reply(self, turn: str) -> Any: ...
-
-
-class SaysNothing(Turns):
-    def reply(self, turn: str) -> Any: ...
-
-
 class AsksTwice(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         await asyncio.gather(policy.turn("1"), policy.turn("2"))

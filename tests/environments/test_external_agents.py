@@ -26,7 +26,7 @@ from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.episodes.observations import Transcript
 from lrl.system.endpoint import Endpoint
-from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
+from lrl.types import Prompt, Rollout, Sampling
 from tests.certificates import self_signed
 from tests.chat_templates import CHATML, merging_tokenizer
 from tests.environments.test_lineages import NoRewards, Sampler
@@ -166,32 +166,6 @@ async def _is_listening(agents: ExternalAgents) -> None:
             writer.close()
             return
         await asyncio.sleep(0.01)
-
-
-def test_one_agent_after_the_other_plays_a_group_and_asks_again_when_none_waits(
-    play: Play, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rollouts = [Rollout() for _ in range(3)]
-
-    async def work(outside: Outside) -> None:
-        for number in range(3):
-            episode = await outside.take()
-            assert episode["prompt"] == "2+3=" and episode["answer"] == "5"
-            status, answer = await outside.turn(episode)
-            assert status == 200
-            status, _ = await outside.turn(episode, USER, answer, {"role": "user", "content": "on"})
-            assert status == 200
-            assert await outside.end(episode, reward=number) == (200, {})
-
-    agents = play(work, rollouts)
-    assert sorted(rollout.reward or 0 for rollout in rollouts) == [0, 1, 2]
-    for rollout in rollouts:
-        assert rollout.finish_reason == "stop" and len(rollout.turns) == 2
-        first, second = rollout.turns
-        between = slice(first.stop, second.start)
-        assert set(rollout.versions[between]) == {ENVIRONMENT}
-        assert "on" in tokenizer.decode(rollout.token_ids[between])
-    assert not agents.counts
 
 
 def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count(

@@ -175,11 +175,6 @@ def test_what_no_prompt_would_show_is_refused_by_row(
         rendered([{"prompt": ("1+1?")}, {"prompt": ("2+2?")} | row], chat_template)  # type: ignore[arg-type]
 
 
-def test_without_a_chat_on_purpose_columns_of_a_chat_are_the_rewards() -> None:
-    row = {"prompt": "2+2?", "tools": ["hammer"], "images": [], "image": None}
-    assert rendered([row], FULL, chat=False) == "2+2?"
-
-
 def test_chat_prompts_end_where_the_policy_begins() -> None:
     settings = {"system_prompt": "Add.", "template": "What is {prompt}"}
     prompts = loaded(has_chat=True, shuffle=False, **settings)

@@ -25,7 +25,6 @@ ADD = {
 
 
 def results(message: Any) -> list[dict[str, Any]]:
-    """The results of a message's calls."""
     return [
         {
             "role": "tool",
@@ -99,7 +98,6 @@ stop = threading.Event()
 
 
 def continues_alone(**columns: Any) -> None:
-    """Asks for nothing and does not end."""
     began.set()
     stop.wait()
 

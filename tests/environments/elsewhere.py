@@ -18,7 +18,6 @@ LONGEST_S = 900.0
 
 
 def program_of_the_page() -> str:
-    """The program in docs/agents.md."""
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     found = re.search(r"```python\n(# plays_elsewhere\.py\n.*?)```", page, re.S)
     assert found is not None
@@ -53,7 +52,6 @@ def agent_elsewhere(folder: Path) -> Iterator[list[int]]:
 
 
 def is_served(address: Path) -> bool:
-    """Whether somebody listens at the address of the run."""
     with contextlib.suppress(OSError, ValueError):
         where = urlsplit(json.loads(address.read_text())["url"])
         socket.create_connection((where.hostname or "", where.port or 0), 1.0).close()

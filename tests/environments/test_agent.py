@@ -21,7 +21,6 @@ DEADLINE_S = 60.0
 
 
 async def play(agent: Agent, turns: Sequence[Written], **row: Any) -> list[Reply]:
-    """Plays an episode whose policy writes `turns`; returns the replies."""
     replies: asyncio.Queue[Reply] = asyncio.Queue()
     playing = Play(agent, replies.put_nowait)
     task = asyncio.ensure_future(playing.run("2+3=", row))

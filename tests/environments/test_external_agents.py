@@ -59,7 +59,6 @@ class Outside:
     async def ask(
         self, method: str, url: str, key: str | None, body: Any = None, **headers: str
     ) -> tuple[int, Any, Any]:
-        """Returns status, headers and JSON of an answer."""
         if key is not None:
             headers |= {"Authorization": f"Bearer {key}"}
         data = body if isinstance(body, str | bytes) else json.dumps(body)
@@ -67,7 +66,6 @@ class Outside:
             return answer.status, answer.headers, await answer.json()
 
     async def take(self) -> dict[str, Any]:
-        """Takes an episode, as soon as one waits."""
         while True:
             url = f"{self.address['url']}/episodes"
             status, headers, found = await self.ask("POST", url, self.address["key"])
@@ -77,7 +75,6 @@ class Outside:
             await asyncio.sleep(0.01)
 
     async def turn(self, episode: dict[str, Any], *messages: Any) -> tuple[int, Any]:
-        """Asks for a turn; returns status and message."""
         url = f"{episode['base_url']}/chat/completions"
         body = {"messages": messages or [USER]}
         status, _, found = await self.ask("POST", url, episode["api_key"], body)

@@ -144,7 +144,6 @@ class Sampler:
     async def find_calls(
         self, token_ids: list[int], number: int, tools: Sequence[dict[str, Any]]
     ) -> ParsedTurn:
-        """Finds a call in every third turn."""
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         if sum(token_ids) % 3:
             return ParsedTurn(text)
@@ -169,7 +168,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def play(
     tokenizer: PreTrainedTokenizerFast, plan: Any, seed: int, max_tokens: int, max_turns: int
 ) -> tuple[Group, Sampler]:
-    """Plays a group of episodes with a plan, and scores it."""
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
     known: Any = {"tokenizer": tokenizer, "ends": ends, "vocabulary": len(tokenizer)}
     decode: Decode = lambda ids, before: tokenizer.decode(  # noqa: E731

@@ -56,7 +56,6 @@ def run(play: Callable[[EnvironmentPool], Awaitable[Any]], agent: Agent | None =
 
 
 async def ending(work: Awaitable[Reply]) -> str:
-    """What comes of a reply: its failure, or the reply."""
     try:
         return str(await work)
     except WorkerLost as error:

@@ -22,7 +22,6 @@ def call(name: str, arguments: str | dict[str, Any] = "", number: int = 0) -> To
 
 
 def replies(*turns: list[ToolCall], tools: Tools = ALL) -> list[Reply]:
-    """The replies to these turns and to a last one without a call."""
     found: list[Reply] = []
 
     async def played() -> None:
@@ -39,7 +38,6 @@ def replies(*turns: list[ToolCall], tools: Tools = ALL) -> list[Reply]:
 
 
 def result(name: str, arguments: str | dict[str, Any] = "") -> str:
-    """What the policy reads of a call."""
     (reply,) = replies([call(name, arguments)])
     (message,) = reply.observation
     assert isinstance(message, dict)

@@ -67,7 +67,6 @@ class ManualClient:
 
 
 def make_generator() -> Generator:
-    """A generator without a server."""
     server: Any = SimpleNamespace(
         url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda: ""
     )

@@ -113,7 +113,6 @@ def whole_turns(rollout: Rollout) -> int:
 
 
 def answer_to(turn: list[int]) -> tuple[list[int], bool, float]:
-    """Returns the environment's answer to a turn."""
     number = sum(turn)
     return [10**6 + number % 7] if number % 3 else [], number % 3 == 2, number / 4
 
@@ -190,7 +189,6 @@ class ModelledRun:
         self.prove()  # a run waits until its first generators are proved
 
     def episodes(self) -> Episodes:
-        """Returns the run's episodes."""
         return Episodes(
             self.pool.generate,
             self.environments,
@@ -203,7 +201,6 @@ class ModelledRun:
         )
 
     def settle(self) -> None:
-        """Runs the loop until all tasks wait."""
         self.loop.run_until_complete(asyncio.sleep(1.0))
         if self.request is None or not self.request.done():
             return
@@ -237,12 +234,10 @@ class ModelledRun:
 
     @property
     def lacks_groups(self) -> bool:
-        """Whether the step has to train more groups."""
         return len(self.in_step) < self.pacing.groups_in(self.record.step)
 
     @property
     def version_is_due(self) -> bool:
-        """Whether a sync is due."""
         return (
             self.version != self.record.step
             and self.record.step % (1 + self.every % (self.pacing.max_lag + 1)) == 0
@@ -260,12 +255,10 @@ class ModelledRun:
             self.end_step()
 
     def poll(self) -> None:
-        """Admits pending generators, as a waiting trainer does."""
         if self.pool.pending:
             self.sync()
 
     def end_step(self) -> None:
-        """Ends the optimizer step."""
         self.record.trained += self.in_step
         self.record.step = self.record.step + 1
         self.in_step = []
@@ -299,7 +292,6 @@ class ModelledRun:
         self.settle()
 
     def seal(self, key: ResponseKey) -> None:
-        """Records the turns of a response that have ended as final."""
         index, place = key
         self.record.final[key] = whole_turns(self.written(index)[place])
 
@@ -337,26 +329,21 @@ class ModelledRun:
             mirror.versions += [ENVIRONMENT] * len(observation)
 
     def replace(self, lost: Generator) -> None:
-        """Adds another generator, which waits for the next sync."""
         self.pool.pending.append(make_generator())
 
     def dies(self, generator: Generator) -> None:
-        """Ends the process of a generator."""
         self.loop.call_soon(self.pool.evict, generator, "its process has ended")
         self.settle()
 
     def leaves(self, generator: Generator) -> None:
-        """Removes a generator, and another one joins."""
         self.loop.call_soon(self.pool.remove, generator, "it has left the run")
         self.replace(generator)
         self.settle()
 
     def run(self, work: Any) -> None:
-        """Runs `work` on the loop."""
         self.loop.run_until_complete(work)
 
     def written(self, index: int) -> list[Rollout]:
-        """Returns a group's responses in the record."""
         if index not in self.record.written:
             self.record.written[index] = [
                 Rollout(open_turn=Rollout() if self.turns else None)
@@ -375,7 +362,6 @@ class ModelledRun:
                     yield (asked.group, place), asked, rollout
 
     def unfinished(self) -> list[ResponseKey]:
-        """Returns the responses that are being written."""
         responses = (one for generator in self.pool.generators for one in self.responses(generator))
         return [response for response, _, rollout in responses if not rollout.finished]
 
@@ -405,7 +391,6 @@ class ModelledRun:
             self.settle()
 
     def judge(self, index: int, rewards: list[float | None]) -> None:
-        """Scores a group: one reward for each response."""
         self.record.rewards[index] = rewards
         self.judges.judging[index].set_result(rewards)
         self.settle()

@@ -19,8 +19,6 @@ SAMPLING = Sampling(n=2, max_tokens=9)
 
 
 class Row:
-    """Prompts without end."""
-
     def __getitem__(self, index: int) -> Prompt:
         return Prompt(id=index, token_ids=[1], text=str(index))
 
@@ -200,7 +198,6 @@ def interrupted_run(pacing: Pacing, seconds: float) -> dict[str, Any]:
 def resumed_run(
     pacing: Pacing, state: dict[str, Any], sampling: Sampling = SAMPLING
 ) -> tuple[Controller, ModelFleet, list[Group]]:
-    """Resumes a run and drives it to its last step."""
     fleet = ModelFleet(lambda index: 1.0 + index)
     controller = make_controller(pacing, fleet, random.Random(0), every=1000, sampling=sampling)
     controller.load_state_dict(state)

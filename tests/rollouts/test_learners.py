@@ -55,7 +55,6 @@ def taught() -> Learners:
 
 
 def saved() -> dict[str, Any]:
-    """A checkpoint of the parts that have learnt."""
     found = taught()
     return through_a_file(found.state_dict(found.made_with(**SETTINGS)))
 

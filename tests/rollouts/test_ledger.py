@@ -35,8 +35,6 @@ def prompt_at(index: int) -> Prompt:
 
 
 class Row:
-    """The prompts of a run."""
-
     def __getitem__(self, index: int) -> Prompt:
         return prompt_at(index)
 
@@ -51,7 +49,6 @@ def finish(ledger: Ledger, *indices: int) -> None:
 
 
 def resumed(ledger: Ledger, steps_done: int) -> Ledger:
-    """Returns a ledger that was restored from a checkpoint of `ledger`."""
     other = Ledger(ledger.pacing)
     other.load_state_dict(through_a_file(ledger.state_dict(steps_done)), prompt_at)
     return other

@@ -58,7 +58,6 @@ def loaded(
 
 
 def rendered(rows: list[dict[str, Any]], chat_template: str, **settings: Any) -> str:
-    """The text of the first row's prompt."""
     tokenizer = characters()
     tokenizer.chat_template = chat_template
     prompts = Prompts(rows, shuffle=False, **settings)

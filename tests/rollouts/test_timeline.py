@@ -1,5 +1,6 @@
 """A timeline comes back as it was written, has no step twice, and names a line that is none."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def test_a_resumed_run_records_no_step_twice(tmp_path: Path, steps: int, cut_sho
     rest = whole[ends[len(kept) - 1] + 1 if kept else 0 :]
     write(path, rest, "a")
     assert read(path) == whole
+
+
+def test_a_file_of_an_older_release_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.jsonl"
+    write(path, records := timeline())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line |= {"step": {"other_s": 0.0}, "group": {"turns": []}}.get(line["kind"], {})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read(path) == records
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"kind": "micro_batch", "seconds": 1.0}'])

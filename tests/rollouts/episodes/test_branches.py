@@ -42,8 +42,6 @@ plans = st.lists(
 
 
 class Wanders(Environment):
-    """Continues where its plan says."""
-
     branches = True
 
     def __init__(self, plan: Plan) -> None:
@@ -86,7 +84,6 @@ class Sampler:
 
 
 def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:
-    """Plays episodes with a plan."""
     sampler = Sampler()
     episodes = Episodes(sampler.write, Here(Wanders(plan)), **terms())
     group = Group(index=3, prompt=PROMPT, rollouts=[Rollout() for _ in range(count)])

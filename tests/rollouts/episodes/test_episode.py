@@ -97,8 +97,6 @@ class Script:
 
 
 class Letters:
-    """A tokenizer whose tokens are letters."""
-
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [ord(letter) for letter in text]
 
@@ -119,7 +117,6 @@ def terms(vocabulary: int = 1000, **changed: Any) -> dict[str, Any]:
 def play(
     host: Here, pool: Script, rollouts: list[Rollout], max_tokens: int = 40, **changed: Any
 ) -> None:
-    """Plays rollouts to their ends."""
     episodes = Episodes(pool.generate, host, **terms(**changed))
     sampling = Sampling(n=len(rollouts), max_tokens=max_tokens, stop_tokens=(2,))
     run(episodes.generate(PROMPT, rollouts, sampling, priority=3))
@@ -212,8 +209,6 @@ def test_what_the_policy_causes_is_cut_and_scored_by_its_name() -> None:
 
 
 class Judge:
-    """Gives every response that it gets a reward."""
-
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
             if rollout.reward_failure is None:
@@ -246,7 +241,6 @@ def unwritten(script: list[list[int]], rollout: Rollout) -> list[list[int]]:
 
 
 def half(rollout: Rollout) -> Group:
-    """A group with this rollout, through a file."""
     group = Group(index=0, prompt=PROMPT, rollouts=[rollout])
     return load_group(through_a_file(save_group(group, scored=False)), PROMPT)
 

@@ -25,7 +25,6 @@ HIGHER = [{"role": "user", "content": "higher"}]
 
 
 def opened(family: Family, row: Mapping[str, Any] = {}, **settings: Any) -> Transcript:
-    """The transcript of an episode of a family."""
     tokenizer = merging_tokenizer(family.template)
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in family.ends)
     prompts = Prompts([{"prompt": "Guess my number.", **row}])
@@ -198,7 +197,6 @@ REFUSING = (
 def refusal(
     observation: Any, template: str = LLAMA.template, *, first: bool = False, **settings: Any
 ) -> str:
-    """The error of an observation."""
     transcript = opened(Family(template, LLAMA.ends, "", ""), **settings)
     with pytest.raises(EpisodeError) as failed:
         transcript.ids(Reply(observation), None if first else Written("", [7]))

@@ -73,7 +73,7 @@ class ControllerCalls:
         return self.loop.wait(read(), ANSWER_S, f"saving the ledger after step {steps_done}")
 
 
-class StepStream:
+class StepStream:  # no dataclass: Lightning would copy its fields to a device
     """The micro-batches of one optimizer step, on the rank that has the groups.
 
     Args:

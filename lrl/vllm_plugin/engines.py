@@ -107,8 +107,8 @@ class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
         )
 
     def _first_version(self) -> Iterable[tuple[str, Tensor]]:
-        """Returns the weights that the generator began with, from its files. All of them: vLLM gives
-        a layer that gets a part of its weights random ones for the rest."""
+        """Returns the weights that the generator began with, from its files. All of them: vLLM
+        gives a layer that gets a part of its weights random ones for the rest."""
         config = copy.copy(self.vllm_config.load_config)
         config.use_tqdm_on_load = False
         loader = cast(DefaultModelLoader, get_model_loader(config))
@@ -166,8 +166,8 @@ class CommunicatorInfo(WeightTransferInitInfo):
 
 
 class NcclEngine(Engine[CommunicatorInfo, WeightTransferUpdateInfo]):
-    """NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer then has its
-    server killed."""
+    """NCCL's kernels wait for a lost member for ever, and so does the worker: the trainer then has
+    its server killed."""
 
     init_info_cls = CommunicatorInfo
     update_info_cls = WeightTransferUpdateInfo

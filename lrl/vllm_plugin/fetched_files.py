@@ -1,5 +1,5 @@
-"""Fetches a generator's versions of the weights: an ASGI middleware of vLLM's API server, guarded by
-the run's token.
+"""Fetches a generator's versions of the weights: an ASGI middleware of vLLM's API server, guarded
+by the run's token.
 
     POST /lrl/fetch               fetches a version into this machine's shared memory
     GET  /lrl/parts/VERSION/...   serves the blocks of a version that are here to other generators
@@ -69,7 +69,8 @@ FAILURES = (OSError, http.client.HTTPException, BadTransfer)
 
 
 class PullRoutes:
-    """The middleware, given to vLLM by its class path. The generator writes while a thread fetches."""
+    """The middleware, given to vLLM by its class path. The generator writes while a thread
+    fetches."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -121,8 +122,8 @@ class FetchedFiles:
         self._draft: VersionFile | None = None
 
     def block(self, version: str, part: int, what: str) -> bytes | None:
-        """Returns a block or its difference (`lrl.weights.parts`) for another generator; None if it is
-        not here yet. KeyError, ValueError or IndexError if it will not be here."""
+        """Returns a block or its difference (`lrl.weights.parts`) for another generator; None if it
+        is not here yet. KeyError, ValueError or IndexError if it will not be here."""
         for file in (self._draft, self._whole):
             if file is not None and file.path.name == version:
                 block = file.header.parts[part][int(what.removeprefix("d"))]
@@ -132,7 +133,8 @@ class FetchedFiles:
         return None  # the order may be on its way
 
     def fetch(self, order: FetchOrder) -> FetchReport:
-        """Raises FetchFailed if the version did not arrive in time, and OSError without room for it."""
+        """Raises FetchFailed if the version did not arrive in time, and OSError without room for
+        it."""
         with self._one_at_a_time:
             path = self._folder / order.version
             for held in (str(path), order.beside):
@@ -190,8 +192,8 @@ class VersionFile:
 
 
 class Fetch:
-    """One attempt at a version, by several threads. Raises FetchFailed if the trainer does not say what
-    the version is.
+    """One attempt at a version, by several threads. Raises FetchFailed if the trainer does not say
+    what the version is.
 
     Args:
         order: What to fetch, and who has it.

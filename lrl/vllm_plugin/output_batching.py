@@ -1,21 +1,20 @@
 """Batches of tokens: vLLM's API server then has work once a second, not at each token.
 
 Most of the API server's work is for each response in each of the engine's messages, however many
-tokens it has. So the queue in front of the engine's socket holds the tokens of lrl's responses for up
-to `HOLD_S` seconds; a response that ends takes its own along. Everything else passes at once, in the
-old order: a response's first token, which shows that its prompt was read, and the answer to a call,
-like a pause, with all that is held. So whoever has the answer can have all tokens written before,
-and tokens of two versions never meet. vLLM's own metrics count these messages, not tokens.
+tokens it has. So the queue in front of the engine's socket holds the tokens of lrl's responses for
+up to `HOLD_S` seconds; a response that ends takes its own along. Everything else passes at once, in
+the old order: a response's first token, which shows that its prompt was read, and the answer to a
+call, like a pause, with all that is held. So whoever has the answer can have all tokens written
+before, and tokens of two versions never meet. vLLM's own metrics count these messages, not tokens.
 
 vLLM's API server appends the log-probs of a response token by token, which was two thirds of its
 work once the tokens came together. Where each token has a single log-prob, the columns of a message
 are appended as they are.
 
-vLLM tells which weights wrote which tokens with the end of a response alone. A half-written response
-may continue on another generator or in another run, so lrl needs its versions with every frame. The
-trainer's own record of its syncs would not do: frames that were sent before a pause may be read
-after the resume.
-"""
+vLLM tells which weights wrote which tokens with the end of a response alone. A half-written
+response may continue on another generator or in another run, so lrl needs its versions with every
+frame. The trainer's own record of its syncs would not do: frames that were sent before a pause may
+be read after the resume."""
 
 from __future__ import annotations
 
@@ -50,8 +49,8 @@ def batch_outputs() -> None:
 
 
 class OutputBatcher:
-    """The engine's queue of outputs, in front of its `queue.Queue`: pairs of a client's number (that
-    of the one API server) and vLLM's `EngineCoreOutputs`, or bytes."""
+    """The engine's queue of outputs, in front of its `queue.Queue`: pairs of a client's number
+    (that of the one API server) and vLLM's `EngineCoreOutputs`, or bytes."""
 
     def __init__(
         self, outputs: queue.Queue[Any], clock: Callable[[], float] = time.monotonic

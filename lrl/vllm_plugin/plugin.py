@@ -3,9 +3,8 @@ each of its processes.
 
     python -m lrl.vllm_plugin.plugin FLAGS      vLLM's API server
 
-The plugin registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those
-that come together and tell their versions. On a CPU it lets the engine be a fork.
-"""
+The plugin registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take
+those that come together and tell their versions. On a CPU it lets the engine be a fork."""
 
 import functools
 import os
@@ -51,8 +50,8 @@ def register() -> None:
 
 
 def let_engines_fork() -> None:
-    """Makes `METHOD` hold for an engine that is its own worker, on a CPU, where vLLM would spawn it:
-    a fork imports nothing, and a server was ready after 7.7 s in place of 14.2 s."""
+    """Makes `METHOD` hold for an engine that is its own worker, on a CPU, where vLLM would spawn
+    it: a fork imports nothing, and a server was ready after 7.7 s in place of 14.2 s."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

@@ -1,2 +1,2 @@
-"""How tensors travel into generators, and the proof that they arrived: one sync (`sync`), one file per
-transport."""
+"""How tensors travel into generators, and the proof that they arrived: one sync (`sync`), one file
+per transport."""

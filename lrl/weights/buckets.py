@@ -102,7 +102,8 @@ def buckets_of(plan: Plan) -> list[Bucket]:
 def exchange(
     group: Any, bucket: Bucket, rank: int, own: Tensor | None, device: Any
 ) -> list[Tensor]:
-    """Broadcasts a bucket; returns what each trainer rank has sent, when the stream has come so far.
+    """Broadcasts a bucket; returns what each trainer rank has sent, when the stream has come so
+    far.
 
     Args:
         group: vLLM's `PyNcclCommunicator`, in which the trainer's ranks are the first.

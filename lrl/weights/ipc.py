@@ -1,5 +1,5 @@
-"""Weights by CUDA IPC: the generator opens the trainer's buffer in place, on the GPU that both share.
-It takes one bucket after the other (`lrl.weights.buckets`)."""
+"""Weights by CUDA IPC: the generator opens the trainer's buffer in place, on the GPU that both
+share. It takes one bucket after the other (`lrl.weights.buckets`)."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ class Nccl(Transport):
         self._meet(calls, INIT, lambda one: {"init_info": common | offsets[one]}, joined)
 
     def send(self, calls: PoolCalls) -> None:
-        """Raises CollectiveBroken if a generator failed, and StuckTransfer if the abort did not end the
-        broadcast."""
+        """Raises CollectiveBroken if a generator failed, and StuckTransfer if the abort did not end
+        the broadcast."""
         sending = self.policy.send_broadcast(self.name)
         self._meet(calls, UPDATE, lambda one: {"update_info": {}}, sending)
 
@@ -267,15 +267,16 @@ def new_unique_id() -> bytes:
 
 
 def join_communicator(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Any:
-    """Joins a communicator as vLLM's workers do; blocks until all `world_size` members have joined."""
+    """Joins a communicator as vLLM's workers do; blocks until all `world_size` members have
+    joined."""
     from vllm.distributed.weight_transfer import nccl_common
 
     return nccl_common.uid_init_process_group(unique_id, rank, world_size, device)
 
 
 def abort(communicator: Any) -> None:
-    """Ends all that waits in `communicator`, for good; waits up to `ABORT_S`. Kernels and threads poll
-    the flag that `ncclCommAbort` sets.
+    """Ends all that waits in `communicator`, for good; waits up to `ABORT_S`. Kernels and threads
+    poll the flag that `ncclCommAbort` sets.
 
     Not vLLM's `destroy`: that marks the communicator as unusable when the abort is over, and a
     thread that the abort sets free would use it meanwhile.

@@ -1,5 +1,5 @@
-"""The parts of a version on their way to the generators: what a rank keeps in its memory and serves,
-and rank 0's order to fetch it.
+"""The parts of a version on their way to the generators: what a rank keeps in its memory and
+serves, and rank 0's order to fetch it.
 
     GET /lrl/parts/VERSION/RANK/header    the header of the version's file, of any rank
                                /delta     the version that the differences need; empty without
@@ -84,9 +84,10 @@ class FetchReport:
 
 
 def compressed(before: Bytes, after: Bytes) -> bytes:
-    """Returns the compressed difference of two blocks of one length: one zlib stream of the number of
-    words that differ in each row, of the steps from each such place to the next, and of the XOR
-    there; the lower and upper bytes of steps and XOR apart, because the upper ones are mostly zero."""
+    """Returns the compressed difference of two blocks of one length: one zlib stream of the number
+    of words that differ in each row, of the steps from each such place to the next, and of the XOR
+    there; the lower and upper bytes of steps and XOR apart, because the upper ones are mostly
+    zero."""
     old, new = _words(before), _words(after)
     places = np.flatnonzero(old != new)
     counts = np.diff(
@@ -101,8 +102,8 @@ def compressed(before: Bytes, after: Bytes) -> bytes:
 
 
 def restore(before: bytearray, small: bytes) -> None:
-    """Makes the newer block of an older one and their difference. Raises BadTransfer if that was not
-    made for this length or is damaged; the block is nobody's then."""
+    """Makes the newer block of an older one and their difference. Raises BadTransfer if that was
+    not made for this length or is damaged; the block is nobody's then."""
     old = np.frombuffer(before, np.uint8)
     words = _words(old)
     try:

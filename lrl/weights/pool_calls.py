@@ -89,9 +89,9 @@ class PoolCalls:
     # ---- one call to all
 
     def each(self, phase: str, call: Call, short: bool = False) -> None:
-        """Runs one phase in all participants. In a `short` one each call has `silence_s`, and who lets
-        it pass is hopeless: its event loop stands still. So is who breaks a collective, which its
-        server does not leave."""
+        """Runs one phase in all participants. In a `short` one each call has `silence_s`, and who
+        lets it pass is hopeless: its event loop stands still. So is who breaks a collective, which
+        its server does not leave."""
         self.exclude(self.try_each(phase, call, short), hopeless=self.collective)
 
     def try_each(

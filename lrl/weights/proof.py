@@ -3,9 +3,9 @@ prompts, by both.
 
 The first proof of a generator is about the two programs as much as about the weights: stretched
 positions, a window of the attention or a cap on its scores may differ by little in a short text, or
-only at the end of a long one. So a new generator is asked for a text as long as the run's, later for
-its first `PROOF_TOKENS`. The text is compared part by part, by the mean difference: the largest is
-that of a token that the model takes for all but impossible.
+only at the end of a long one. So a new generator is asked for a text as long as the run's, later
+for its first `PROOF_TOKENS`. The text is compared part by part, by the mean difference: the largest
+is that of a token that the model takes for all but impossible.
 
 Rounding to bfloat16 moved the log-probs of a tiny random model by 0.0006 nats a token, and those of
 SmolLM2-135M by 0.045, and a limit for all models would pass 0.18 nats that vLLM and transformers

@@ -2,9 +2,8 @@
 
 Every rank writes its part of one file while the generators still write; in the pause they only load
 it. Each version has a folder of its own, under a name that nobody can guess and closed to other
-users, who could otherwise put a link or a file of theirs in its place. The name begins with the run's
-id, by which the supervisor finds those of a killed run.
-"""
+users, who could otherwise put a link or a file of theirs in its place. The name begins with the
+run's id, by which the supervisor finds those of a killed run."""
 
 import shutil
 import tempfile

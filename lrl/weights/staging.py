@@ -73,8 +73,8 @@ class Staging:
         self._server: PartServer | None = None
 
     def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Staged:
-        """Stages a version; all ranks call it, and another attempt changes nothing. Raises OSError on
-        rank 0 if a rank has no room for its part."""
+        """Stages a version; all ranks call it, and another attempt changes nothing. Raises OSError
+        on rank 0 if a rank has no room for its part."""
         empty = self._empty.get(order.pool)
         if empty is None:
             empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)
@@ -143,8 +143,8 @@ def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Hea
 def _write_part(
     rows: Iterator[Piece], empty: Header, order: StageOrder, rank: int
 ) -> tuple[int, list[int], str]:
-    """Writes a rank's part into a file or its memory, where the rest is a hole; returns that, open (-1
-    without one), the checksum of each block, and why the part was not written."""
+    """Writes a rank's part into a file or its memory, where the rest is a hole; returns that, open
+    (-1 without one), the checksum of each block, and why the part was not written."""
     descriptor, sums, fault = -1, list[int](), ""
     blocks = empty.parts[rank]
     try:

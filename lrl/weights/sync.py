@@ -5,18 +5,17 @@
 Half-written responses continue under the new weights; every token carries its version. A sync
 beside the step (`in_background`) only stages while the trainer waits, which alone needs the policy,
 and does the rest on a thread; for that the transport must copy the weights. After the resume those
-generators are proved that are due (`lrl.weights.proof`): a new one before it serves, any other beside
-its writing. Only a run's first sync waits for its proofs; the next sync waits for those of any other.
-A generator that the distribution does not reach is paused with the others, because nothing may begin
-under its older version once they hold the new one.
+generators are proved that are due (`lrl.weights.proof`): a new one before it serves, any other
+beside its writing. Only a run's first sync waits for its proofs; the next sync waits for those of
+any other. A generator that the distribution does not reach is paused with the others, because
+nothing may begin under its older version once they hold the new one.
 
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
-a version are read back: an answered call does not prove its effect. Before the resume a failure does
-no harm: the generator is paused, and the sync is attempted again. Who fails all attempts is evicted;
-so is who lets the deadline of a pause or resume pass, since its event loop stands still. A collective
-transfer fails for all when it fails for one: that one is evicted at once, with those that wait for
-it, and the next attempt connects the others.
-"""
+a version are read back: an answered call does not prove its effect. Before the resume a failure
+does no harm: the generator is paused, and the sync is attempted again. Who fails all attempts is
+evicted; so is who lets the deadline of a pause or resume pass, since its event loop stands still. A
+collective transfer fails for all when it fails for one: that one is evicted at once, with those
+that wait for it, and the next attempt connects the others."""
 
 import logging
 import time
@@ -145,8 +144,8 @@ class Sync:
             on_synced()
 
     def sync_now(self, version: int) -> Failures:
-        """Gives the weights to all that do not hold them; returns those that failed, whose weights are
-        unknown, and which must be evicted."""
+        """Gives the weights to all that do not hold them; returns those that failed, whose weights
+        are unknown, and which must be evicted."""
         stale = self._begin(version)
         return self._attempts(stale) if stale else {}
 
@@ -214,8 +213,8 @@ class Sync:
     # ---- a sync
 
     def _begin(self, version: int) -> list[Generator]:
-        """Admits pending generators, and makes the proof of those that are due; returns all that get
-        the weights."""
+        """Admits pending generators, and makes the proof of those that are due; returns all that
+        get the weights."""
         self._call(self.pool.admit_pending(), "admitting generators")
         members = list(self.pool.generators)
         stale = [one for one in members if one.version != version or not one.serving]

@@ -37,8 +37,8 @@ class Machine(NamedTuple):
 
 
 class Policy(Protocol):
-    """The policy on rank 0, as its syncs know it (`lrl.policy_model`). Every call is a collective of
-    all ranks."""
+    """The policy on rank 0, as its syncs know it (`lrl.policy_model`). Every call is a collective
+    of all ranks."""
 
     @property
     def ranks(self) -> Ranks: ...
@@ -139,7 +139,8 @@ TRANSPORTS = {
     "shared_memory": "lrl.weights.shared_memory:SharedMemory",
     "pull": "lrl.weights.pull:Pull",
 }
-"""`auto` takes the first that works on this machine, and for joining generators if others may join."""
+"""`auto` takes the first that works on this machine, and for joining generators if others may
+join."""
 ON_CUDA = ("ipc", "nccl")
 """Transports between GPUs, which a run on a CPU does not import."""
 
@@ -156,8 +157,8 @@ def find_transport(name: str) -> type[Transport]:
 
 
 def choose_transport(name: str, machine: Machine) -> type[Transport]:
-    """Returns what `strategy.weight_transfer` stands for on `machine`; raises ConfigError if the name
-    is unknown or the machine does not allow it."""
+    """Returns what `strategy.weight_transfer` stands for on `machine`; raises ConfigError if the
+    name is unknown or the machine does not allow it."""
     if name != "auto":
         chosen = find_transport(name)
         if why := chosen.refusal(machine):

@@ -42,8 +42,8 @@ FORMATS = {
 LARGEST_BLOCK = 2**24
 SMALLEST_BLOCK = 2**12
 BLOCKS_OF_A_PART = 64
-"""At least, unless they are smaller than `SMALLEST_BLOCK`: generators exchange them while they fetch
-the rest."""
+"""At least, unless they are smaller than `SMALLEST_BLOCK`: generators exchange them while they
+fetch the rest."""
 SUM_DIGITS = 16
 
 Pieces = Callable[[], Iterator["Piece"]]
@@ -70,9 +70,9 @@ class TensorSpec(NamedTuple):
 def transfer_dtype(
     dtype: torch.dtype, shape: tuple[int, ...], narrow: torch.dtype | None
 ) -> torch.dtype:
-    """Returns the number format in which a tensor travels: that of the generators for a matrix, if it
-    is narrower, since a generator would round it anyway. Vectors and integers keep the policy's: they
-    are few bytes, and vLLM computes with some of them in float32."""
+    """Returns the number format in which a tensor travels: that of the generators for a matrix, if
+    it is narrower, since a generator would round it anyway. Vectors and integers keep the policy's:
+    they are few bytes, and vLLM computes with some of them in float32."""
     if narrow is None or len(shape) < 2 or not dtype.is_floating_point:
         return dtype
     return narrow if narrow.itemsize < dtype.itemsize else dtype
@@ -84,8 +84,8 @@ def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
 
 
 def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """A tensor can be viewed as its own format only where its size divides its place, so those of an
-    odd size come last, the widest first."""
+    """A tensor can be viewed as its own format only where its size divides its place, so those of
+    an odd size come last, the widest first."""
     widest = max((one.dtype.itemsize for one in tensors), default=1)
 
     def place(one: TensorSpec) -> tuple[bool, int]:
@@ -184,8 +184,8 @@ class Header:
     def of(
         tensors: Sequence[TensorSpec], parts: Sequence[Sequence[tuple[TensorSpec, int, int]]]
     ) -> Header:
-        """Returns the header of a version whose blocks are not known yet, from all tensors, and what
-        each rank sends: a tensor, its first row, and how many."""
+        """Returns the header of a version whose blocks are not known yet, from all tensors, and
+        what each rank sends: a tensor, its first row, and how many."""
         table, size = dict[str, Any](), 0
         for one in in_file_order(tensors):
             place = {"shape": one.shape, "data_offsets": (size, size + one.nbytes)}

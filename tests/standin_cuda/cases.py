@@ -182,8 +182,8 @@ def train(
     **policy: Any,
 ) -> tuple[L.Trainer, lrl.PolicyModule]:
     """Trains two steps of made-up responses, the same on every device; the second one, if it
-    `resumes`, in another trainer from the first one's checkpoint. `model` is the policy's folder, if
-    not that of the tokens."""
+    `resumes`, in another trainer from the first one's checkpoint. `model` is the policy's folder,
+    if not that of the tokens."""
     prompts = lrl.Prompts(list(made_up_rows(8)), prompt_column="question", shuffle=False)
     prompts.load(open_tokenizer(folder), 512)
     responses = data(
@@ -246,8 +246,8 @@ def staged(policy: lrl.PolicyModule, work: Path) -> dict[str, Tensor]:
 
 
 def numbers(trainer: L.Trainer, policy: lrl.PolicyModule, work: Path) -> dict[str, float]:
-    """Returns the metrics of the last step, and what is read of the trained policy: probes, and sums
-    over the weights of two kinds of syncs, an export and a checkpoint."""
+    """Returns the metrics of the last step, and what is read of the trained policy: probes, and
+    sums over the weights of two kinds of syncs, an export and a checkpoint."""
     ids = list(READ_TOKENS)
     export = work / "export"
     policy.export(export)

@@ -53,8 +53,8 @@ FACTORIES = (
 
 
 _waits: Counter[str] = Counter()
-"""Times the host waited for the device, by kind and line of lrl. It also waits for the end of a copy
-from pageable memory, and of one that does not say `non_blocking`."""
+"""Times the host waited for the device, by kind and line of lrl. It also waits for the end of a
+copy from pageable memory, and of one that does not say `non_blocking`."""
 
 
 GIB = 2**30

@@ -1,5 +1,5 @@
-"""The package flash-attn, which needs a compiler, as far as transformers calls it: its functions with
-torch's own flash kernel behind them.
+"""The package flash-attn, which needs a compiler, as far as transformers calls it: its functions
+with torch's own flash kernel behind them.
 
     install(folder)     before transformers is imported
 """
@@ -16,7 +16,8 @@ PADDING = "pad_input, unpad_input"
 
 
 def install(folder: Path) -> None:
-    """Writes the package, with what says that it is installed, and puts it on the path of imports."""
+    """Writes the package, with what says that it is installed, and puts it on the path of
+    imports."""
     files = {
         "flash_attn/__init__.py": f"from {__name__} import {FUNCTIONS}\n",
         "flash_attn/bert_padding.py": f"from {__name__} import {PADDING}\n",

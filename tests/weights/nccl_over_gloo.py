@@ -28,8 +28,8 @@ from lrl.generators.server import Server
 from lrl.weights.buckets import Plan, buckets_of, damaged, exchange
 
 FAULT = "NCCL_OVER_GLOO_FAULT"
-"""Names a file with `kill RANK` or `damage RANK`: that rank dies, or gets a wrong bit, in the middle
-of its next transfer; the file goes with it."""
+"""Names a file with `kill RANK` or `damage RANK`: that rank dies, or gets a wrong bit, in the
+middle of its next transfer; the file goes with it."""
 FAULT_AT = 3
 """The broadcast of that transfer in which it happens."""
 GIVES_UP = timedelta(minutes=30)
@@ -129,9 +129,9 @@ def receive(group: Communicator, plan: Plan) -> dict[str, torch.Tensor]:
 
 
 def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Puts the stand-in in the place of NCCL in this process. The members of its communicators meet in
-    `folder`, which only who makes their ids needs; a monkeypatch's `setattr` as `replace` takes it
-    back."""
+    """Puts the stand-in in the place of NCCL in this process. The members of its communicators meet
+    in `folder`, which only who makes their ids needs; a monkeypatch's `setattr` as `replace` takes
+    it back."""
     from vllm.distributed.device_communicators import pynccl_wrapper
     from vllm.distributed.weight_transfer import nccl_common
 

@@ -61,8 +61,6 @@ class WeightSync(OnRankZero):
         self.prove_every_n_syncs = prove_every_n_syncs
         self.probe_tolerance = probe_tolerance
         self.keys_and_values = keys_and_values
-        self.proof: Proof | None = None
-        """The last one."""
 
     def make_syncs(self, run: Run) -> dict[GeneratorPool, Sync]:
         """Returns the sync of each pool of a run."""
@@ -91,7 +89,7 @@ class WeightSync(OnRankZero):
         if any(generator.state is State.NEW for generator in generators):
             on_cuda = run.strategy.root_device.type == "cuda"
             tokens = FIRST_PROOF_TOKENS if on_cuda else FIRST_PROOF_TOKENS_ON_CPU
-        self.proof = Proof(
+        return Proof(
             run.policy.prompt_logprobs,
             run.policy.compute_dtype,
             run.data.probe_tokens(min(tokens, run.data.max_model_tokens - 1)),
@@ -100,7 +98,6 @@ class WeightSync(OnRankZero):
             tolerance=self.probe_tolerance,
             deadline_s=self.deadline_s,
         )
-        return self.proof
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Runs the first sync. A checkpoint is loaded by now, so this also serves a resumed run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,13 @@ def end_half_sync(url: str, token: str) -> None:
     """
     for path in ("/finish_weight_update", "/resume"):
         call(url, "POST", path, {"Authorization": f"Bearer {token}"}, b"{}")
+
+
+def metric(server: Any, name: str) -> float:
+    """A number of vLLM's own."""
+    _, body = call(server.url, "GET", "/metrics", {"Authorization": f"Bearer {server.token}"})
+    found = re.findall(rf"^vllm:{name}\{{.* (\S+)$", body.decode(), re.MULTILINE)
+    return sum(map(float, found))
 
 
 class LentServer:

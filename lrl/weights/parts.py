@@ -79,7 +79,7 @@ class FetchReport:
     how: Literal["held", "delta", "whole"]
     """`held`: it was there already."""
     from_trainer: int = 0
-    """Bytes, as the next."""
+    """Bytes, as `from_peers`."""
     from_peers: int = 0
 
 

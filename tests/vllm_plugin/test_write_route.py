@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import aiohttp
 import pytest
 
 from lrl.errors import RequestRejected
 from lrl.generators.client import GeneratorClient
 from lrl.generators.generator import Generator, State, Work
 from lrl.types import Prompt, Rollout, Sampling
-from tests.lent_server import LentServer
+from tests.lent_server import LentServer, metric
 
 T = TypeVar("T")
 PROMPT = [5, 6, 7, 8]
@@ -121,29 +120,18 @@ def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(
 
 
 def test_a_response_whose_client_is_gone_is_not_written_to_its_end(lent_server: LentServer) -> None:
-    async def scene(client: GeneratorClient) -> float:
+    async def scene(client: GeneratorClient) -> None:
         writing = Writing(client)
         await writing.begun()
         writing.task.cancel()
         await asyncio.gather(writing.task, return_exceptions=True)
-        # The numbers below are of the last step.
-        await client.prompt_logprobs([0, 0], salt="", deadline_s=60.0)
-        async with aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {lent_server.token}"}
-        ) as session:
-            while running := await number(
-                session, f"{lent_server.url}/metrics", "vllm:num_requests_running"
-            ):
-                await client.prompt_logprobs([0, 0], salt="", deadline_s=60.0)
-            return running
+        running = 1.0
+        while running:
+            # The number is that of the last step.
+            await client.prompt_logprobs([0, 0], salt="", deadline_s=60.0)
+            running = metric(lent_server, "num_requests_running")
 
-    assert with_client(lent_server, scene) == 0
-
-
-async def number(session: aiohttp.ClientSession, url: str, name: str) -> float:
-    async with session.get(url) as response:
-        lines = (await response.text()).splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+    with_client(lent_server, scene)
 
 
 def test_a_request_that_vllm_refuses_is_rejected_with_its_words(lent_server: LentServer) -> None:

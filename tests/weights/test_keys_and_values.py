@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -23,13 +22,13 @@ from transformers import AutoModelForCausalLM
 from lrl.generators.generator import Generator, KeysAndValues, Work
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.shared_memory import SharedMemory
-from tests.http_call import call
-from tests.lent_server import LentServer
+from tests.lent_server import LentServer, metric
 from tests.weights.scene import Scene
 from tests.weights.whole_weights import WholeWeights
 
 PROMPTS = [Prompt(id=number, token_ids=[5 + number] * 40, text="") for number in range(3)]
 SAMPLING = Sampling(n=4, max_tokens=96)
+PREEMPTIONS = "num_preemptions_total"
 LATE = 16
 """Tokens of a response that may come after the answer to a pause, which they were sent before."""
 CLOSE = 2e-3
@@ -59,12 +58,6 @@ class OneGenerator(Scene):
         work = Work(prompt=prompt, sampling=SAMPLING, priority=0, deadline_s=60.0)
         return self.loop.submit(self.generator.write(work, rollouts))
 
-    def preemptions(self) -> float:
-        authorization = {"Authorization": f"Bearer {self.server.token}"}
-        _, body = call(self.server.url, "GET", "/metrics", authorization)
-        lines = re.findall(r"^vllm:num_preemptions_total.* (\S+)$", body.decode(), re.MULTILINE)
-        return sum(map(float, lines))
-
 
 @pytest.fixture
 def one(lent_server: LentServer, request: pytest.FixtureRequest) -> Iterator[OneGenerator]:
@@ -91,7 +84,7 @@ def test_a_response_written_over_a_sync_continues_on_the_keys_and_values_that_th
     one: OneGenerator, models: tuple[Any, Any]
 ) -> None:
     old, new = models
-    keeps, version, before = one.keeps, itertools.count(), one.preemptions()
+    keeps, version, before = one.keeps, itertools.count(), metric(one.server, PREEMPTIONS)
     rollouts: list[list[Rollout]] = []
     end = time.monotonic() + 60
     while not (carried := [one for one in chain(*rollouts) if len(set(one.versions)) == 2]):
@@ -119,7 +112,7 @@ def test_a_response_written_over_a_sync_continues_on_the_keys_and_values_that_th
                     expected = mixed(old, new, prompt, rollout, place)
                 assert (found[place:] - expected).abs().max() < CLOSE
 
-    assert one.preemptions() - before == (0 if keeps else len(carried))
+    assert metric(one.server, PREEMPTIONS) - before == (0 if keeps else len(carried))
     ended = len(PROMPTS) * SAMPLING.n - len(carried)  # the news of it may have been on its way
     slack = LATE * len(carried) + (len(PROMPTS[0].token_ids) + SAMPLING.max_tokens) * ended
     if keeps:

@@ -53,9 +53,8 @@ class Ipc(Transport):
     def connect(self, calls: PoolCalls) -> None:
         if self._buffer is None:
             dtype = self._dtype = getattr(torch, calls.participants[0].server.settings.dtype)
-            named = self.policy.whole_weights(dtype)
-            pieces = (Piece(name, tuple(one.shape), 0, one) for name, one in named)
-            tensors = [spec_of(piece, dtype) for piece in pieces]
+            whole = self.policy.whole_weights(dtype)
+            tensors = [spec_of(Piece(name, tuple(one.shape), 0, one), dtype) for name, one in whole]
             rows = [(0, one.shape[0] if one.shape else 1) for one in tensors]
             plan = plan_of(tensors, [rows], BUCKET_BYTES)
             self._buckets = buckets_of(plan)

@@ -51,8 +51,6 @@ class SharedMemory(Transport):
         try:
             open_new(file).close()
             staged = self.policy.stage_weights(StageOrder(self.name, folder.name, None, str(file)))
-            with file.open("r+b") as head:
-                head.write(staged.header.text)
         except BaseException:
             shutil.rmtree(folder)
             raise

@@ -1,5 +1,5 @@
 """A version staged by the trainer's ranks: each writes its part with a checksum of each block, none
-gathers the whole, and rank 0 makes the header of the checksums.
+gathers the whole, and rank 0 makes the header with all checksums.
 
 On one machine the ranks write into one file, which the generators map. Else each keeps its part in
 its own memory, under no name, and serves it with its difference to the version before
@@ -86,8 +86,12 @@ class Staging:
         )
         if header is not None and not order.file:
             return self._keep(order, header, ranks.rank, descriptor)
-        if descriptor >= 0:
-            os.close(descriptor)
+        try:
+            if header is not None and ranks.rank == 0:
+                write_at(descriptor, header.text, 0)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
         if header is None and ranks.rank == 0:
             raise OSError(fault)
         return Staged(order.version, header or empty)

@@ -84,9 +84,7 @@ def main(models: Path, folder: Path, sizes: dict[str, int], offload: bool) -> No
             torch.save(sent, folder / f"{model.name}-sent.pt")
             file = folder / f"{model.name}.safetensors"
             file.touch()
-            staged = policy.stage_weights(StageOrder("file", "file", None, str(file)))
-            with file.open("r+b") as head:
-                head.write(staged.header.text)
+            policy.stage_weights(StageOrder("file", "file", None, str(file)))
             policy.stage_weights(StageOrder("parts", "parts", torch.bfloat16))
             torch.save(
                 broadcast(policy, folder / f"{model.name}-met"), folder / f"{model.name}-worker.pt"

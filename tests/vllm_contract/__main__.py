@@ -15,7 +15,6 @@ from tests.vllm_contract.sources import snapshot
 
 
 def main() -> int:
-    """Writes the snapshots."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm_contract", description=__doc__)
     parser.add_argument("wheels", metavar="WHEEL", nargs="+", type=Path, help="of vLLM")
     faults = 0

@@ -192,12 +192,7 @@ def test_a_broadcast_that_cannot_be_ended_ends_the_run_and_its_process() -> None
 
 
 def test_what_every_member_must_have_alike_is_nccls_and_no_machines_own() -> None:
-    own = {
-        "NCCL_ALGO": "Ring",
-        "NCCL_SOCKET_IFNAME": "eth0",
-        "NCCL_HOSTID": "a",
-        "NCCL_DEBUG": "INFO",
-        "PATH": "/bin",
-    }
+    of_machine = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_HOSTID": "a", "NCCL_DEBUG": "INFO"}
+    own = {"NCCL_ALGO": "Ring", "PATH": "/bin"} | of_machine
     assert find_transport("nccl").common_environment(own) == {"NCCL_ALGO": "Ring"}
     assert find_transport("shared_memory").common_environment(own) == {}

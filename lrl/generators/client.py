@@ -103,12 +103,12 @@ def unpack(head: dict[str, Any], numbers: bytes) -> Iterator[Part]:
 
 
 class GeneratorClient:
-    """The client of one vLLM server; lives on the run's asyncio loop.
+    """The client of one vLLM server, with the run's token; lives on the run's asyncio loop.
 
     Args:
-        url: Address of the server, `http://host:port` or `https://host:port`.
-        name: Name of the generator in errors.
-        token: The run's token.
+        url: `http://host:port` or `https://host:port`.
+        name: The generator's, in errors.
+        token: The run's.
         trust: TLS context that accepts the server's certificate; None for plain HTTP.
     """
 
@@ -188,8 +188,7 @@ class GeneratorClient:
             self._tell()
 
     async def flush(self, deadline_s: float) -> None:
-        """Waits until the rollouts of `write` have all tokens that the generator has written so
-        far; raises GeneratorError if they have not."""
+        """Waits until the rollouts have all tokens that the generator has written so far."""
         answer = await self.post(FLUSH, {}, deadline_s=deadline_s)
         number, names = answer["flushed"], answer["requests"]
         try:
@@ -207,8 +206,8 @@ class GeneratorClient:
     async def prompt_logprobs(
         self, token_ids: list[int], *, salt: str, deadline_s: float
     ) -> list[float]:
-        """Returns log-probs of `token_ids[1:]`, each given its prefix, under the present weights
-        (temperature 1). Involves every process of the server."""
+        """Returns log-probs of `token_ids[1:]` under the present weights (temperature 1). Involves
+        every process of the server."""
         body = {
             "token_ids": token_ids,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
@@ -226,8 +225,7 @@ class GeneratorClient:
     async def post(
         self, route: str, body: dict[str, Any] | None = None, *, deadline_s: float
     ) -> Any:
-        """Sends `body` as JSON by POST and returns the response's JSON; raises `GeneratorError`
-        unless it is a 200."""
+        """Returns the JSON of the response; raises GeneratorError unless it is a 200."""
         return await self._call("POST", route, body, deadline_s)
 
     async def get(self, route: str, *, deadline_s: float) -> Any:

@@ -35,8 +35,6 @@ STABLE_S = 60.0
 
 
 class JobState(Enum):
-    """The activity of a job."""
-
     STARTING = "starting"
     SERVING = "serving"
     FAILED = "failed"
@@ -46,15 +44,12 @@ class JobState(Enum):
 
 
 class Condition(NamedTuple):
-    """The state of a job, and its reason."""
-
     state: JobState
     why: str = ""
 
 
 class Slot(ABC):
-    """The slot of one job, and the record of its jobs. Its methods are called on one thread, which
-    outlives the job."""
+    """The slot of one job. Its methods are called on one thread, which outlives the job."""
 
     name: str
     """Of the job, for the log."""
@@ -113,10 +108,8 @@ class Slot(ABC):
 
 
 class JobSupervisor:
-    """Keeps a job running in each slot, from `start` to `stop`.
-
-    Each slot has its own thread: a job that is slow to start or to end delays no other.
-    """
+    """Keeps a job running in each slot, from `start` to `stop`, on a thread of its own: one that is
+    slow to start or to end delays no other."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
@@ -156,11 +149,8 @@ class Fleet:
     Args:
         servers: One per generator; the last `reserved` of them serve only evaluations.
         capacity: Responses that a generator writes at once.
-        reserved: Number of generators for evaluation at a pinned version.
-        heartbeat_s: Seconds of silence before a heartbeat request, and the deadline of that
-            request.
+        heartbeat_s: Seconds of silence before a heartbeat request, and that request's deadline.
         outage_timeout_s: Seconds that a run waits when no generator is left.
-        dispatch, migration: For rollouts; see `GeneratorPool`.
     """
 
     def __init__(
@@ -215,12 +205,8 @@ class Fleet:
         return sum(pool.requests.moved for pool in self.pools)
 
     def start(self, interrupted: Callable[[], None] = lambda: None) -> None:
-        """Starts all servers, waits until they are ready, and begins to monitor them. Calls
-        `interrupted`, which may raise, at every poll of the wait.
-
-        Raises:
-            ServerError: A server did not start. The caller must call `stop` in every case.
-        """
+        """Starts all servers, waits until they are ready, and begins to monitor them; call `stop`
+        also after its ServerError. Calls `interrupted`, which may raise, at every poll."""
         servers = [slot.server for slot in self._slots]
         for server in servers:
             server.start()
@@ -231,8 +217,7 @@ class Fleet:
         self._supervisor.start()
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine on the fleet's loop until the fleet stops; from another thread. Its
-        error is logged."""
+        """Runs a coroutine on the fleet's loop, from another thread; its error is logged."""
         self.loop.loop.call_soon_threadsafe(self._spawn, work)
 
     def stop(self) -> None:
@@ -246,8 +231,8 @@ class Fleet:
             self._supervisor.stop()
 
     async def admit(self, generator: Generator, slot: "_ServerSlot | None" = None) -> None:
-        """Admits a generator, which joins at the next sync: of another process, or of the server in
-        `slot`, which was started again. Raises GeneratorError if it is silent."""
+        """Admits a generator, which joins at the next sync: of another process, or of `slot`, whose
+        server was started again. Raises GeneratorError if it is silent."""
         self._clients.append(generator.client)
         await _warm_up(generator)
         if slot is None:
@@ -392,8 +377,8 @@ async def answer_of(generator: Generator, deadline_s: float) -> None:
 
 
 async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
-    """Evicts `generator` when its process ends, or when it sends no token within `heartbeat_s`
-    after a request for one.
+    """Evicts `generator` when its process ends, or when it sends no token within `heartbeat_s` after
+    a request for one.
 
     Not by the route /health: the API server answers it even while the engine stands still (a frozen
     process, a kernel that never returns). A paused generator sends no token; the phases of a sync

@@ -6,8 +6,7 @@
                      │                    ▼
                      └───────────────── PAUSED        any state ─ evict ─▶ EVICTED
 
-A new generator is paused and resumed as the others are, and takes its first request once it is
-proved (`lrl.weights.proof`).
+A new generator takes its first request once it is proved (`lrl.weights.proof`).
 """
 
 import asyncio
@@ -117,8 +116,8 @@ class GeneratorStats:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the KV cache for unfinished responses that have begun, prompts included. It
-        lacks those on their way, which a pause sends before it is answered."""
+        """Tokens in the KV cache for unfinished responses that have begun, prompts included, without
+        those on their way, which a pause sends before it is answered."""
         return sum(
             one.prompt_tokens + len(rollout.token_ids)
             for one in self.requests
@@ -165,12 +164,8 @@ class GeneratorStats:
 
 
 class Generator(GeneratorLoad):
-    """One server, its client, and the responses in flight.
-
-    Args:
-        server: The vLLM process, started by the run or by another process.
-        capacity: Responses it writes at once; more would queue inside vLLM.
-    """
+    """One server, started by the run or by another process, its client, and the responses in flight,
+    at most `capacity`: more would queue inside vLLM."""
 
     def __init__(self, server: Server | JoinedServer, capacity: int) -> None:
         super().__init__(capacity)
@@ -378,8 +373,7 @@ class Generator(GeneratorLoad):
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Waits for all tasks, cancelled ones too; the first error, or the end of this task, ends the
-    others."""
+    """Waits for all tasks; the first error, or the end of this task, ends the others."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
@@ -392,8 +386,7 @@ async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def gather(works: Sequence[Coroutine[Any, Any, Any]]) -> list[GeneratorError | None]:
-    """Runs all at once and returns the failure of each, or None; raises any error that is not a
-    GeneratorError."""
+    """Runs all at once and returns the failure of each, or None; raises any other error."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, GeneratorError):

@@ -1,8 +1,7 @@
 """Generators that are synced together and hold the same version.
 
-A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a
-sync and serves once it is proved. It is evicted at its first failure, and its half-written
-responses continue on another generator.
+A generator joins its pool at a sync and serves once it is proved. It is evicted at its first failure,
+and its half-written responses continue on another generator.
 """
 
 import asyncio
@@ -33,13 +32,7 @@ Prove = Callable[[Generator], Coroutine[Any, Any, Any]]
 
 
 class GeneratorPool:
-    """Generators that hold the same version.
-
-    Args:
-        generators: Its first members.
-        dispatch: Chooses the generator and the order of the prompts; default `LeastLoaded`.
-        migration: Moves half-written responses to idle generators; None never does.
-    """
+    """Generators that hold the same version; dispatch is `LeastLoaded` by default."""
 
     def __init__(
         self,
@@ -192,8 +185,8 @@ class GeneratorPool:
                 self.evict(generator, str(error))
 
     async def flush(self, generators: Sequence[Generator] | None = None) -> None:
-        """Waits until the responses have all tokens that `generators`, by default all, have written
-        so far. One that does not send them in time keeps those of at most `HOLD_S`."""
+        """Waits until the responses have all tokens that `generators`, by default all, have written.
+        One that does not send them in time keeps those of at most `HOLD_S`."""
         writing = self.alive if generators is None else generators
         for failure in await gather(
             [generator.client.flush(FLUSH_DEADLINE_S) for generator in writing]
@@ -204,8 +197,7 @@ class GeneratorPool:
                 )
 
     def evict(self, generator: Generator, why: str) -> None:
-        """Evicts a failed generator for good, with the end of its log; does nothing the second
-        time."""
+        """Evicts a failed generator for good, and logs the end of its log; idempotent."""
         if generator.eviction is not None:
             return
         state = "is running" if generator.server.alive else "has ended"
@@ -241,11 +233,8 @@ class GeneratorPool:
         await self.wake()
 
     async def prove(self, generators: Sequence[Generator], prove: Prove) -> dict[Generator, str]:
-        """Proves each of `generators`, and returns those that failed, with the reason.
-
-        A failure evicts a generator. Before the first one ever passed it evicts nothing: the run is
-        set up wrongly, and the caller says so.
-        """
+        """Proves each of `generators`; evicts and returns those that failed, with the reason. Before
+        the first one ever passed it evicts none: the run is set up wrongly, as the caller says."""
         failed: dict[Generator, str] = {}
 
         async def prove_one(generator: Generator) -> None:

@@ -153,13 +153,8 @@ class Server:
         log.info("%s starts at %s; its log is %s", self.name, self.url, self.log_path)
 
     def wait_ready(self, interrupted: Callable[[], None] = lambda: None) -> None:
-        """Waits until the generator answers; calls `interrupted` at every poll, which raises to end
-        the wait.
-
-        Raises:
-            ServerError: The server ended, or was stopped because `start_timeout_s` had passed since
-                `start`.
-        """
+        """Waits until the generator answers; calls `interrupted` at every poll, which may raise.
+        ServerError: it ended, or was stopped at `start_timeout_s` since `start`."""
         while not self.ready():
             interrupted()
             time.sleep(POLL_S)
@@ -186,8 +181,8 @@ class Server:
         return False
 
     def stop(self) -> None:
-        """Ends the generator and waits until all its processes have ended; nothing of it is left,
-        also when somebody has killed its supervisor. Does nothing when it was not started."""
+        """Ends the generator and waits until nothing of it is left, also when somebody has killed
+        its supervisor; idempotent."""
         running, self._supervisor = self._supervisor, None
         if running is None or running.stdin is None:
             return
@@ -245,8 +240,7 @@ class Server:
         return [sys.executable, "-P", "-m", "lrl.vllm_plugin.plugin", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
-        """Returns the trainer's environment with vLLM's, and without what is the trainer's
-        alone."""
+        """Returns the trainer's environment with vLLM's, without what is the trainer's alone."""
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -275,11 +269,8 @@ class Server:
 
 @dataclass(eq=False)
 class JoinedServer:
-    """A vLLM server that another process has started.
-
-    Raises:
-        OSError, ValueError: Its certificate cannot be read.
-    """
+    """A vLLM server that another process has started; raises OSError or ValueError if its certificate
+    cannot be read."""
 
     number: int
     location: Location
@@ -294,15 +285,12 @@ class JoinedServer:
         self.trust = self.location.context()
 
     def log_tail(self) -> str:
-        """Returns nothing: its own process has its log."""
-        return ""
+        return ""  # its own process has its log
 
 
 def run_seed(steps_done: int) -> int:
-    """Returns the generators' seed of a run that resumes after `steps_done` optimizer steps.
-
-    A resumed run has another one: the same would draw the numbers of its first steps again.
-    """
+    """Returns the generators' seed of a run that resumes after `steps_done` optimizer steps: the
+    same seed would draw the numbers of its first steps again."""
     return _mixed(int(os.environ.get(SEED_VARIABLE, "0")), steps_done)
 
 

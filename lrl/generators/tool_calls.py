@@ -22,12 +22,7 @@ DEADLINE_S = 60.0
 
 
 class ToolCallParser:
-    """Asks the generators of a pool.
-
-    Args:
-        pool: Any of its generators parses, paused ones too.
-        ends: Tokens that end a response.
-    """
+    """Asks any generator of a pool, paused ones too. `ends` are tokens that end a response."""
 
     def __init__(self, pool: GeneratorPool, ends: Collection[int]) -> None:
         self._pool = pool
@@ -48,16 +43,8 @@ class ToolCallParser:
     async def __call__(
         self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]]
     ) -> ParsedTurn:
-        """Returns the calls of a turn, in order, and the rest of its text.
-
-        Args:
-            token_ids: The turn's.
-            turn: Its number in the episode, for the ids of the calls.
-            tools: JSON schemas of the tools.
-
-        Raises:
-            EpisodeError: No generator has parsed it.
-        """
+        """Returns the calls of a turn, in order, and the rest of its text; EpisodeError if no
+        generator has parsed it. `turn` is its number, and `tools` are JSON schemas."""
         # The end of the turn would stand in the text that is parsed.
         text = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
         if not text:  # the route refuses it

@@ -1,5 +1,2 @@
-"""The choice of a generator for each request: request queue, dispatch policies, migration, length
-prediction.
-
-Hides the order of the waiting requests: `generators` only enters and leaves the queue.
-"""
+"""The choice of a generator for each request. Hides the order of the waiting requests: `generators`
+only enters and leaves the queue."""

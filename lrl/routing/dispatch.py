@@ -21,8 +21,7 @@ LONG, REST = 0.9, 0.5
 
 
 class GeneratorLoad(ABC):
-    """Base class of a generator: its slots for responses, which the request queue reserves and
-    frees, as a dispatch policy sees them."""
+    """Base class of a generator: its slots for responses, as a dispatch policy sees them."""
 
     version: int
     """Policy version it holds."""
@@ -33,8 +32,7 @@ class GeneratorLoad(ABC):
         self.in_flight = 0
         """Rollout responses that it writes or is about to write."""
         self.load: dict[Request, Sequence[Rollout]] = {}
-        """The requests that hold its slots, each with its responses, of which some may have
-        ended."""
+        """The requests that hold its slots, each with its responses, some of them ended."""
         self._slots: dict[Request, int] = {}
 
     @property
@@ -172,8 +170,8 @@ class DispatchPolicy(ABC):
         self._waiting.remove(request)
 
     def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
-        """Removes the next request and returns it with its generator's position, or returns None if
-        all wait. Its home goes first if it has room: a preference, which holds no request up."""
+        """Removes the next request and returns it with its generator's position, its home if that
+        has room; returns None if all wait."""
         if not self._waiting or not generators:
             return None
         request = self._waiting[0]

@@ -1,5 +1,4 @@
-"""Migration of half-written responses to idle generators: the choice of requests, by gain and
-cost."""
+"""Migration of half-written responses to idle generators, by gain and cost."""
 
 from collections.abc import Collection, Iterator, Sequence
 

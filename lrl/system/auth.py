@@ -1,10 +1,9 @@
 """The run's token: every server of a run answers only those who have it.
 
 vLLM's own `--api-key` leaves the RL routes open: with a key set, /pause, /update_weights,
-/collective_rpc and the like still answer without it, so anyone with access to the port can stop a
-run or replace its weights. `TokenMiddleware` stands in front of all of vLLM's routes. The token comes
-by the environment, which only the same user can read: other users can read a command line and a
-log. lrl's own servers, of rank 0 and of members, are each a `TokenServer`.
+/collective_rpc and the like still answer anyone. `TokenMiddleware` guards all of vLLM's routes, and
+lrl's own servers are each a `TokenServer`. The token comes by the environment, which only the same
+user can read: other users can read a command line and a log.
 """
 
 from __future__ import annotations

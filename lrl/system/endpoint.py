@@ -1,8 +1,8 @@
 """Address, port and TLS of a server, for itself and for its clients.
 
-The default is plain HTTP on loopback. On an address that other machines reach, plain HTTP would
-show the token to the whole network; such an address needs TLS or the setting `insecure`. A
-handshake in memory checks the certificate before a server starts.
+The default is plain HTTP on loopback. An address that other machines reach needs TLS or `insecure`:
+plain HTTP would show the token to the whole network. A handshake in memory checks the certificate
+before a server starts.
 """
 
 import contextlib
@@ -94,8 +94,8 @@ class Endpoint:
         return reservation
 
     def url(self, port: int, address: str = "") -> str:
-        """Returns the URL of a server on `port`, for clients on this machine, or for clients that
-        reach it at `address`."""
+        """Returns the URL of a server on `port` for clients that reach it at `address`, by default
+        those on this machine."""
         host, scheme = address or self._host_from_here, "https" if self.tls_cert else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -109,14 +109,12 @@ class Endpoint:
         return Location(url, "certificate", first_certificate(self.tls_cert))
 
     def flags(self) -> dict[str, Any]:
-        """Returns vLLM's flags; None leaves one out. Paths are absolute, for readers of the command
-        line."""
+        """Returns vLLM's flags, with absolute paths for readers of the command line."""
         cert, key = (path and os.path.abspath(path) for path in (self.tls_cert, self.tls_key))
         return {"host": self.host, "ssl-certfile": cert, "ssl-keyfile": key}
 
     def trust(self) -> ssl.SSLContext | None:
-        """Returns a client's TLS context: it trusts only the certificate, or the system's CAs; None
-        without TLS."""
+        """Returns a client's TLS context; None without TLS."""
         return self.location(0).context()
 
     def identity(self) -> ssl.SSLContext | None:
@@ -154,8 +152,7 @@ class Endpoint:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. A name other than localhost may stand for any
-    address."""
+    """Whether only this machine reaches `host`; a name but localhost may stand for any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -168,8 +165,7 @@ def stays_here(host: str) -> bool:
 
 
 def own_address_towards(url: str) -> str:
-    """Returns this machine's address as a server at `url` sees it: loopback, if that is on this
-    machine."""
+    """Returns this machine's address as a server at `url` sees it; loopback for one on it."""
     address = urlsplit(url)
     found = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)
     family, kind, _, _, target = found[0]

@@ -1,5 +1,4 @@
-"""Work on other threads: the asyncio loop of a run, the trainer's way to wait for its work, and
-calls that may never return."""
+"""Work on other threads: the asyncio loop of a run, waits for it, and calls that may not return."""
 
 import asyncio
 import threading

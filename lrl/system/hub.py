@@ -1,7 +1,4 @@
-"""The Hugging Face hub, if a run needs it.
-
-Without a network its clients would try again for half a minute at each file.
-"""
+"""The Hugging Face hub, whose clients would try for half a minute at each file without a network."""
 
 import logging
 import os
@@ -21,10 +18,8 @@ CONNECT_S = 5.0
 
 @cache
 def reach() -> bool:
-    """Returns whether the hub can be reached, which is tried once.
-
-    If not, this process and its children take the models and data sets that are on this machine.
-    """
+    """Returns whether the hub can be reached, which is tried once; if not, this process and its
+    children take what is on this machine."""
     if constants.is_offline_mode():
         return False
     server = urlsplit(constants.ENDPOINT)

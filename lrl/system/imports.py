@@ -27,13 +27,12 @@ from typing import Any
 
 FORMS = "Write module:function, or file.py:function."
 MIN_SIMILARITY = 0.75
-"""Least share of letters that a misspelt word has in common with the right one (difflib's
-ratio)."""
+"""Least ratio of difflib between a misspelt word and the right one."""
 ROOMS = (
     *("lrl", "lrl.callbacks", "lrl.members.launchers", "lrl.objectives", "lrl.rewards"),
     "lrl.routing.rankers",
 )
-"""Rooms that import a class at its first use, and whose classes a setting may name without them."""
+"""Rooms whose classes a setting may name without them."""
 _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
 
 
@@ -72,16 +71,14 @@ def with_current_folder() -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the most similar of the `known` words, in any case; None if all are too unlike, for a
-    wrong one would mislead."""
+    """Returns the most similar of the `known` words, in any case; None if all are too unlike."""
     lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), lower, n=1, cutoff=MIN_SIMILARITY)
     return lower[near[0]] if near else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns a question for the end of a message, with the nearest of the `known` words; empty
-    without one."""
+    """Returns a question for the end of a message, with the nearest word; empty without one."""
     near = nearest(word, known)
     return f" Did you mean {near}?" if near else ""
 

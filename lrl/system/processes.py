@@ -30,11 +30,10 @@ _bound = threading.Event()
 
 
 def die_with(owner: int, by: int = signal.SIGKILL) -> None:
-    """Ends this process with the process `owner`, its parent, by that signal.
+    """Ends this process with the *thread* of its parent `owner` that started it, by that signal.
 
     Only the kernel can do that for a helper that runs foreign code: a watching thread cannot run
-    while, say, a regular expression holds Python's lock. The process ends with the *thread* that
-    started it: start helpers on one that outlives them.
+    while, say, a regular expression holds Python's lock.
     """
     _bound.set()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -63,8 +62,7 @@ def bound_to_this_process(words: Sequence[str], by: int = signal.SIGKILL) -> lis
 
 
 def machine() -> str:
-    """Returns the same string in processes that share pids, ports and /dev/shm; a container has its
-    own."""
+    """Returns the same string in processes that share pids, ports and /dev/shm."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
     return " ".join([boot, *spaces, f"shm:[{os.stat('/dev/shm').st_dev}]"])
@@ -102,8 +100,8 @@ def adopt_orphans() -> None:
 
 
 def end_children(since: float = 0.0, before: float = math.inf) -> None:
-    """Kills the children of this process that have begun in this time (of CLOCK_BOOTTIME), and
-    those that they leave to it, until it has none."""
+    """Kills the children of this process begun in this time (of CLOCK_BOOTTIME), and those that
+    they leave to it, until it has none."""
     until = time.monotonic() + KILL_S
     while (found := _children(since, before)) and time.monotonic() < until:
         for pid in found:

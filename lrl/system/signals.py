@@ -1,5 +1,4 @@
-"""What ends a run from outside: Ctrl-C and SIGTERM, and the end of a SLURM job's time, after which
-the job starts again.
+"""What ends a run from outside: Ctrl-C, SIGTERM, and the end of a SLURM job's time.
 
 The first signal ends a run gracefully, the second one at once. Before the first step there is
 nothing to save, and the handler raises at once. Later it only notes the signal, and the trainer
@@ -63,8 +62,7 @@ class Signals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Lets the first signal end the process at once: for a library's wait, in which no handler
-        runs."""
+        """Lets a signal end the process in the block: a library's wait, in which no handler runs."""
         self.check()
         self._set(signal.SIG_DFL)
         try:
@@ -82,8 +80,7 @@ class Signals:
             signal.signal(*self._before.popitem())
 
     def check(self) -> None:
-        """Raises SIGTERMException if a signal has come; only once, since saving on the way out may
-        call it again."""
+        """Raises SIGTERMException if a signal has come; only once: saving may call it again."""
         if self.received is not None and not self._raised:
             self._raised = True
             raise SIGTERMException(128 + self.received)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 WAITS = ("wait_first", "wait_next", "wait_last", "wait_reward")
-"""The trainer waits for a step's first group, for its last, for one between; or for the rewards of
-the next one."""
+"""The trainer waits for a step's first group, its last, one between, or the next one's rewards."""
 SYNC = ("stage", "transfer", "probe")
 """The trainer stages weights, transfers them while the generators are paused, and waits for the end
-and the proof of an earlier sync, in the first one for its own."""
+and the proof of an earlier sync."""
 TRAINER = (*WAITS, "pack", "ranks", "reference", "train", *SYNC)
 """All states of a trainer, on rank 0. `ranks` is the wait, after its own last micro-batch, until
 the other ranks have taken theirs; `train` is forward, backward and update, and the callbacks of

@@ -37,7 +37,7 @@ from tests.policies import (
     trainer,
 )
 
-LAM, VALUE_LAM = 0.9, 0.7
+LAM, VALUE_LAM, GAMMA = 0.9, 0.7, 0.9
 
 
 def filled(policy: PolicyModule) -> PolicyModule:
@@ -82,38 +82,65 @@ def gradients(policy: PolicyModule, batches: list[MicroBatch]) -> dict[str, Tens
 
 
 def written_out(folder: str, critic: Critic, given: list[Group]) -> dict[str, Tensor]:
-    """Returns the gradients of the sum of losses in float64, response by response and token by
-    token."""
+    """Returns the gradients of the sum of losses in float64, episode by episode."""
     network = AutoModelForCausalLM.from_pretrained(folder).double()
-    trunk = AutoModelForCausalLM.from_pretrained(critic.model).double() if critic.model else None
-    own = copy.deepcopy(critic.head).double()
+    own, trunk = (copy.deepcopy(one) for one in (critic.head, critic.trunk))
+    own, trunk = own.double(), None if trunk is None else trunk.double()
     total = torch.zeros((), dtype=torch.float64)
     for group in given:
-        prompt = group.prompt.token_ids
+        first = len(group.prompt.token_ids) - 1
         for rollout in group.rollouts:
-            places = [i for i, version in enumerate(rollout.versions) if version != ENVIRONMENT]
-            if not places:
+            if rollout.reward is None or not rollout.token_ids:
                 continue
-            tokens = torch.tensor([prompt + rollout.token_ids])
+            tokens = torch.tensor([group.prompt.token_ids + rollout.token_ids])
             hidden = network.model(tokens).last_hidden_state[0]
-            logprobs = network.lm_head(hidden).log_softmax(-1)
-            before = [len(prompt) - 1 + place for place in places]
-            states = hidden[before].detach()
+            logprobs = network.lm_head(hidden).log_softmax(-1)[range(first, len(hidden) - 1)]
+            logprobs = logprobs[range(len(logprobs)), rollout.token_ids]
+            states = [hidden.detach()]
             if trunk is not None:
-                states = trunk.model(tokens).last_hidden_state[0][before]
-            values = states @ own.weight[0] + own.bias
-            fixed = values.detach()
-            for i, place in enumerate(places):
-                advantage, target = 0.0, fixed[i].item()
-                for k in range(i, len(places)):
-                    last = k + 1 == len(places)
-                    error = (rollout.reward if last else fixed[k + 1]) - fixed[k]
-                    advantage = advantage + LAM ** (k - i) * error
-                    target = target + VALUE_LAM ** (k - i) * error
-                logprob = logprobs[before[i], rollout.token_ids[place]]
-                total = total - advantage * logprob + (values[i] - target) ** 2 / 2
+                states = [trunk(tokens).last_hidden_state[0]]
+            if not isinstance(critic, TurnCritic):
+                total = total + loss_of_tokens(rollout, logprobs, own(states[0][first:])[:, 0])
+                continue
+            if critic.target_trunk is not None:
+                slow_trunk = copy.deepcopy(critic.target_trunk).double()
+                states.append(slow_trunk(tokens).last_hidden_state[0])
+            slow = copy.deepcopy(critic.target_head).double()(states[-1][first:]).detach()
+            total = total + loss_of_turns(rollout, logprobs, own(states[0][first:]), slow)
     total.backward()
-    return gradients_of(network, own, None if trunk is None else trunk.model)
+    return gradients_of(network, own, trunk)
+
+
+def loss_of_tokens(rollout: Rollout, logprobs: Tensor, values: Tensor) -> Tensor:
+    """Policy's and critic's loss, token by token."""
+    loss = torch.zeros((), dtype=torch.float64)
+    places = [i for i, own in enumerate(rollout.mask) if own]
+    fixed = values.detach()[places]
+    for i, place in enumerate(places):
+        advantage, target = 0.0, fixed[i].item()
+        for k in range(i, len(places)):
+            last = k + 1 == len(places)
+            error = (rollout.reward if last else fixed[k + 1]) - fixed[k]
+            advantage = advantage + LAM ** (k - i) * error
+            target = target + VALUE_LAM ** (k - i) * error
+        loss = loss - advantage * logprobs[place] + (values[place] - target) ** 2 / 2
+    return loss
+
+
+def loss_of_turns(rollout: Rollout, logprobs: Tensor, values: Tensor, slow: Tensor) -> Tensor:
+    """The same turn by turn; `slow` are the target's values."""
+    loss = torch.zeros((), dtype=torch.float64)
+    spans = [(0, 3), (5, 6), (8, 10)] if rollout.turn_ends else [(0, len(rollout.token_ids))]
+    rewards = rollout.turn_rewards[:-1] if rollout.turn_ends else []
+    rewards = [*rewards, rollout.reward - sum(rewards)]
+    for turn, (start, stop) in enumerate(spans):
+        v, q, target_v = values[start, :2], values[stop, 2:], slow[stop, 2:]
+        target_q = torch.full((2,), rewards[turn], dtype=torch.float64)
+        if turn + 1 < len(spans):
+            target_q = target_q + GAMMA * slow[spans[turn + 1][0], :2]
+        loss = loss + ((v - target_v) ** 2 + (q - target_q) ** 2).sum() / 2
+        loss = loss - (q.min() - v.min()).detach() * logprobs[start:stop].sum()
+    return loss
 
 
 def gradients_of(network: Any, head: Any, trunk: Any) -> dict[str, Tensor]:
@@ -322,3 +349,111 @@ def test_a_critics_model_needs_the_policys_vocabulary(
     wide = save_model(tmp_path, LlamaConfig(**SIZES | {"vocab_size": 64}))
     with pytest.raises(ConfigError, match=r"critic.model=.* has 64 tokens .* 32"):
         check_beside(wide, "model.critic.model", policy, shape)
+
+
+# ---- of turns
+
+
+def episodes() -> list[Group]:
+    """Groups of several episodes and of one: of three turns with rewards, one of a single token, of
+    one turn without an environment, without a token, and without a reward."""
+    found = [make_group(0), make_group(1), make_group(2, responses=1)]
+    longest = max(found[0].rollouts, key=lambda one: len(one.token_ids))
+    for rollout in (longest, found[2].rollouts[0]):
+        add_turns(rollout)
+    found[1].rollouts[0] = Rollout(finish_reason="length", reward=1.0)
+    found[1].rollouts[1].reward = None
+    return found
+
+
+def add_turns(rollout: Rollout) -> None:
+    """Makes it three turns: of three tokens, one and two, and observations of two between them."""
+    rollout.token_ids = [3, 7, 7, 20, 21, 9, 20, 22, 4, 1]
+    rollout.logprobs = [-1.0] * 10
+    rollout.versions = [0, 0, 0, *[ENVIRONMENT] * 2, 0, *[ENVIRONMENT] * 2, 0, 0]
+    rollout.turn_ends = [3, 6, 10]
+    rollout.turn_rewards = [0.5, -0.25, 0.0]
+
+
+def with_turns(folder: str, **settings: Any) -> PolicyModule:
+    """Returns a policy whose critic has heads that no gradient leaves alone, and another target."""
+    critic = TurnCritic(gamma=GAMMA, **settings)
+    policy = opened(folder, objective=REINFORCE(), critic=critic)
+    torch.manual_seed(4)
+    for head in (critic.head, critic.target_head):
+        torch.nn.init.normal_(head.weight, std=0.3)
+        torch.nn.init.normal_(head.bias, std=0.3)
+    with torch.no_grad():
+        for weight in () if critic.target_trunk is None else critic.target_trunk.parameters():
+            weight += 0.05 * torch.randn(weight.shape)
+    return policy
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("budget", "attention_tokens"), [(1, 0), (48, 10_000), (10_000, 0)])
+def test_the_gradients_of_turns_are_those_of_the_formulas_whatever_the_packing(
+    folder: str, other_folder: str, own: bool, budget: int, attention_tokens: int
+) -> None:
+    policy, given = with_turns(folder, model=other_folder if own else None), episodes()
+    batches = prepared(policy, given, budget, attention_tokens=attention_tokens)
+    compare(policy, batches, written_out(folder, policy.critic, given))
+
+
+def test_a_value_whose_label_is_not_trained_learns_nothing(folder: str) -> None:
+    policy, given = with_turns(folder), episodes()[2]
+    given.rollouts[0].versions[5:6] = [3]
+    (batch,) = prepared(policy, [given], oldest_version=3)
+    found = gradients(policy, [batch])
+    (second,) = given.rollouts[0].turn_values[1:2]
+    assert batch.num_tokens == 1
+    columns, targets = batch.turn_targets[batch.mask][0, :4], torch.tensor(second.targets)
+    torch.testing.assert_close(columns, targets)
+    with torch.no_grad():
+        now = policy(batch, "values")[batch.mask][0, :4]
+    torch.testing.assert_close(found["critic.head.bias"], now - targets)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_target_moves_by_tau_after_each_step_and_nothing_trains_it(
+    folder: str, other_folder: str, own: bool
+) -> None:
+    policy, again = (learner(folder, other_folder if own else None, TurnCritic) for _ in range(2))
+    critic = policy.critic
+    (v1, v2, q1, q2), same = critic.head.weight, again.critic.head.weight
+    assert not torch.equal(v1, v2) and not torch.equal(q1, q2), "twins begin apart"
+    assert torch.equal(critic.head.weight, same), "and the same on every rank"
+    slow = [*critic.target_head.parameters()]
+    fast = [*critic.head.parameters()]
+    if own:
+        slow += critic.target_trunk.parameters()
+        fast += critic.trunk.parameters()
+    expected = [one.detach().clone() for one in fast]
+    moved = []
+
+    def check(*args: Any) -> None:
+        for number, weight in enumerate(fast):
+            expected[number] = expected[number] + critic.tau * (weight - expected[number])
+        pairs = zip(slow, expected, strict=True)
+        moved.append(all(torch.allclose(one, other, atol=1e-7) for one, other in pairs))
+
+    policy.on_train_batch_end = check  # type: ignore[method-assign]
+    trainer(max_steps=3).fit(policy, Steps([LiveStep(policy)] * 3))
+    assert moved == [True] * 3
+    assert not any(torch.equal(one, other) for one, other in zip(slow, fast, strict=True))
+    optimized = policy.trainer.optimizers[0].param_groups
+    given = {weight for group in optimized for weight in group["params"]}
+    assert given >= set(fast) and not given & set(slow)
+
+
+def test_a_replayed_group_of_episodes_gets_the_values_of_the_critic_as_it_is(folder: str) -> None:
+    policy, given = with_turns(folder), episodes()[2]
+    policy.prepare(given, 1.0, 10_000)
+    before = given.rollouts[0].turn_values
+    torch.nn.init.zeros_(policy.critic.head.weight)
+    torch.nn.init.zeros_(policy.critic.target_head.weight)
+    policy.prepare(given, 1.0, 10_000)
+    own, slow = policy.critic.head.bias, policy.critic.target_head.bias
+    for one, old in zip(given.rollouts[0].turn_values, before, strict=True):
+        assert one.to_go == old.to_go
+        assert (one.state, one.action) == (own[:2].min(), own[2:].min())
+        assert one.targets[:2] == tuple(slow[2:].tolist())

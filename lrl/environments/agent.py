@@ -74,8 +74,8 @@ class Agent(Environment):
     ) -> None:
         if [agent, command, port].count(None) != 2:
             raise ConfigError(
-                "Agent needs a function, `agent`, a program, `command`, or a `port` for agents that "
-                "run elsewhere: one of them."
+                "Agent needs a function, `agent`, a program, `command`, or a `port` for agents "
+                "that run elsewhere: one of them."
             )
         if isinstance(agent, str):
             try:
@@ -130,8 +130,8 @@ async def _in_thread(agent: Callable[..., Any], told: dict[str, Any]) -> Any:
 async def run_command(
     command: Sequence[str], address: dict[str, str], row: dict[str, Any]
 ) -> float | None:
-    """Runs a program to its end, with the `row` as JSON on its standard input; returns the reward in
-    the last line of its output, if there is one. Raises RuntimeError if it fails."""
+    """Runs a program to its end, with the `row` as JSON on its standard input; returns the reward
+    in the last line of its output, if there is one. Raises RuntimeError if it fails."""
     owner = os.getpid()
     # Files: of pipes, all that a program writes would stay in the worker's memory.
     with TemporaryFile() as output_file, TemporaryFile() as error_file:

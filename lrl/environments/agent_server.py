@@ -244,7 +244,7 @@ def _text(content: Any) -> str:
 
 
 class AgentServer:
-    """The server. Use: `serve(listener)`, as a task, and `serving(conversation)` for each episode."""
+    """Use: `serve(listener)`, as a task, and `serving(conversation)` for each episode."""
 
     def __init__(self) -> None:
         self.playing: dict[str, AgentConversation] = {}
@@ -293,8 +293,8 @@ class AgentServer:
             raise refusal(web.HTTPBadRequest, f"the body is no JSON: {error}") from error
 
     def episode_of(self, request: web.Request) -> AgentConversation:
-        """Returns the episode of a caller with its key, if it is played now: it may end while a body
-        is read."""
+        """Returns the episode of a caller with its key, if it is played now: it may end while a
+        body is read."""
         key = request.match_info["key"]
         if not is_allowed(request.raw_headers, key):
             raise refusal(web.HTTPUnauthorized, "the API key is not this address's")
@@ -338,8 +338,8 @@ _here: dict[asyncio.AbstractEventLoop, tuple[AgentServer, asyncio.Task[None]]] =
 
 
 def server_of_this_process() -> AgentServer:
-    """Returns the server for all agents on this event loop, which the first call opens. It listens on
-    this machine alone."""
+    """Returns the server for all agents on this event loop, which the first call opens. It listens
+    on this machine alone."""
     loop = asyncio.get_running_loop()
     if loop not in _here:
         listener = socket.create_server((LOOPBACK, 0))

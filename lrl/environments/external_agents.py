@@ -180,8 +180,8 @@ class ExternalAgents(AgentServer):
             self._heard_at = time.monotonic()
         silent_s = time.monotonic() - max(self._heard_at, began)
         text = (
-            f"No agent has asked for an episode for {silent_s:.0f} s: data.environment is of agents "
-            f"that lrl does not start (Agent.port). Start some, for POST {self.url}{EPISODES}"
+            f"No agent has asked for an episode for {silent_s:.0f} s: data.environment is of "
+            f"agents that lrl does not start (Agent.port). Start some, for POST {self.url}{EPISODES}"
         )
         if silent_s > OUTAGE_S:
             raise NoEnvironments(f"{text}.")
@@ -190,7 +190,7 @@ class ExternalAgents(AgentServer):
 
 
 class ExternalEpisode(AgentConversation):
-    """An episode that an agent elsewhere plays; see `lrl.rollouts.episodes.episode.Conversation`."""
+    """An episode that an agent elsewhere plays (`lrl.rollouts.episodes.episode.Conversation`)."""
 
     def __init__(self, agents: ExternalAgents, prompt: Prompt) -> None:
         self._agents = agents

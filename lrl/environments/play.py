@@ -130,7 +130,7 @@ def finite(reward: Any) -> float:
         if isinstance(reward, Real) and abs(number := float(reward)) <= LARGEST_REWARD:
             return number
     raise TypeError(
-        f"the reward is {shortened(reward)}; give a finite number, at most {LARGEST_REWARD:g} in size"
+        f"the reward is {shortened(reward)}; give a finite number of at most {LARGEST_REWARD:g}"
     )
 
 
@@ -158,7 +158,7 @@ class Playing(UserCode):
 
 
 class Player:
-    """The episodes of a worker. `running` tells the other end whose code runs; `say` sends to it."""
+    """The episodes of a worker. `running` tells rank 0 whose code runs; `say` sends to it."""
 
     def __init__(
         self, playing: Playing, running: RunningCode, say: Callable[[dict[str, Any]], None]

@@ -75,8 +75,8 @@ class EnvironmentPool:
             lost = self.workers.members.last_loss
             cause = f" The last one was lost because: {lost}." if lost else ""
             outage = (
-                f"No environment has played for {now - began:.0f} s: data.environment_workers is 0, "
-                f"and no member of kind worker serves.{cause}"
+                f"No environment has played for {now - began:.0f} s: data.environment_workers is "
+                f"0, and no member of kind worker serves.{cause}"
             )
             if now - began > OUTAGE_S:
                 raise NoEnvironments(outage)

@@ -121,8 +121,8 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     except Exception as error:  # its parser of docstrings raises several kinds
         why = " ".join(str(error).split())
         raise ConfigError(
-            f"Tools.tools has {tool.__name__}, which has no schema: {why:.300} Give each parameter a "
-            'type, and a line under "Args:" in the docstring.'
+            f"Tools.tools has {tool.__name__}, which has no schema: {why:.300} Give each parameter "
+            'a type, and a line under "Args:" in the docstring.'
         ) from error
     return schema
 

@@ -188,9 +188,9 @@ class Controller:
         if not self._warned:
             self._warned = True
             log.warning(
-                "All %d skips of version %d are used up (data.max_skipped_per_step), so groups with "
-                "advantages of 0 are trained. Raise it, or take prompts that are neither too easy "
-                "nor too hard for the policy. (Said once.)",
+                "All %d skips of version %d are used up (data.max_skipped_per_step), so groups "
+                "with advantages of 0 are trained. Raise it, or take prompts that are neither too "
+                "easy nor too hard for the policy. (Said once.)",
                 self.max_skipped,
                 self._version,
             )

@@ -22,9 +22,9 @@ admission fills every step up to the bound, so each newer group that went first 
 one over it. Each open group keeps the version that admitted it, so the bound holds across a resume.
 
 A skipped group is done without a step: it is never admitted again, and another group starts at once
-in its place, under the version the generators hold at that moment. So the groups admitted by version
-v or an older one number at most `groups_before(v + max_lag + 1)` plus the skipped ones, and the bound
-holds. The steps of an epoch train as many groups as the data set has prompts; with skipping they
+in its place, under the version the generators hold at that moment. So the groups admitted by
+version v or an older one number at most `groups_before(v + max_lag + 1)` plus the skipped ones, and
+the bound holds. The steps of an epoch train as many groups as the data set has prompts; with skipping they
 consume more of the row, and continue into the next epoch's shuffle.
 """
 
@@ -230,8 +230,8 @@ class Ledger:
             raise ValueError(
                 f"The checkpoint has trained {trained} groups in {steps_done} steps. With "
                 f"{self.pacing.prompts_per_epoch} prompts and data.groups_per_step "
-                f"{self.pacing.groups_per_step} it would be {expected}: resume with the ones it was "
-                "made with."
+                f"{self.pacing.groups_per_step} it would be {expected}: resume with the ones it "
+                "was made with."
             )
         self._done_through = self.next_index = state["done_through"]
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
@@ -278,15 +278,15 @@ class Ledger:
 #
 # The prompt is not saved, because its index finds it again; its id and a digest of its tokens show
 # whether it is still the same, and a fingerprint whether its other columns are, which rewards read.
-# (A column may hold any Python object, and a checkpoint may not.) `PolicyModule.prepare` computes its
-# additions again, but for a critic's values, which are those of the step that first trained a group.
+# (A column may hold any Python object, and a checkpoint may not.) `PolicyModule.prepare` computes
+# its additions again, but a critic's values are those of the step that first trained a group.
 
 
 def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
-    """Returns a group of T tokens, in S runs of one version, in plain types and tensors: `token_ids`
-    int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S] (tokens of each
-    run); if it was `scored`, with its rewards and texts. An open turn is part of its episode's
-    tokens."""
+    """Returns a group of T tokens, in S runs of one version, in plain types and tensors:
+    `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S]
+    (tokens of each run); if it was `scored`, with its rewards and texts. An open turn is part of
+    its episode's tokens."""
     rollouts = [flattened(rollout) for rollout in group.rollouts]
 
     def joined(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -326,7 +326,7 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
         raise ValueError(
             f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place "
             f"{saved['index']} of the run, and the prompt there {difference}: data.prompts has "
-            "changed (rows, seed, template or tokenizer). Resume with the data set it was made with."
+            "changed (rows, seed, template, tokenizer). Resume with the data set it was made with."
         )
     lengths = saved["lengths"]
     tokens = zip(

@@ -1,5 +1,5 @@
-"""Text and tokens of a policy: of a prompt, by the chat template or plain, and of a response, by one
-rule for generators, rewards, evaluations, logs and `lrl chat`.
+"""Text and tokens of a policy: of a prompt, by the chat template or plain, and of a response, by
+one rule for generators, rewards, evaluations, logs and `lrl chat`.
 
 A chat template may leave out what its authors did not think of: a system message, tools. A chat of
 which a part does not reach the text is refused; errors do not name the row or the observation, as
@@ -124,8 +124,8 @@ def tools_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Returns a value without keys of None, at any depth: Arrow gives every dict of a column the same
-    keys, with None where the row had none."""
+    """Returns a value without keys of None, at any depth: Arrow gives every dict of a column the
+    same keys, with None where the row had none."""
     if isinstance(value, list):
         return [without_nulls(one) for one in value]
     if isinstance(value, dict):

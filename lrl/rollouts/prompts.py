@@ -126,9 +126,9 @@ class Prompts:
 
     @property
     def form(self) -> dict[str, Any]:
-        """The settings by which a row becomes a prompt, in plain types, and the environment's tools:
-        `lrl chat` asks the policy by them. The system message is the first row's, if the rows have
-        their own."""
+        """The settings by which a row becomes a prompt, in plain types, and the environment's
+        tools: `lrl chat` asks the policy by them. The system message is the first row's, if the
+        rows have their own."""
         names = ("prompt_column", "template", "system_prompt", "chat")
         form = {name: getattr(self, name) for name in names}
         if self.rows and (first := self._messages(0))[0]["role"] == "system":
@@ -148,8 +148,8 @@ class Prompts:
         return str(question["content"])
 
     def read(self) -> None:
-        """Reads the rows, once. Raises ValueError if the data set cannot be read, is empty, or lacks
-        a column."""
+        """Reads the rows, once. Raises ValueError if the data set cannot be read, is empty, or
+        lacks a column."""
         if self.rows:
             return
         rows = list(islice(self._source_rows(), self.limit))
@@ -178,8 +178,8 @@ class Prompts:
         tools: Sequence[dict[str, Any]] = (),
         part: PromptPart = "whole",
     ) -> None:
-        """Reads, checks and tokenises every row, unless the arguments are the same as before. Raises
-        ValueError as `read` does, or if a prompt cannot be used.
+        """Reads, checks and tokenises every row, unless the arguments are the same as before.
+        Raises ValueError as `read` does, or if a prompt cannot be used.
 
         Args:
             tokenizer: The policy's tokenizer.
@@ -220,14 +220,14 @@ class Prompts:
         }
         if not self._renders and any(needs.values()):
             raise ConfigError(
-                f"{next(filter(needs.get, needs))} needs a chat template. The prompts of {self.name} "
-                f"are plain text: `chat={self.chat}`, and the tokenizer {tokenizer.name_or_path!r} "
+                f"{next(filter(needs.get, needs))} needs a chat template. The prompts of "
+                f"{self.name} are plain text: `chat={self.chat}`, and {tokenizer.name_or_path!r} "
                 f"{'has one' if tokenizer.chat_template else 'has none'}."
             )
         if is_agent and self.system_prompt:
             raise ConfigError(
-                f"`system_prompt` of {self.name} reaches nobody: data.environment writes the chats, "
-                "with the system message. Leave it out."
+                f"`system_prompt` of {self.name} reaches nobody: data.environment writes the "
+                "chats, with the system message. Leave it out."
             )
 
     def _prompt(self, tokenizer: PreTrainedTokenizerBase, row_id: int, row: Row) -> Prompt:
@@ -301,8 +301,8 @@ class Prompts:
         if not too_long:
             return
         found = (
-            f"{len(too_long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, "
-            f"the longest {max(too_long.values())}: rows {str([*too_long])[1:-1]:.50}."
+            f"{len(too_long)} prompts of {self.name} are longer than data.max_prompt_tokens="
+            f"{limit}, the longest {max(too_long.values())}: rows {str([*too_long])[1:-1]:.50}."
         )
         if self.too_long == "refuse" or not self._prompts:
             raise ConfigError(f"{found} Raise it, or use `too_long=skip`.")

@@ -34,7 +34,7 @@ class StepCounts(NamedTuple):
 
 @dataclass
 class ControllerCalls:
-    """The controller, for the trainer's thread: calls run on the controller's loop, with a deadline."""
+    """The controller, for the trainer's thread: calls run on its loop, with a deadline."""
 
     controller: Controller
     loop: LoopThread
@@ -133,8 +133,8 @@ class StepStream:  # no dataclass: Lightning would copy its fields to a device
             raise LrlError(f"Step {self.step}: not one of its responses has a token.")
         if not self.num_tokens:
             log.warning(
-                "step %d has no trained token: %d are masked (data.mask_truncated, data.stragglers), "
-                "and %d responses have no reward, or too few of their group have one.",
+                "step %d has no trained token: %d are masked (data.mask_truncated, "
+                "data.stragglers), and %d responses have no reward, or too few of their group.",
                 self.step,
                 self.packer.masked_tokens,
                 self.packer.discarded_rollouts,

@@ -41,8 +41,8 @@ class StepRecord:
     train_s: float
     """Forward and backward passes."""
     update_s: float
-    """The optimizer's update and, in a real run, the rest: packing, a reference's log-probs, clipping,
-    loggers and other callbacks."""
+    """The optimizer's update and, in a real run, the rest: packing, a reference's log-probs,
+    clipping, loggers and other callbacks."""
     sync_s: float
     """The trainer prepared weights and moved them; the generators' pause is part of it."""
     pause_s: float
@@ -53,7 +53,7 @@ class StepRecord:
     tokens: int
     """Trained response tokens."""
     attention_tokens: int = 0
-    """See `lrl.training.prefix_tree`; 0 if each response carried its own prompt through training."""
+    """See `lrl.training.prefix_tree`; 0 if each response was trained with its own prompt."""
     lags: dict[int, int] = field(default_factory=dict)
     """lag -> response tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0

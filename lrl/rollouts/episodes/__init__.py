@@ -1,2 +1,2 @@
-"""Episodes: turns of the policy, and between them what an environment writes. Hides turns from whoever
-asks for responses, and chat templates from environments."""
+"""Episodes: turns of the policy, and between them what an environment writes. Hides turns from
+whoever asks for responses, and chat templates from environments."""

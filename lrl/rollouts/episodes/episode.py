@@ -285,7 +285,7 @@ class Episode:
         rollout.open_turn = Rollout()
 
     def _ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it."""
+        """Returns an observation's tokens; raises EpisodeError if the policy cannot read it."""
         found = self._observations.ids(reply, turn)
         if self._observations.tools and self.terms.find_calls is None:
             raise EpisodeError("environment_error", NO_PARSER)

@@ -1,10 +1,10 @@
 """Tokens of what an environment writes, in the order of an episode.
 
-Text is tokenised alone. Chat messages are rendered by the policy's chat template with all that stands
-before them, once a turn. Tokens of a rendering are not those that were sampled: text may be tokenised
-otherwise, thinking be dropped, arguments be spaced anew. So each of the policy's turns is a stand-in
-in the chat that is rendered, with the names and ids of its calls, and what follows the last one is
-what the template puts behind a turn. It cannot matter what the policy has written.
+Text is tokenised alone. Chat messages are rendered by the policy's chat template with all that
+stands before them, once a turn. Tokens of a rendering are not those that were sampled: text may be
+tokenised otherwise, thinking dropped, arguments spaced anew. So each of the policy's turns is a
+stand-in in the chat that is rendered, with the names and ids of its calls, and what follows the
+last one is what the template puts behind a turn. It cannot matter what the policy has written.
 
 A turn may end at any of several tokens, and the template has its own: an end, or the header of the
 next message, which tells a tool's result from a user's words. The sampled token stays, and the
@@ -41,8 +41,8 @@ _QUESTION = {"role": "user", "content": "go"}
 
 @dataclass
 class Transcript:
-    """The observations of one episode after a prompt, each with all that stands before it. `ends` end
-    a response; `opens`, `writes_prompt` and, at first, `tools` are the environment's."""
+    """The observations of one episode after a prompt, each with all that stands before it. `ends`
+    end a response; `opens`, `writes_prompt` and, at first, `tools` are the environment's."""
 
     prompt: Prompt
     _: KW_ONLY
@@ -63,8 +63,8 @@ class Transcript:
         """Each turn with the chat that it answers."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns the tokens of the reply to a turn, or at the beginning (None); raises EpisodeError
-        if the policy cannot read it."""
+        """Returns the tokens of the reply to a turn, or at the beginning (None); raises
+        EpisodeError if the policy cannot read it."""
         if turn is not None:
             self._turns.append((self._chat, turn))
         if reply.done:
@@ -181,8 +181,8 @@ class Transcript:
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:
                 raise ConfigError(
-                    f"the chat template leaves out the content of the {lacking[0]} message, or puts "
-                    "it before the end of the policy's. Take a model with another template"
+                    f"the chat template leaves out the content of the {lacking[0]} message, or "
+                    "puts it before the end of the policy's. Take a model with another template"
                 )
             self.shown.add(form)
         ids = tokens_of(chat, messages)
@@ -190,11 +190,11 @@ class Transcript:
         return ids
 
     def _behind(self, turn: list[int], chat: Chat, messages: list[Message], word: str) -> list[int]:
-        """Returns what follows the tokens of a turn: the template's end, unless the turn has it, and
-        `messages`. `chat` ends with the turn's stand-in, which has the `word`."""
+        """Returns what follows the tokens of a turn: the template's end, unless the turn has it,
+        and `messages`. `chat` ends with the turn's stand-in, which has the `word`."""
         alone = self._behind_word(chat, word, header=False)
         behind = self._behind_word(_grown(chat, messages), word)
-        # What both have belongs to the stand-in: the rest of a call, say, and its end if it has one.
+        # What both have belongs to the stand-in: the rest of a call, say, and its end if any.
         own = len(commonprefix([alone, behind]))
         for place, token in enumerate(behind[: own + 1]):
             is_header = place == own and token in self.tokenizer.all_special_ids
@@ -254,8 +254,8 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 
 def stand_in(word: str, calls: Sequence[ToolCall] = ()) -> Message:
-    """Returns the message in place of a turn: `word` stands for its text. Templates put the names and
-    ids of its calls into the results."""
+    """Returns the message in place of a turn: `word` stands for its text. Templates put the names
+    and ids of its calls into the results."""
     if not calls:
         return {"role": "assistant", "content": word}
     functions = [

@@ -59,12 +59,10 @@ def run_of(trainer: L.Trainer) -> Run:
 
 
 def find_all(trainer: L.Trainer, kind: type[Kind]) -> list[Kind]:
-    """Returns the trainer's callbacks of one class, in their order."""
     return [callback for callback in trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
 
 def find(trainer: L.Trainer, kind: type[Kind]) -> Kind | None:
-    """Returns the trainer's first callback of one class, or None."""
     return next(iter(find_all(trainer, kind)), None)
 
 
@@ -75,7 +73,6 @@ class NewMetrics:
         self._seen: dict[str, Tensor] = {}
 
     def read(self, trainer: L.Trainer) -> dict[str, Tensor]:
-        """Returns the new metrics by name."""
         seen = self._seen
         self._seen = shown = dict(trainer.callback_metrics)
         # Lightning keeps showing the value of a metric that a step does not log; only a new value

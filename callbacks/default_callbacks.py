@@ -143,7 +143,6 @@ class Monitors(L.Callback):
         self._looked = False
 
     def prepare(self, trainer: L.Trainer) -> None:
-        """Finds the callbacks with a monitor, before their `setup` decides when they are called."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self._monitors = [one for one in callbacks if isinstance(one, Monitor) and one.monitor]
         for one in self._monitors:
@@ -167,7 +166,6 @@ class Monitors(L.Callback):
                 one.on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Calls the ModelCheckpoints for the policy after its last step, which may be the best."""
         for one in self._with_new_metric(trainer):
             if isinstance(one, ModelCheckpoint) and _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)

@@ -110,7 +110,6 @@ class Elastic(OnRankZero):
 
 
 def generation_s(times: StepTimes) -> float:
-    """Returns T_gen: seconds of a step in which the generators were busy."""
     its = shares(times.generators, GENERATOR)
     return times.step * (1.0 - its["starved"])
 

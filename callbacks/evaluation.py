@@ -95,7 +95,6 @@ class Evaluation(OnRankZero):
         self._pool.start(next(iter(self.prompts)))
 
     def rewards_for_evaluation(self, data: RolloutDataModule) -> list[Reward]:
-        """Returns the rewards that score the responses."""
         rewards = [as_reward(reward) for reward in self.rewards or data.reward_pool.rewards[:1]]
         if len(rewards) == 1:
             rewards = [copy.copy(rewards[0])]
@@ -103,12 +102,10 @@ class Evaluation(OnRankZero):
         return rewards
 
     def is_binary(self, data: RolloutDataModule) -> bool:
-        """Returns whether the rewards tell right from wrong."""
         rewards = self.rewards_for_evaluation(data)
         return len(rewards) == 1 and rewards[0].binary
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Evaluates the policy before its first step."""
         self.run(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
@@ -127,13 +124,11 @@ class Evaluation(OnRankZero):
         log.warning(f"{text} Raise every_n_steps.", self.prompts.name, begun, trainer.global_step)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Evaluates the policy after its last step."""
         if self._running is not None:
             self._report(trainer)
         self.run(trainer)
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
-        """Evaluates the generators' policy; waits for the metrics, logs and returns them."""
         with progress_bar(f"evaluating {self.prompts.name}", "problem", len(self.prompts)) as bar:
             self._begin(trainer, beside_rollouts=False, done=bar.update)
             self._wait(trainer)
@@ -147,7 +142,6 @@ class Evaluation(OnRankZero):
         console.print(f"  every response: {self._responses_file(trainer, step)}")
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Ends the reward worker."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None

@@ -63,7 +63,6 @@ class Export(OnRankZero):
             )
 
     def path(self, trainer: L.Trainer) -> Path:
-        """Returns the folder this run exports to."""
         return Path(self.folder) if self.folder else run_folder(trainer) / "policy"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -162,7 +161,6 @@ def model_card(policy: Any, data: Any, steps: int, evaluations: Sequence[Evaluat
 
 
 def _settings(policy: Any, data: Any) -> list[tuple[str, object]]:
-    """Returns what decides most what a policy learns, by the names of the settings."""
     found: dict[str, object] = {
         "model.objective": type(policy.objective).__name__,
         "model.lr": policy.lr,

@@ -134,7 +134,6 @@ class Health(OnRankZero):
 
 
 def in_words(healthy: Range) -> str:
-    """Returns a range as a text."""
     low, high = healthy
     bounds = {"at least": low, "at most": high}
     return ", ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)

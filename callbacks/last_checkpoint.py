@@ -69,7 +69,6 @@ class LastCheckpoint(L.Callback):
         follow(pl_module, last=True)
 
     def _save(self, trainer: L.Trainer) -> str:
-        """Saves the new whole steps; returns the log line."""
         io, step = trainer.strategy.checkpoint_io, trainer.global_step
         newest, newest_step = str(trainer.ckpt_path or ""), self._first_step
         if isinstance(io, CheckpointFile) and io.newest:
@@ -89,7 +88,6 @@ class LastCheckpoint(L.Callback):
 
 
 def saves(trainer: L.Trainer) -> bool:
-    """Returns whether the run saves checkpoints."""
     return bool(trainer.checkpoint_callbacks) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 

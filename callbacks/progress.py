@@ -52,7 +52,6 @@ class Progress(ProgressBar):
         self._enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Opens the bar at the step the run begins with."""
         self._first_step = self._last_shown = trainer.global_step
         self._started = time.monotonic()
         self._recent.clear()

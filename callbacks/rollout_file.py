@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 MB = 2**20
 SHOWN_PROMPT = 200
-"""Characters of a prompt in a list of groups."""
 RARE = 16
 """One of so many steps is written when the file is half full: it then has something of every part of
 a run."""
@@ -59,7 +58,6 @@ class RolloutFile(OnRankZero):
         self._warned: set[str] = set()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Removes the groups of steps that this run trains again."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with best_effort("The file of rollouts", path):
@@ -90,7 +88,6 @@ class RolloutFile(OnRankZero):
             log.warning(f"rollouts.jsonl {text} Raise RolloutFile.max_mb, or lower groups.")
 
     def _lines(self, stream: StepStream, policy: Any) -> str:
-        """Returns the lines of the groups of a step that are written."""
         if self._texts is None:
             self._texts = TokenTexts(policy.tokenizer)
         ratios = log_ratios(stream, policy)
@@ -105,7 +102,6 @@ class RolloutFile(OnRankZero):
 
     @staticmethod
     def path(trainer: L.Trainer) -> Path:
-        """Returns the path of a run's file."""
         return run_folder(trainer) / rollout_file.FILE
 
 
@@ -158,7 +154,6 @@ def group_lines(
 
 
 def _summary(rollout: Rollout, step: int) -> Record:
-    """Returns what a list shows of a response."""
     versions = rollout.policy_versions
     failure = rollout.failure or rollout.reward_failure or ""
     return {
@@ -172,7 +167,6 @@ def _summary(rollout: Rollout, step: int) -> Record:
 
 
 def prompt_record(prompt: Prompt, texts: TokenTexts) -> Record:
-    """Returns a prompt with its tokens."""
     messages = None
     if prompt.chat is not None:
         shown = ("role", "content")

@@ -191,6 +191,5 @@ def log_samples(logger: Logger, samples: Sequence[Mapping[str, Any]], step: int)
 
 
 def as_markdown(shown: Mapping[str, Any]) -> str:
-    """Returns a sample as text, which Markdown leaves as it is."""
     lines = (line for name, value in shown.items() for line in f"{name}: {value}".splitlines())
     return "\n".join(f"    {line}" for line in lines)

@@ -113,7 +113,6 @@ def where_metrics_are(logger: Logger) -> str:
 
 
 def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[Evaluation]) -> None:
-    """Draws the reward of the rollouts and the means of the evaluations over steps into `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -55,7 +55,6 @@ class StepTimes:
         return self.step - self.wait - self.sync
 
     def add(self, other: StepTimes) -> None:
-        """Adds another step's seconds."""
         for mine, its in ((self.trainer, other.trainer), (self.generators, other.generators)):
             for state, seconds in its.items():
                 mine[state] = mine.get(state, 0.0) + seconds
@@ -74,7 +73,6 @@ class Throughput(OnRankZero):
 
     @staticmethod
     def needed_by(callback: L.Callback, trainer: L.Trainer) -> Throughput:
-        """Returns the trainer's `Throughput`; raises ConfigError if it has none."""
         if (found := find(trainer, Throughput)) is None:
             raise ConfigError(
                 f"trainer.callbacks has lrl.callbacks.{type(callback).__name__} without "

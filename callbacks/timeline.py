@@ -25,7 +25,7 @@ SAMPLE_S = 0.1
 """Seconds between two snapshots of a generator."""
 INTERVAL_S = 1.0
 SHORTEST_S = 0.25
-"""Shorter intervals are dropped: a token more or less would be much of them."""
+"""A token more or less would be much of a shorter interval, which is dropped."""
 
 
 class Timeline(OnRankZero):
@@ -34,8 +34,6 @@ class Timeline(OnRankZero):
     A run that resumes in the same folder removes the records of steps that it trains again. On a GPU
     the trainer waits for the end of every backward pass, so that each has its own time.
 
-    Raises:
-        ValueError: There is no `Throughput`.
     """
 
     def __init__(self) -> None:
@@ -44,11 +42,9 @@ class Timeline(OnRankZero):
         self._sampling: Future[None] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Raises ValueError without a `Throughput`, before a server starts."""
         Throughput.needed_by(self, trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keeps the records of finished steps and begins to measure."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with best_effort("The timeline", path):
@@ -86,7 +82,6 @@ class Timeline(OnRankZero):
             timeline.write(path, [*work, *passes, *groups, step], "a")
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Stops the measurements."""
         if self._sampling is not None:
             self._hook.remove()
             self._sampling.cancel()
@@ -94,7 +89,6 @@ class Timeline(OnRankZero):
 
     @staticmethod
     def path(trainer: L.Trainer) -> Path:
-        """Returns the path of a run's timeline."""
         return run_folder(trainer) / "timeline.jsonl"
 
 
@@ -152,7 +146,6 @@ class WorkIntervals:
         self._so_far: GeneratorRecord | None = None  # up to the last snapshot that was up to date
 
     def add(self, now: float, seen: StatsSnapshot) -> None:
-        """Adds the snapshot taken at `now`."""
         if self._first is None or seen.since is None or seen.since > self._first[0]:
             self._end()
             self._first = None if seen.since is None else (now, seen)

@@ -63,7 +63,6 @@ class WeightSync(OnRankZero):
         self.keys_and_values = keys_and_values
 
     def make_syncs(self, run: Run) -> dict[GeneratorPool, Sync]:
-        """Returns the sync of each pool of a run."""
         fleet = run.fleet
         return {
             pool: Sync(
@@ -104,14 +103,12 @@ class WeightSync(OnRankZero):
         run_of(trainer).begin()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Syncs the trainer's policy for a validation without training."""
         if not trainer.training and not trainer.sanity_checking:
             run_of(trainer).sync()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object
     ) -> None:
-        """Syncs after each optimizer step: one Lightning batch is one step."""
         if trainer.global_step % self.every_n_steps == 0:
             run_of(trainer).sync()
 

@@ -312,7 +312,6 @@ class ArCHer(Advantages):
 
 
 def of_tokens(rollout: Rollout) -> list[Turn]:
-    """Returns each token that the policy wrote, as a stretch of its own."""
     return [Turn(index, index + 1) for index, own in enumerate(rollout.mask) if own]
 
 
@@ -347,7 +346,6 @@ def rewards_by_action(rollout: Rollout, actions: Sequence[Turn]) -> list[float]:
 
 
 def discounted(numbers: Sequence[float], discount: float) -> list[float]:
-    """Returns, for each number, itself plus the discounted sum of those after it."""
     backwards = accumulate(reversed(numbers), lambda ahead, number: number + discount * ahead)
     return list(backwards)[::-1]
 

@@ -272,7 +272,6 @@ class RolloutDataModule(L.LightningDataModule):
     # ---- prompts and responses
 
     def load(self, prompts: Prompts) -> None:
-        """Loads a data set with the policy's tokenizer."""
         self.tokenise(prompts, self._policy.tokenizer)
         self._loaded.append(prompts)
 
@@ -305,7 +304,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def policy_text(self) -> PolicyText:
-        """The policy's tokenizer, and its text as rewards and logs see it."""
         return PolicyText(
             tokenizer=self._policy.tokenizer,
             ends=self._policy.stop_tokens,
@@ -316,8 +314,6 @@ class RolloutDataModule(L.LightningDataModule):
     # ---- the parts of a run
 
     def writer(self, pool: GeneratorPool, *, spare: bool = False) -> Write:
-        """Returns what writes responses with `pool`, `spare` in its spare slots: whole episodes, with
-        an environment."""
         write = pool.generate_spare if spare else pool.generate
         if self.environment is None:
             return write
@@ -333,12 +329,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def judges_last_turn(self) -> bool:
-        """Whether rewards get the last turn of an episode alone."""
         return self.environment is not None and self.environment.environment.judges_last_turn
 
     @property
     def pacing(self) -> Pacing:
-        """The steps at which groups may start and must be trained."""
         max_steps = self._run.trainer.max_steps
         return Pacing(
             prompts_per_epoch=max(1, len(self.prompts)),
@@ -349,7 +343,6 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def make_calls(self, run: "Run") -> ControllerCalls:
-        """Makes the controller of a run, with the state of a checkpoint if it resumes."""
         pool, policy = run.fleet.rollouts, run.policy
         environment_s = teacher_s = 0.0
         if self.environment is not None:
@@ -407,7 +400,6 @@ class RolloutDataModule(L.LightningDataModule):
     # ---- Lightning's hooks
 
     def setup(self, stage: str) -> None:
-        """Loads the prompts and starts the workers."""
         run = self._run
         if run.trains and run.leads:
             self._restored = None  # of an earlier fit; a checkpoint is loaded after this
@@ -423,7 +415,6 @@ class RolloutDataModule(L.LightningDataModule):
         return StepLoader(steps, run.next_step)
 
     def val_dataloader(self) -> Sequence[Any]:
-        """Returns the evaluations; none within fit, where they run during the training."""
         if self._run.trains:
             return []
         # Not a list: Lightning takes all items of nested lists for loaders.
@@ -455,7 +446,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def trains(self) -> bool:
-        """Whether the run trains; true without a trainer."""
         return self.trainer is None or self.trainer.state.fn == "fit"
 
     @property
@@ -481,7 +471,6 @@ class RolloutDataModule(L.LightningDataModule):
         return self.learners.state_dict(self._made_with) | {"ledger": self._ledger_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the ledger, and the learners that were made with the same settings."""
         self._restored = state_dict["ledger"]
         if not self.trains:
             return
@@ -497,7 +486,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def _made_with(self) -> dict[str, Settings]:
-        """For each learner the settings on which its state depends."""
         reference = None if self.run is None else self.run.policy.reference
         return self.learners.made_with(
             sampling=self.sampling,

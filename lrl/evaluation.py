@@ -57,7 +57,6 @@ class Report:
         return "accuracy" if self.binary else "mean reward"
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics for Lightning, under `eval/<dataset>/`."""
         numbers: dict[str, float] = {"accuracy": self.reward} if self.binary else {}
         numbers |= {"reward": self.reward, "reward_low": self.low, "reward_high": self.high}
         # pass@1 is the accuracy.
@@ -82,19 +81,9 @@ class Report:
 
     def as_table(self) -> str:
         how = "greedy" if self.greedy else "sampled"
-        ends = dict.fromkeys([*self.versions[:1], *self.versions[-1:]])
-        versions = "-".join(map(str, ends)) or "none"
-        lines = [
-            f"{self.dataset}: {self.n} problems x {self.k} responses, {how}, version {versions}",
-            f"  {self.measure} {self.reward:.3f}  "
-            f"(95 % interval {self.low:.3f} to {self.high:.3f})",
-            f"  responses without a reward {self.failures}, cut at the token limit "
-            f"{self.truncated}",
-        ]
+        lines = [self.as_line(), f"  responses to each problem: {self.k}, {how}"]
         if len(self.pass_at_k) > 1:
-            lines.append(
-                "  " + "  ".join(f"pass@{k} {chance:.3f}" for k, chance in self.pass_at_k.items())
-            )
+            lines += [f"  pass@{k} {chance:.3f}" for k, chance in self.pass_at_k.items()]
         for column, rows in self.by.items():
             width = max(map(len, rows), default=0)
             lines.append(f"  by {column}")
@@ -261,7 +250,6 @@ def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, f
 
 
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Returns the mean reward and the number of problems for each value of a column."""
     means: dict[str, list[float]] = {}
     for group in groups:
         value = writable(str(group.prompt.columns.get(column)))

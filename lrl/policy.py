@@ -317,7 +317,6 @@ class PolicyModule(PolicyModel):
         return 0.0 * (logprobs.sum() + values.sum())
 
     def _scale_and_clip(self, trained: Sequence[Parameter], scale: float) -> dict[str, Tensor]:
-        """Scales all gradients, and clips the policy's and the critic's; returns their norms."""
         own = set(self.critic_weights)
         of_policy = [weight for weight in trained if weight not in own]
         norms = {"policy": scale_and_clip(of_policy, scale, self.max_grad_norm)}

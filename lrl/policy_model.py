@@ -88,7 +88,6 @@ class PolicyModel(L.LightningModule):
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks that train; without lrl's strategies, this process."""
         return (
             Ranks() if self._trainer is None else getattr(self.trainer.strategy, "ranks", Ranks())
         )
@@ -107,7 +106,6 @@ class PolicyModel(L.LightningModule):
 
     @cached_property
     def policy_folder(self) -> str:
-        """Folder or hub name of the first version; runs `module:function` once."""
         return find_model(self.model)
 
     @cached_property
@@ -176,7 +174,6 @@ class PolicyModel(L.LightningModule):
         self._fuse(*networks)
 
     def setup(self, stage: str) -> None:
-        """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit" and self.reference_has_model:
             self.reference.open(self.source, self.device_of_use, self.ranks, self.sharding)
 
@@ -268,7 +265,6 @@ class PolicyModel(L.LightningModule):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether the reference is the policy without its adapters, which takes no memory."""
         return self.lora is not None and self.reference is not None and self.reference.model is None
 
     @property
@@ -278,7 +274,6 @@ class PolicyModel(L.LightningModule):
 
     @property
     def asked_teacher(self) -> Teacher | None:
-        """The teacher that is on a server; None without one."""
         if self.reference is None or self.reference.url is None:
             return None
         return cast("Teacher", self.reference)
@@ -385,7 +380,6 @@ class PolicyModel(L.LightningModule):
 
     @cached_property
     def broadcasts(self) -> dict[str, Broadcast]:
-        """This rank's part in the broadcasts to each pool of generators."""
         return {}
 
     @collective

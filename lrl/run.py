@@ -111,7 +111,6 @@ class Run:
         continue_logs(self.trainer, -1 if resumed is None else steps_done(Path(resumed)))
 
     def prepare(self) -> None:
-        """Loads the prompts and starts the workers; an error of theirs comes before any server."""
         if not self.leads:
             return
         data, first = self.data, None
@@ -281,7 +280,6 @@ class Run:
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """The evaluations that `trainer.validate` runs."""
         from lrl.callbacks.evaluation import Evaluation  # here: many runs have none
 
         return find_all(self.trainer, Evaluation)
@@ -322,7 +320,6 @@ class Run:
         self.fleet.call(self.fleet.rollouts.flush(), "fetching the tokens on their way")
 
     def controller_state(self) -> dict[str, Any] | None:
-        """Returns the controller's state after the steps done; None before there is one."""
         if self._calls is None:
             return None
         return self._calls.state_dict(self.trainer.global_step)

@@ -162,7 +162,6 @@ class Rollout:
 
     @property
     def cut(self) -> bool:
-        """Whether it was cut at a limit."""
         return self.finish_reason in ("length", "turns")
 
     @property
@@ -173,7 +172,6 @@ class Rollout:
 
     @property
     def mask(self) -> list[bool]:
-        """For each token, whether the policy wrote it."""
         return [version != ENVIRONMENT for version in self.versions]
 
     @property

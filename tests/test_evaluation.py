@@ -133,7 +133,7 @@ def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
     failed = evaluate("sums", [group(0, [None], level=3)], greedy=True, binary=True, by=["level"])
     for found in (report([]), failed):
         assert found.n == 0 and math.isnan(found.reward) and found.pass_at_k == {}
-        assert "0 problems" in found.as_table()
+        assert "problems: 0" in found.as_table()
 
 
 def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
@@ -157,7 +157,6 @@ def test_only_a_reward_that_tells_right_from_wrong_has_an_accuracy() -> None:
         found.high,
     ]
     assert found.as_line().startswith("mean reward on sums 0.500 (")
-    assert "\n  mean reward 0.500  (95 % interval " in found.as_table()
     for text in (*metrics, found.as_line(), found.as_table()):
         assert "accuracy" not in text and "pass@" not in text
     right = report([[1.0], [0.0]])

@@ -36,7 +36,6 @@ STATES_PER_WEIGHT = 3
 
 
 def check_data(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
-    """Reads every data set of the run, which needs no model; returns them."""
     read = []
     if data.trains:
         _check_columns(data.prompts, "data.prompts", data.reward_pool.rewards)
@@ -130,7 +129,6 @@ def check_checkpoint(run: Run, ckpt_path: str, trained: dict[str, tuple[int, ...
 
 
 def check_resources(run: Run, shape: Shape) -> None:
-    """Checks memory and shared memory."""
     strategy, policy = run.strategy, run.policy
     weights = trained = shape.parameters * BYTES[policy.dtype_name]
     if policy.lora is not None:

@@ -411,8 +411,8 @@ def test_validate_prints_the_report_and_writes_every_response(
         *("--model.model", policy_folder),
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
-    assert f"math500: {PROBLEMS} problems x 4 responses, sampled, version 0" in printed
-    assert "95 % interval" in printed and "pass@4" in printed
+    assert f"problems: {PROBLEMS}" in printed and "each problem: 4, sampled" in printed
+    assert "on math500 " in printed and "pass@4" in printed
 
     file = tmp_path / "math/version_0/evaluation/math500-step000000.jsonl"
     assert str(file) in printed

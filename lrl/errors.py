@@ -114,15 +114,11 @@ class CallFailed(CountedError):
         kind: `exception`, `timeout`, `crash` or `memory`.
         message: What has happened.
         item: The response of a group whose code ran; None if that is not known.
-        part: The reward whose code it was.
     """
 
-    def __init__(
-        self, kind: str, message: str, item: int | None = None, part: int | None = None
-    ) -> None:
+    def __init__(self, kind: str, message: str, item: int | None = None) -> None:
         super().__init__(kind, message)
         self.item = item
-        self.part = part
 
 
 class EpisodeError(CountedError):

@@ -28,7 +28,6 @@ from lrl.workers.worker import (
     OUT_OF_MEMORY,
     ProcessClock,
     RunningCode,
-    UserCode,
     line,
     message_of,
     where_raised,
@@ -135,7 +134,7 @@ def finite(reward: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Playing(UserCode):
+class Playing:
     """The environment of a worker."""
 
     environment: Environment

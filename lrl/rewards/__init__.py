@@ -1,8 +1,6 @@
-"""Rewards: `base` has the interface, and `pool` has workers (`lrl.workers`) score responses by
-`scoring`.
+"""Rewards: `base` has the interface, and `pool` has workers score responses by `scoring`.
 
-No module here imports torch, and each reward is imported at its first use: sympy (`Math`) would
-slow the start of every worker.
+Nothing here imports torch, and a reward is imported at its first use: sympy would slow each worker.
 """
 # ruff: noqa: F401 (type checkers and editors read the imports)
 

@@ -17,15 +17,12 @@ from lrl.system import imports
 Score = float | dict[str, float]
 """Value of a reward for one response: a number, or named parts whose sum counts."""
 LARGEST_REWARD = 1e15
-"""Largest size of a reward: gradients are float32, and so is the sum of their squares, which
-overflows from about 1e18 on."""
+"""In size: the sum of squares of float32 gradients overflows from about 1e18 on."""
 
 
 class GaveUp(float):
-    """The reward 0 of a verifier that gave up on a response, which then counts as wrong.
-
-    The pool counts these responses (`rewards/gave_up`). An error is not a reward: raise an
-    exception for it instead.
+    """The reward 0 of a verifier that gave up on a response, counted in `rewards/gave_up`. For an
+    error raise an exception instead.
 
     Args:
         reason: What was too much, for the log.
@@ -47,8 +44,7 @@ class Reward(ABC):
         name: Name in logs and metrics; the default of the class, or its Python name, if empty.
     """
 
-    name: str = ""
-    """Default of the argument `name`."""
+    name: str = ""  # default of the argument
     weight: float = 1.0
     binary: bool = False
     """Whether it is 1 for a right response and 0 for a wrong one: its mean is an accuracy."""
@@ -64,7 +60,7 @@ class Reward(ABC):
         self.name = name or type(self).name or type(self).__name__
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        """Raises ValueError if no response to this row could be judged. Called for every row before
+        """Raises ValueError if no response to this row could be judged; called for every row before
         a run."""
         return None
 
@@ -75,22 +71,18 @@ class Reward(ABC):
         Args:
             prompt: The prompt as its author wrote it.
             response: Text of the response, without its end (`data.skip_special_tokens`).
-            columns: The other columns of the row, and three values of the response:
-                `finish_reason` (`stop`, `length` or `turns`), `num_tokens` (its length in tokens),
-                and `turn_rewards` (what the environment gave for each turn; empty without one).
-                These win over columns of the row with the same names.
+            columns: The other columns of the row; and three values of the response, which win over
+                columns: `finish_reason` (`stop`, `length` or `turns`), `num_tokens`, and
+                `turn_rewards` (of the environment; empty without one).
 
         Raises:
-            Exception: Any, if the response cannot be judged. It is counted as an error and never
-                becomes a reward.
+            Exception: Any, if the response cannot be judged: it is counted, and is no reward.
         """
 
 
 class TurnRewards(Reward):
-    """The sum of the environment's rewards for the turns; 0 without an environment.
-
-    A run with an environment has it without being asked. Name it for another weight.
-    """
+    """The sum of the environment's rewards for the turns; 0 without an environment. A run with an
+    environment has it; name it for another weight."""
 
     name = "environment"
 
@@ -105,18 +97,13 @@ OneReward = Reward | Callable[..., Any] | str
 
 class Function(Reward):
     """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as
-    a reward. One that is annotated `-> bool` tells right from wrong: evaluations log its mean as an
-    accuracy.
+    a reward. Of one annotated `-> bool` evaluations log the mean as an accuracy.
 
     Args:
         function: The function, or its name: `module:function` or `file.py:function`. It must be at
-            the top level of a module, because the reward workers import it from there.
+            the top level of a module, from which the reward workers import it.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics; the name of the function if empty.
-
-    Raises:
-        ValueError: The name leads to no function, or the function does not take `(prompt, response,
-            **columns)`.
     """
 
     def __init__(
@@ -144,7 +131,6 @@ class Function(Reward):
             )
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        """Raises ValueError if no column fills an argument that has no default."""
         known = {*columns, "finish_reason", "num_tokens", "turn_rewards"} - {"prompt", "response"}
         try:
             inspect.signature(self.function).bind("", "", **dict.fromkeys(known))
@@ -156,12 +142,11 @@ class Function(Reward):
 
 
 def as_reward(reward: OneReward) -> Reward:
-    """Returns a `Reward` as it is, and a callable or an import path as a `Function`."""
+    """Returns a callable or an import path as a `Function`."""
     return reward if isinstance(reward, Reward) else Function(reward)
 
 
 def as_list(rewards: OneReward | Sequence[OneReward] | None) -> list[OneReward]:
-    """Returns rewards as a list; a single one becomes a list of one, and None an empty list."""
     if rewards is None:
         return []
     return [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
@@ -174,12 +159,8 @@ def unwrapped(value: Any) -> Any:
 
 
 def reference_of(columns: Mapping[str, Any], name: str) -> str:
-    """Returns the right answer in a column of a row as text, a number without an exponent: JSON's
-    0.00005 is `5e-05` in Python.
-
-    Raises:
-        ValueError: The row has no such column, or in it None, NaN, infinity or a collection.
-    """
+    """Returns the right answer in a column as text, a number without an exponent (0.00005 is
+    `5e-05` in Python); raises ValueError for no column, None, NaN, infinity or a collection."""
     if name not in columns:
         raise ValueError(f"the row has no column `{name}`, only {sorted(columns)}")
     value = unwrapped(columns[name])

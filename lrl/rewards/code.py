@@ -14,16 +14,13 @@ from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.sandbox.forms import Pair, Tests, tests_in
 from lrl.rewards.sandbox.session import Isolation, Run, Sandbox, Session, check
 
-_TRIED_ROWS = 16
-"""Rows whose tests are tried before a run; those of the others when they are first used."""
+_TRIED_ROWS = 16  # before a run; the others when they are first used
 # Without a step back (`+` behind each), by which the time would grow with the square of a line.
 _FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^`]*+")
 _PYTHON = ("python", "py", "python3")
 
 
 class Verdict(NamedTuple):
-    """How many tests a response passes."""
-
     passed: int
     tests: int
     reason: str = ""  # of the first failure
@@ -54,9 +51,6 @@ class Code(Reward):
             what the user can.
         python: Path of the interpreter; empty for the one that runs lrl, without the packages of
             its virtual environment.
-
-    Raises:
-        ValueError: A limit is out of range, or no program can run in the sandbox on this machine.
     """
 
     def __init__(
@@ -101,8 +95,8 @@ class Code(Reward):
             self._try(tests)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns the reward; `GaveUp` if the program has broken a limit and passed no test that
-        counts. Raises an error if the tests or the machine are to blame."""
+        """Returns the reward, `GaveUp` if a broken limit made it 0; raises an error if the tests or
+        the machine are to blame."""
         verdict = self.verdict(response, **columns)
         share = verdict.passed / verdict.tests
         reward = share if self.partial else float(share == 1)
@@ -111,7 +105,7 @@ class Code(Reward):
         return reward
 
     def verdict(self, response: str, **columns: Any) -> Verdict:
-        """Returns how many tests a response passes, and why not all; see `__call__`."""
+        """Returns how many tests a response passes, and why not all."""
         tests = tests_in(columns, self.tests)
         self._try(tests)
         program = program_in(response) if self.fenced else response
@@ -160,8 +154,7 @@ class Code(Reward):
 
 
 def program_in(response: str) -> str | None:
-    """Returns the last fenced block that is named as Python, else the last one without a name;
-    None if there is neither. A block that is not closed is none."""
+    """Returns the last closed block that is named as Python, else the last one without a name."""
     blocks: dict[bool, str] = {}
     fence = ""
     language = ""
@@ -182,7 +175,6 @@ def program_in(response: str) -> str | None:
 
 
 def _difference(run: Run, pair: Pair) -> str:
-    """Returns why a run has not passed; empty if it has."""
     if run.limit or run.status != 0:
         return run.why
     if _lines(run.output) == _lines(pair.stdout):
@@ -191,6 +183,5 @@ def _difference(run: Run, pair: Pair) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Returns the lines of an output, without what does not count: white space at the ends of lines
-    and of the text."""
+    """Returns the lines of an output, without white space at the ends of lines and of the text."""
     return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -3,23 +3,29 @@
 An answer in another form, or out of bounds, is a failure: it does not say that the response is bad.
 """
 
+import asyncio
+import functools
 import hashlib
 import json
 import math
+import os
 import secrets
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from lrl.errors import ConfigError, CountedError
 from lrl.rewards.base import Reward, reference_of
-from lrl.rewards.model_endpoint import ModelEndpoint
+from lrl.system.endpoint import stays_here
 from lrl.system.output import best_effort
 
-OF_THE_RESPONSE = {"prompt", "response", "finish_reason", "num_tokens", "turn_rewards"}
-"""Names that a template may have besides the columns of the row."""
+T = TypeVar("T")
+_OF_THE_RESPONSE = {"prompt", "response", "finish_reason", "num_tokens", "turn_rewards"}
 _SCHEMA = {
     "type": "object",
     "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
@@ -31,15 +37,12 @@ _RESPONSE_FORMAT = {
     "json_schema": {"name": "verdict", "strict": True, "schema": _SCHEMA},
 }
 _ASKED = 'Answer with JSON and nothing else: {"reason": "one sentence", "score": X}, where X is a '
-_SHOWN = 120
+_SHOWN = 160  # characters of a server's text in a message
 
 
 class Judge(Reward):
     """The score that a language model gives a response, mapped to 0..1. The model is behind an
     OpenAI-compatible endpoint (`/v1/chat/completions`).
-
-    An answer without a score, or with one out of bounds, is a failure and never a 0. The responses
-    of a group are judged at once.
 
     Args:
         url: Address of the endpoint: `http://host:port`, `https://host/v1`, or with the route.
@@ -100,28 +103,19 @@ class Judge(Reward):
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         self._fields = given | {"response_format": _RESPONSE_FORMAT} | (parameters or {})
         self._cache = None if cache is None else Path(cache).expanduser().absolute()
-        self._endpoint = ModelEndpoint(
-            kind="judge",
-            route="/v1/chat/completions",
-            url=url,
-            api_key_env=api_key_env,
-            timeout_s=timeout_s,
-            retries=retries,
-            deadline_s=deadline_s,
-        )
+        limits = (timeout_s, retries, deadline_s)
+        self._endpoint = ModelEndpoint("judge", "/v1/chat/completions", url, api_key_env, *limits)
 
     def __repr__(self) -> str:
-        """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
-        changed."""
+        """Names what decides a score: while that stays, a checkpoint keeps its baselines."""
         asked = (self._endpoint.url, self._fields, self._templates)
         return f"Judge{(*asked, self._lowest, self._highest, self.weight, self.name)}"
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        for name in sorted(self._names - OF_THE_RESPONSE):
+        for name in sorted(self._names - _OF_THE_RESPONSE):
             _text_of(columns, name)
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns a number from 0 to 1; raises CountedError if there is none."""
         values = {**columns, "prompt": prompt, "response": response}
         texts = {name: _text_of(values, name) for name in self._names}
         messages = [
@@ -149,8 +143,11 @@ class Judge(Reward):
         return score
 
     def _score(self, answer: "Answer") -> float:
-        """Returns the score in an answer, from 0 to 1."""
-        score = _score_in(answer.text)
+        score = None
+        with suppress(ValueError, RecursionError):
+            match json.loads(answer.text, parse_int=float):
+                case {"reason": str(), "score": float(found), **others} if not others:
+                    score = found
         if answer.finish_reason == "length":
             why = "is cut: raise Judge.max_tokens"
         elif score is None:
@@ -160,17 +157,13 @@ class Judge(Reward):
             why = f"has the score {score:.4g}, which is not in {bounds}"
         else:
             return (score - self._lowest) / (self._highest - self._lowest)
-        # Its end: a judge reasons first.
-        shown = answer.text[-_SHOWN:]
+        shown = answer.text[-_SHOWN:]  # a judge reasons first
         raise CountedError("judge_no_score", f"the judge's answer {why}: {shown!r}")
 
 
 class Answer(NamedTuple):
-    """The answer of a model."""
-
     text: str
-    finish_reason: str
-    """`stop`, or `length` if it was cut."""
+    finish_reason: str  # `length` if it was cut
 
 
 def _answer_in(found: Any) -> Answer:
@@ -182,33 +175,16 @@ def _answer_in(found: Any) -> Answer:
     return Answer(content, str(choice.get("finish_reason")))
 
 
-def _score_in(text: str) -> float | None:
-    try:
-        found = json.loads(text, parse_int=float)
-    except (ValueError, RecursionError):
-        return None
-    match found:
-        case {"reason": str(), "score": float(score), **others} if not others:
-            return score
-    return None
-
-
 def _text_of(values: Mapping[str, Any], name: str) -> str:
-    """Returns a value as the judge reads it: a list or a dict as JSON, a number without an
-    exponent; raises ValueError if there is none."""
     if isinstance(value := values.get(name), list | tuple | dict):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     return reference_of(values, name)
 
 
 class RewardModel(Reward):
-    """The number that a reward model gives a response. A vLLM server that you start has the model,
-    a sequence classifier: `vllm serve MODEL --runner pooling`. It reads the prompt's messages, and
-    the response as the assistant's, in its own chat template.
-
-    Without a number a response has no reward, and never a 0. The responses of a group are scored at
-    once; the server batches them. An input that is longer than the model's context is refused, and
-    never cut.
+    """The number that a reward model gives a response: a sequence classifier, which reads the
+    prompt's messages and the response in its own chat template, in a vLLM server that you start
+    (`vllm serve MODEL --runner pooling`). It refuses an input beyond its context.
 
     Args:
         url: Address of the server: `http://host:port`, or with the route `/classify`.
@@ -243,24 +219,15 @@ class RewardModel(Reward):
         self.label = label
         self.activation = activation
         self.deadline_s = deadline_s
-        self.endpoint = ModelEndpoint(
-            kind="reward_model",
-            route="/classify",
-            url=url,
-            api_key_env=api_key_env,
-            timeout_s=timeout_s,
-            retries=retries,
-            deadline_s=deadline_s,
-        )
+        limits = (timeout_s, retries, deadline_s)
+        self.endpoint = ModelEndpoint("reward_model", "/classify", url, api_key_env, *limits)
 
     def __repr__(self) -> str:
-        """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
-        changed."""
+        """See `Judge.__repr__`."""
         how = (self.endpoint.url, self.label, self.activation)
         return f"RewardModel{(*how, self.weight, self.name)}"
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns the score; raises CountedError if there is none, or none of `label`."""
         before = columns["prompt_messages"] or [{"role": "user", "content": prompt}]
         messages = [*before, {"role": "assistant", "content": response}]
         body = {"messages": messages, "use_activation": self.activation}
@@ -281,3 +248,105 @@ def _scores_in(found: Any) -> list[float]:
     if not scores or not all(map(math.isfinite, scores)):
         raise ValueError(f"{scores} are no finite numbers")
     return scores
+
+
+# ---- the endpoint
+
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+_certificates = functools.cache(ssl.create_default_context)
+"""Reading them takes 60 ms, so not for each client."""
+
+
+@dataclass
+class ModelEndpoint:
+    """A route of a model's server. The openai client asks it, and again after 408, 409, 429 (when
+    Retry-After says), 5xx, a timeout or a lost connection. Errors: `<kind>_refused`,
+    `<kind>_failed`."""
+
+    kind: str
+    route: str  # such as `/v1/completions`
+    url: str  # of the host, of its `/v1` or of the route; then always of the route
+    api_key_env: str | None  # the key is read for each answer, and never stored or sent on
+    timeout_s: float  # for one request
+    retries: int
+    deadline_s: float  # for an answer, all requests and the waits between them
+    error: type[CountedError] = CountedError
+
+    def __post_init__(self) -> None:
+        address = urlsplit(self.url)
+        if "@" in address.netloc:
+            raise ConfigError("A url has a user or a password in it (not shown): set api_key_env.")
+        path, end = address.path.rstrip("/"), self.route.removeprefix("/v1")
+        if not path.endswith(end):
+            path += end if path else self.route
+        self.url = address._replace(path=path).geturl()
+
+    async def ask(self, body: dict[str, Any], read: Callable[[Any], T]) -> T:
+        """Returns what `read` finds in the JSON of a response to `body`; an error of it is a
+        refusal."""
+        text = await self._posted(body)
+        try:
+            return read(json.loads(text))
+        except _UNREADABLE as error:
+            shown = self._shown(text)
+            raise self.refused(f"cannot read its answer ({error!r:.80}): {shown!r}") from error
+
+    async def tokens_of(self, text: str) -> tuple[list[int], int]:
+        """Returns a vLLM server's tokens of a text, without special ones, and its `max_model_len`;
+        asks once."""
+        server = self.url.removesuffix(self.route.removeprefix("/v1")).removesuffix("/v1")
+        tokenize = replace(self, route="/tokenize", url=server, retries=0)
+        return await tokenize.ask(
+            {"prompt": text, "add_special_tokens": False},
+            lambda found: (list(map(int, found["tokens"])), int(found["max_model_len"])),
+        )
+
+    def refused(self, message: str) -> CountedError:
+        return self.error(f"{self.kind}_refused", f"{self.url}: {message}")
+
+    async def _posted(self, body: dict[str, Any]) -> str:
+        import openai  # here: it takes seconds and 59 MB
+
+        key = self._key()
+        if key == "":
+            raise self.refused("api_key_env names a variable that is not set on this machine")
+        # A client for each answer: a server may close an idle connection as a request goes out.
+        client = openai.AsyncOpenAI(
+            base_url=self.url,
+            api_key=key or "none",
+            timeout=self.timeout_s,
+            max_retries=self.retries,
+            http_client=openai.DefaultAsyncHttpxClient(
+                follow_redirects=False,  # to a host that nobody has named, and a POST becomes a GET
+                trust_env=not stays_here(urlsplit(self.url).hostname or ""),  # no proxy leads here
+                verify=_certificates(),
+            ),
+        )
+        client.organization = client.project = None  # OpenAI's, of the environment
+        try:
+            async with client, asyncio.timeout(self.deadline_s):
+                without: Any = {} if key else {"headers": {"Authorization": openai.Omit()}}
+                return await client.post(self.url, body=body, cast_to=str, options=without)
+        except openai.APIStatusError as error:
+            reason = self._shown(str(error))
+            if error.status_code not in (408, 409, 429) and error.status_code < 500:
+                raise self.refused(reason) from None
+        except (openai.APITimeoutError, TimeoutError):
+            reason = "no answer in time"
+        except openai.APIConnectionError as error:
+            reason = self._shown(repr(error.__cause__ or error))
+        raise self.error(
+            f"{self.kind}_failed",
+            f"{self.url}: {reason}, also when asked again (timeout_s {self.timeout_s:g}, retries "
+            f"{self.retries}, deadline_s {self.deadline_s:g})",
+        )
+
+    def _shown(self, text: str) -> str:
+        """Returns the beginning of a server's text, without the key, which it may repeat."""
+        text = " ".join(text.split())
+        key = self._key()
+        return (text.replace(key, "***") if key else text)[:_SHOWN]
+
+    def _key(self) -> str | None:
+        """Returns the key, "" if it is not set here, and None if none is sent."""
+        return self.api_key_env and os.environ.get(self.api_key_env, "").strip()

@@ -1,8 +1,7 @@
-"""The reward pool: has workers score responses, and fills in their rewards.
+"""The reward pool: has workers score responses, and ends the run if too many get no reward.
 
-A whole group is one job, so the overhead of a job does not matter. Responses that the job did not
-reach are scored alone, so a bad one costs only itself. A response that fails is tried once more,
-alone.
+A group is one job. Responses that it did not reach are scored alone, so a bad one costs only
+itself; one that fails is tried once more, alone.
 """
 
 from __future__ import annotations
@@ -50,29 +49,24 @@ KINDS = {
     "reward_model_refused": "Correct the settings of the reward model.",
     "reward_model_failed": "See that the server of the reward model answers.",
 }
-"""Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
+"""Why a response has no reward, and the remedy; see docs/rewards.md."""
 EPISODE_KINDS = {
     "tool_timeout": "Fix the environment if it never answers; else raise data.turn_timeout_s.",
     "environment_error": "Report problems to the policy as an observation, not as an exception.",
     "environment_lost": "See in the log why the processes of the environment end.",
     "episode_timeout": "Raise data.episode_timeout_s, or lower data.max_turns.",
 }
-"""Reasons for an episode that has failed, each with its remedy. See docs/environments.md."""
+"""Why an episode has failed, and the remedy; see docs/environments.md."""
 
-WINDOW = 512
-"""Number of latest responses over which the share of failures is taken."""
-MIN_RESPONSES = 256
-"""Smallest number of responses that the share is taken of: one failure of the first two is not a
-half."""
-_LOST_MEMBERS = 3
-"""Workers that a job may lose before this machine scores it, whose workers are always there."""
+WINDOW = 256  # latest responses, of which a share may fail
+_LOST_MEMBERS = 3  # that a job may lose before this machine scores it
 _ATTEMPTS = _LOST_MEMBERS + 5
 _USUAL_TIMEOUT_S = 10.0
 
 
 class RewardPool:
-    """Worker processes that score groups. Use: `start()`, `await score(...)` from one event loop,
-    `close()`.
+    """Worker processes that score groups. Await `score` on one event loop, between `start` and
+    `close`.
 
     Args:
         rewards: The rewards; their weighted sum is trained on. A function or an import path becomes
@@ -80,15 +74,10 @@ class RewardPool:
         workers: Processes on this machine.
         timeout_s: Seconds for one response, all rewards together; None for 10, or as many as their
             own limits need.
-        memory_gib: GiB that scoring may allocate in a worker beyond what it holds once the rewards
-            are loaded; None for no limit.
-        max_failures: Largest share of responses that may get no reward, in (0, 1], over the last
-            few hundred; 1 allows any.
+        memory_gib: GiB that a worker may allocate once the rewards are loaded; None for no limit.
+        max_failures: Largest share of the last `WINDOW` responses that may get no reward, in
+            (0, 1]; 1 allows any.
         start_timeout_s: Most seconds for the start of a worker.
-
-    Raises:
-        ValueError: There is no reward, two share a name, one cannot be sent to a process, or a
-            number is out of range.
     """
 
     def __init__(
@@ -107,24 +96,11 @@ class RewardPool:
             raise ConfigError(
                 f"data.max_reward_failures is {max_failures}; it is a share, above 0 and up to 1."
             )
-        self._limits: dict[str, Any] = {
-            "timeout_s": timeout_s,
-            "memory_gib": memory_gib,
-            "max_failures": max_failures,
-            "start_timeout_s": start_timeout_s,
-        }
-        spec = WorkerSpec(
-            "reward",
-            b"",  # at the start
-            timeout_s=_longest(self.rewards, timeout_s),
-            memory_gib=memory_gib,
-            start_timeout_s=start_timeout_s,
-        )
-        self.workers = WorkerPool(spec, workers)
-        self.moved = 0
-        """Responses that were given to others, since their machine was lost."""
-        self.scored_by: Counter[str] = Counter()
-        """Responses with a reward, by the machine that scored them."""
+        self._limits = (timeout_s, memory_gib, max_failures, start_timeout_s)
+        limits = (_longest(self.rewards, timeout_s), memory_gib, start_timeout_s)
+        self.workers = WorkerPool(WorkerSpec("reward", b"", *limits), workers)
+        self.moved = 0  # responses given to others, since their machine was lost
+        self.scored_by: Counter[str] = Counter()  # responses with a reward, by machine
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
         self._tells_messages = any(reward.reads_messages for reward in self.rewards)
@@ -134,28 +110,22 @@ class RewardPool:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts since the start: responses `scored`, `zero` of these, `gave_up` of these (see
-        `GaveUp`), `retried`; responses without a reward by kind
-        (`KINDS`); workers `replaced` on all machines; and responses
-        `moved` from a machine that was lost."""
+        """Responses since the start that were `scored`, `zero`, `gave_up` (both of the scored),
+        `retried` or `moved`, or failed, by kind; and workers `replaced`, on all machines."""
         own = self._failure_stats.counts
         return {**own, "replaced": self.workers.replaced, "moved": self.moved}
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
         """Returns another pool with the same limits, for other rewards, for this machine alone."""
-        return RewardPool(rewards, workers, **self._limits)
+        return RewardPool(rewards, workers, *self._limits)
 
     def start(self, first: Prompt | None = None) -> None:
-        """Starts the workers, waits until one is ready, and scores a trial response.
-
-        Args:
-            first: Prompt of the trial, with the columns of its row. The response is the text of the
-                column `answer`, else of `solution`, else `0`. None for no trial.
+        """Starts the workers, waits until one is ready, and scores a trial response to `first`: its
+        right answer, or `0`.
 
         Raises:
             ConfigError: A reward cannot be loaded in a worker, the workers died while they started,
-                or the response got no reward, also when tried again. (With `max_failures` 1 the
-                latter is only logged.)
+                or the response got no reward, twice (with `max_failures` 1 that is only logged).
             TimeoutError: No worker was ready within `start_timeout_s`.
         """
         # Not earlier: a reward may have been told where its server is.
@@ -180,16 +150,18 @@ class RewardPool:
 
     async def _try_out(self, prompt: Prompt, machine: Workers) -> None:
         text = trial_response(prompt.columns)
-        response = text, self._columns(prompt, "stop", max(1, len(text.split())))
+        facts = {"finish_reason": "stop", "num_tokens": max(1, len(text.split()))}
+        response = text, self._columns(prompt, **facts, turn_rewards=[])
         for _ in range(2):
             job = self.workers.job_on(machine)
             (outcome,) = await self._outcomes_on(job, prompt.text, [response])
             if not isinstance(outcome, str):
                 return
+        kind = str(outcome).partition(":")[0]
         raise ConfigError(
             f"The rewards were tried on the response {text[:80]!r} to prompt "
             f"{prompt.id}, before any response is sampled, and failed: {outcome}. The row's "
-            f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[str(outcome).partition(':')[0]]}"
+            f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[kind]}"
         )
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
@@ -204,8 +176,9 @@ class RewardPool:
         responses = []
         for each in played:
             text = each.text if each.judged is None else each.judged
-            facts = (each.finish_reason, each.num_tokens, each.turn_rewards)
-            responses.append((text, self._columns(prompt, *facts)))
+            facts = {"finish_reason": each.finish_reason, "num_tokens": each.num_tokens}
+            columns = self._columns(prompt, **facts, turn_rewards=list(each.turn_rewards))
+            responses.append((text, columns))
         first: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
             first = await self._outcomes(prompt.text, responses)
@@ -217,7 +190,7 @@ class RewardPool:
                 rollout.turn_weight = self._turn_weight
                 self._failure_stats.reward(rollout.reward)
                 if outcome.gave_up:
-                    self._failure_stats.gave_up(prompt.id, rollout.text, outcome.gave_up)
+                    self._failure_stats.note(prompt.id, rollout.text, f"gave_up: {outcome.gave_up}")
             else:
                 rollout.reward_failure = str(outcome)
         for rollout in rollouts:
@@ -225,27 +198,14 @@ class RewardPool:
                 self._failure_stats.failure(prompt.id, rollout.text, rollout.reward_failure)
         self._failure_stats.check()
 
-    def _columns(
-        self,
-        prompt: Prompt,
-        finish_reason: str,
-        num_tokens: int,
-        turn_rewards: Sequence[float] = (),
-    ) -> dict[str, Any]:
-        """Returns the keyword arguments of a reward."""
-        found = {
-            **prompt.columns,
-            "finish_reason": finish_reason,
-            "num_tokens": num_tokens,
-            "turn_rewards": list(turn_rewards),
-        }
+    def _columns(self, prompt: Prompt, **facts: Any) -> dict[str, Any]:
+        found = {**prompt.columns, **facts}
         if self._tells_messages:
             found["prompt_messages"] = prompt.chat and list(prompt.chat.messages)
         # A row's own would clash with the arguments.
         return {name: found[name] for name in found if name not in ("prompt", "response")}
 
     async def _last_outcome(self, prompt: str, response: Response, outcome: Outcome) -> Outcome:
-        """Returns the outcome, or that of a second attempt if the first gave no reward."""
         if outcome is None:
             (outcome,) = await self._outcomes(prompt, [response])
         if isinstance(outcome, str):
@@ -254,8 +214,7 @@ class RewardPool:
         return outcome
 
     async def _outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
-        """Returns the outcomes of a group, from the least busy machine; what is lost there goes to
-        others."""
+        """Returns the outcomes of a group from the least busy machine that is not lost."""
         for attempt in range(_ATTEMPTS):
             job = self.workers.job(here=attempt >= _LOST_MEMBERS)
             assert job is not None, "this machine has workers"
@@ -274,26 +233,22 @@ class RewardPool:
     async def _outcomes_on(
         self, job: WorkerJob, prompt: str, responses: Sequence[Response]
     ) -> list[Outcome]:
-        """Returns the outcomes of a group that a machine gets; None for responses that it did not
-        reach. Raises WorkerLost."""
+        """Returns the outcomes of a group on one machine. Raises WorkerLost."""
         count = len(responses)
         packed = pickle.dumps((prompt, list(responses)))
         try:
             outcomes = await job.begin(packed, partial(read_outcomes, count=count))
         except CallFailed as error:
             # It has ended the worker: the failure is that of the response whose code ran.
-            known = error.part is not None and error.part < len(self.rewards)
-            name = f"{self.rewards[error.part or 0].name}: " if known else ""
             failed = 0 if count == 1 else error.item
-            reason = f"{error.kind}: {name}{error.message}"
+            reason = f"{error.kind}: {error.message}"
             return [reason if item == failed else None for item in range(count)]
         finally:
             job.end()
         return [f"{each}{job.where}" if isinstance(each, str) else each for each in outcomes]
 
     def _checked(self, outcome: Outcome) -> Outcome:
-        """Refuses parts with other names than the first response of the run had: a missing part
-        would count as 0."""
+        """Refuses parts other than the first response's: a missing one would count as 0."""
         if not isinstance(outcome, Scored):
             return outcome
         self._parts = self._parts or set(outcome.parts)
@@ -306,8 +261,8 @@ class RewardPool:
 
 
 def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
-    """Returns the seconds for a response. A reward's worker must not be killed before it gives up
-    or raises by itself: a wrong response would have no reward, and an error would not say why."""
+    """Returns the seconds for a response, enough for each reward to give up or raise by itself:
+    else a wrong response would have no reward, and an error would not say why."""
     give_up_s = sum(reward.give_up_s for reward in rewards)
     deadline_s = sum(reward.deadline_s for reward in rewards)
     needed = max(2 * give_up_s, 1.25 * deadline_s)
@@ -323,7 +278,6 @@ def _longest(rewards: list[Reward], timeout_s: float | None) -> float:
 
 
 def _check_rewards(rewards: list[Reward]) -> None:
-    """Refuses rewards that no worker could load, or whose names do not tell them apart."""
     if not rewards:
         raise ConfigError(
             "rewards is empty; give at least one. Without any only an environment has rewards."
@@ -338,13 +292,7 @@ def _check_rewards(rewards: list[Reward]) -> None:
 
 
 class FailureStats:
-    """Counts responses, logs the first failure of each kind, and ends the run above a share of
-    failures.
-
-    Args:
-        max_failures: Largest share of the last `WINDOW` responses that may fail, in (0, 1]; 1
-            allows all.
-    """
+    """Counts responses, logs the first failure of each kind, and ends the run above a share."""
 
     def __init__(self, max_failures: float) -> None:
         self.max_failures = max_failures
@@ -354,41 +302,35 @@ class FailureStats:
         self._samples: dict[str, str] = {}
 
     def reward(self, value: float) -> None:
-        """Counts a response with a reward."""
         self.counts["scored"] += 1
         self.counts["zero"] += value == 0
         self._last.append("")
 
-    def gave_up(self, prompt_id: int, response: str, reason: str) -> None:
-        """Counts a response that a verifier gave up on, besides `reward`."""
-        self._note("gave_up", f"Prompt {prompt_id}, response {response!r:.80}: {reason}")
-
     def failure(self, prompt_id: int, response: str, reason: str) -> None:
         """Counts a response without a reward; `reason` is `kind: message`."""
-        kind = reason.partition(":")[0]
-        self._last.append(kind)
-        self._note(kind, f"Prompt {prompt_id}, response {response!r:.80}: {reason}")
+        self._last.append(reason.partition(":")[0])
+        self.note(prompt_id, response, reason)
 
-    def _note(self, kind: str, sample: str) -> None:
+    def note(self, prompt_id: int, response: str, reason: str) -> None:
+        """Counts what happened to a response, and logs the first of its kind."""
+        kind = reason.partition(":")[0]
         self.counts[kind] += 1
         if kind not in self._samples:
+            sample = f"Prompt {prompt_id}, response {response!r:.80}: {reason}"
             self._samples[kind] = sample
-            what = "A response got no reward."
-            if kind == "gave_up":
-                what = "A verifier gave up on a response, which is wrong."
+            what = "A verifier gave up." if kind == "gave_up" else "A response got no reward."
             log.warning("%s %s (The next of this kind are only counted.)", what, sample)
 
     def check(self) -> None:
         """Raises RewardFailuresError if too many of the last responses failed."""
-        responses = max(MIN_RESPONSES, len(self._last))
         kinds = Counter(kind for kind in self._last if kind)
-        if kinds.total() <= self.max_failures * responses:
+        if kinds.total() <= self.max_failures * WINDOW:
             return
         most = kinds.most_common(1)[0][0]
         by_kind = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
         raise RewardFailuresError(
             f"{kinds.total()} of the last {len(self._last)} responses got no reward, also when "
             f"tried again ({by_kind}); data.max_reward_failures is {self.max_failures:g}, a share "
-            f"of {responses} responses. {self._samples[most]}. {(KINDS | EPISODE_KINDS)[most]} Or "
+            f"of {WINDOW} responses. {self._samples[most]}. {(KINDS | EPISODE_KINDS)[most]} Or "
             "raise data.max_reward_failures, if such responses may be left out; 1 allows any share."
         )

@@ -1,9 +1,8 @@
-"""What a worker does with rewards: calls them on plain strings, and checks the values that they
-return.
+"""What a worker does with rewards: calls them on plain strings, and checks what they return.
 
-An exception fails one response. A worker that runs out of memory exits, since its memory may stay
-full and fail the next responses. Neither this module nor its imports import torch, so a worker
-starts in a fraction of a second.
+An exception fails one response. A worker that runs out of memory exits: its memory may stay full
+and fail the next responses. Nothing here imports torch, so a worker starts in a fraction of a
+second.
 """
 
 import asyncio
@@ -22,18 +21,7 @@ from typing import Any, NamedTuple
 from lrl.errors import BadAnswer, CountedError
 from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward, unwrapped
 from lrl.system.output import writable
-from lrl.workers.worker import (
-    LONGEST_MESSAGE,
-    NOBODY,
-    OUT_OF_MEMORY,
-    ProcessClock,
-    RunningCode,
-    UserCode,
-    calls,
-    line,
-    message_of,
-    where_raised,
-)
+from lrl.workers import worker
 
 Response = tuple[str, dict[str, Any]]
 """Text and columns."""
@@ -42,55 +30,48 @@ Response = tuple[str, dict[str, Any]]
 class Scored(NamedTuple):
     """The reward of a response."""
 
-    reward: float
-    """Weighted sum."""
-    parts: dict[str, float]
-    """Values by the names of the rewards, before the weights."""
-    gave_up: str = ""
-    """The reward that gave up on the response, and why; empty if none did."""
+    reward: float  # weighted sum
+    parts: dict[str, float]  # values by the names of the rewards, before the weights
+    gave_up: str = ""  # the reward that gave up on the response, and why
 
 
 Outcome = Scored | str | None
-"""Outcome of one response: its reward; or a failure as in `Rollout.reward_failure`; or None if it
-was not tried."""
+"""Of a response: its reward, a failure as in `Rollout.reward_failure`, or None if it was not
+tried."""
 
 
 @dataclass
-class Scoring(UserCode):
+class Scoring:
     """The rewards of a worker."""
 
     rewards: list[Reward]
-    timeout_s: float
-    """Seconds for one response, all rewards together."""
+    timeout_s: float  # for one response, all rewards together
 
-    def serve(self, connection: socket.socket, running: RunningCode) -> None:
+    def serve(self, connection: socket.socket, running: worker.RunningCode) -> None:
         """Scores a group at each call."""
         self._running = running
         # One event loop for the worker's life: a user's HTTP session belongs to its loop. With a
         # factory it is not also the thread's current loop, which a plain reward may use as its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        for call in calls(connection):
+        for call in worker.calls(connection):
             job = call["job"]
             running.begin(job)
             try:
                 answer = {"answer": self._score(*pickle.loads(b64decode(call["begin"])))}
             except MemoryError:
-                os._exit(OUT_OF_MEMORY)
+                os._exit(worker.OUT_OF_MEMORY)
             except Exception as error:
-                why = f"the row cannot be loaded in a reward worker: {message_of(error)}"
+                why = f"the row cannot be loaded in a reward worker: {worker.message_of(error)}"
                 answer = {"failed": ["exception", why]}
             finally:
                 running.job = 0  # if the worker dies later, another job is at fault
-            connection.sendall(line({"job": job, **answer}))
+            connection.sendall(worker.line({"job": job, **answer}))
 
     def _score(self, prompt: str, responses: list[Response]) -> list[Outcome]:
-        """Returns the outcome of each response; None for one that it has not begun.
-
-        After `timeout_s` no response is begun but the first. Then the `async` rewards of all
-        responses are awaited together, for as long. No event loop runs while a plain reward is
-        called: it may run one of its own (`asyncio.run`).
-        """
-        clock = ProcessClock(os.getpid())
+        """Returns the outcomes. After `timeout_s` no response is begun but the first; then the
+        `async` rewards of all are awaited together, for as long. No event loop runs while a plain
+        reward is called: it may run one of its own."""
+        clock = worker.ProcessClock(os.getpid())
         outcomes: list[Outcome] = [None] * len(responses)
         awaited: dict[int, list[Any]] = {}
         for item, (text, columns) in enumerate(responses):
@@ -112,12 +93,10 @@ class Scoring(UserCode):
         return outcomes
 
     def _call(self, item: int, texts: tuple[str, str], columns: dict[str, Any]) -> list[Any] | str:
-        """Returns what each reward gives for a response, awaitables included, or the failure of
-        one."""
+        """Returns what each reward gives for a response, awaitables included, or a failure."""
         values: list[Any] = []
-        for number, reward in enumerate(self.rewards):
+        for reward in self.rewards:
             self._running.item = item
-            self._running.part = number
             try:
                 # Its own copy: a reward may change it, and no other call must see that.
                 value = reward(*texts, **copy.deepcopy(columns))
@@ -127,13 +106,12 @@ class Scoring(UserCode):
                     value.close()
                 return _failure(reward, error)
             finally:
-                self._running.item = NOBODY
+                self._running.item = worker.NOBODY
         return values
 
     async def _await_all(self, awaited: dict[int, list[Any]], limit_s: float) -> dict[int, Outcome]:
-        """Awaits for so many seconds; returns the finished outcomes by the index of the
-        response."""
-        clock = ProcessClock(os.getpid())
+        """Returns the outcomes that are finished in time, by the index of the response."""
+        clock = worker.ProcessClock(os.getpid())
         tasks = {
             asyncio.create_task(self._await_one(item, values)): item
             for item, values in awaited.items()
@@ -147,22 +125,20 @@ class Scoring(UserCode):
 
     async def _await_one(self, item: int, values: list[Any]) -> Outcome:
         found: list[Scored] = []
-        for number, (reward, value) in enumerate(zip(self.rewards, values, strict=True)):
+        for reward, value in zip(self.rewards, values, strict=True):
             try:
                 found.append(_scored(reward, await value) if inspect.isawaitable(value) else value)
             except BaseException as error:
                 if isinstance(error, MemoryError):
                     self._running.item = item
-                    self._running.part = number
                 return _failure(reward, error)
         return _sum(found)
 
 
 def _scored(reward: Reward, value: Any) -> Scored:
-    """Returns what one reward gives a response, with its weight."""
     parts = parts_of(reward.name, value)
     gave_up = f"{reward.name}: {value.reason}" if isinstance(value, GaveUp) else ""
-    return Scored(reward.weight * sum(parts.values()), parts, gave_up[:LONGEST_MESSAGE])
+    return Scored(reward.weight * sum(parts.values()), parts, gave_up[: worker.LONGEST_MESSAGE])
 
 
 def _sum(found: list[Scored]) -> Outcome:
@@ -174,21 +150,17 @@ def _sum(found: list[Scored]) -> Outcome:
 
 
 def _failure(reward: Reward, error: BaseException) -> str:
-    """Returns the failure of a reward without a number; ends the worker if its memory is full."""
     if isinstance(error, MemoryError):
-        os._exit(OUT_OF_MEMORY)
+        os._exit(worker.OUT_OF_MEMORY)
     if isinstance(error, CountedError):
-        return f"{error.kind}: {reward.name}: {error.message}"[:LONGEST_MESSAGE]
+        return f"{error.kind}: {reward.name}: {error.message}"[: worker.LONGEST_MESSAGE]
     kind = "crash" if isinstance(error, SystemExit) else "exception"
-    return f"{kind}: {reward.name}: {message_of(error)}{where_raised(error)}"
+    return f"{kind}: {reward.name}: {worker.message_of(error)}{worker.where_raised(error)}"
 
 
 def parts_of(name: str, value: Any) -> dict[str, float]:
-    """Returns the numbers in the value of reward `name`: `{name: value}`, or `{"name/part":
-    number}` for a dict.
-
-    Raises CountedError of kind `nan`, `wrong_type` or `wrong_shape`.
-    """
+    """Returns `{name: value}`, or `{"name/part": number}` for a dict; raises CountedError of kind
+    `nan`, `wrong_type` or `wrong_shape`."""
     if not isinstance(value, dict):
         return {name: _number(name, value)}
     if not value:
@@ -213,8 +185,7 @@ def _number(part: str, value: Any) -> float:
 
 
 def read_outcomes(values: Any, count: int) -> list[Outcome]:
-    """Returns the outcomes in the JSON of a worker about `count` responses; raises BadAnswer for
-    what is none."""
+    """Returns the outcomes in a worker's JSON about `count` responses; else raises BadAnswer."""
     if not isinstance(values, list) or len(values) != count:
         raise BadAnswer(f"no list of {count} outcomes")
     try:

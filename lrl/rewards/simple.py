@@ -1,4 +1,5 @@
-"""Rewards of a few lines: by the text or the length of a response, or by a scorer of reasoning-gym."""
+"""Rewards of a few lines: by the text or the length of a response, or by a scorer of
+reasoning-gym."""
 
 import functools
 import json
@@ -13,10 +14,8 @@ from lrl.system.imports import did_you_mean
 
 
 class ExactMatch(Reward):
-    """1 if the response equals a column of the row, apart from white space around both, else 0.
-
-    A number in the column is written without an exponent; a whole one may have `.0` after it or
-    not.
+    """1 if the response equals a column of the row, apart from white space around both, else 0. A
+    number has no exponent; a whole one may end in `.0`.
 
     Args:
         column: The column with the right answer.
@@ -64,19 +63,14 @@ class Format(Reward):
 
 
 class LengthPenalty(Reward):
-    """0 up to `free_tokens`, then linearly down to -1 at `max_tokens`.
-
-    Soft over-long punishment of DAPO (2503.14476, equation 13), where `max_tokens` is L_max and
-    `free_tokens` is L_max - L_cache.
+    """0 up to `free_tokens`, then linearly down to -1 at `max_tokens`: DAPO's soft over-long
+    punishment (2503.14476, equation 13), with L_max and L_max - L_cache.
 
     Args:
         free_tokens: Response tokens that cost nothing.
         max_tokens: Response tokens from which on the penalty is -1; usually the sampling limit.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
-
-    Raises:
-        ValueError: Unless 0 <= free_tokens < max_tokens.
     """
 
     def __init__(
@@ -97,19 +91,14 @@ class LengthPenalty(Reward):
 
 
 class ReasoningGym(Reward):
-    r"""The score of the task's own scorer, from 0 to 1, for the prompts of `lrl.ReasoningGym`.
-
-    Many tasks give part of it for an answer that is nearly right, or in the wrong form. The answer
-    is what stands in the last `<answer></answer>` or `\boxed{}`, else the whole response.
-    """
+    r"""The score of the task's own scorer, from 0 to 1, for the prompts of `lrl.ReasoningGym`. The
+    answer is the last `<answer></answer>` or `\boxed{}`, else the whole response."""
 
     name = "reasoning_gym"
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns the score; `GaveUp` for an answer at which the scorer raises an exception.
-
-        `item`, and not the prompt, has the question: a template may have changed it.
-        """
+        """Returns the score; `GaveUp` for an answer at which the scorer raises an exception."""
+        # Not the prompt: a template may have changed the question.
         task, item = columns["task"], columns["item"]
         marked = marked_answers(response)
         answer = (marked[0] if marked else response).strip()
@@ -117,8 +106,8 @@ class ReasoningGym(Reward):
         try:
             return float(score(answer, item))
         except Exception as error:
-            # Four tasks raise whatever int() or json makes of an answer in another form. A scorer
-            # that fails at the right answer too is broken, and this call says so.
+            # Four tasks raise at an answer in another form. A scorer that fails at the right answer
+            # too is broken, and this call says so.
             score(item["answer"], item)
             return GaveUp(f"{task} cannot read {answer!r:.60}: {type(error).__name__}: {error}")
 

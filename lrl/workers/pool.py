@@ -16,8 +16,8 @@ from lrl.workers.remote import RemoteWorkers
 Workers = LocalWorkers | RemoteWorkers
 A = TypeVar("A")
 Read = Callable[[Any], A]
-"""Returns the answer in the JSON of a worker; raises BadAnswer for what is none. Whoever has the
-run's token may send rank 0 anything, so it unpickles nothing."""
+"""Returns the answer in a worker's JSON; raises BadAnswer for anything else. Whoever has the run's
+token may send rank 0 anything, so it unpickles nothing."""
 
 
 class WorkerPool:
@@ -27,8 +27,7 @@ class WorkerPool:
         self.spec = spec
         self.local = LocalWorkers(spec, count)
         self.members = Members()  # the other machines
-        self.trial: Callable[[Workers], Awaitable[None]] | None = None
-        """What a machine does before it gets jobs; raises ConfigError if it fails."""
+        self.trial: Callable[[Workers], Awaitable[None]] | None = None  # before a machine gets jobs
         self.started = False
         self._numbers = itertools.count(1)
 
@@ -38,8 +37,8 @@ class WorkerPool:
         return self.local.replaced + self.members.replaced(self.spec.name)
 
     def job(self, *, here: bool = False) -> WorkerJob | None:
-        """Returns a job for the least busy machine, or for this one; None if there is no worker.
-        Whoever gets it ends it. Raises WorkersClosed before `start` and after `close`."""
+        """Returns a job on the least busy machine, or on this one, for the caller to end; None if
+        there is no worker. Raises WorkersClosed before `start` and after `close`."""
         if not self.started:
             raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
         machines: list[Workers] = [] if here else [*self.members.ready]
@@ -52,7 +51,7 @@ class WorkerPool:
         return WorkerJob(self, machine, next(self._numbers))
 
     def start(self, spec: WorkerSpec | None = None) -> None:
-        """Starts the workers of this machine, for another spec if it is given."""
+        """Starts the workers of this machine, with another spec if given."""
         self.spec = self.local.spec = spec or self.spec
         self.local.start()
         self.started = True
@@ -66,8 +65,8 @@ class WorkerPool:
 
 @dataclass(eq=False)
 class WorkerJob:
-    """A group to score, or an episode, on one machine. Each call raises CallFailed if the job has
-    failed, and WorkerLost if its worker has ended through no fault of the job."""
+    """A group to score, or an episode, on one machine. A call raises CallFailed if the job has
+    failed, WorkerLost if its worker has ended through no fault of the job."""
 
     pool: WorkerPool
     machine: Workers
@@ -80,8 +79,8 @@ class WorkerJob:
         return "" if self.machine is self.pool.local else f" ({self.machine.name})"
 
     async def begin(self, packed: bytes, read: Read[A]) -> A:
-        """Scores a group, or begins an episode; only the worker unpickles `packed`, in which may be
-        objects of a user's own classes."""
+        """Scores a group, or begins an episode; only the worker unpickles `packed`, which may hold
+        objects of a user's classes."""
         return await self._ask({"begin": b64encode(packed).decode()}, read)
 
     async def turn(self, turn: dict[str, Any], read: Read[A]) -> A:
@@ -93,15 +92,10 @@ class WorkerJob:
             return
         self._ended = True
         self.machine.jobs[self.pool.spec.name] -= 1
-        if isinstance(self.machine, RemoteWorkers):
-            self.machine.end(self.pool.spec, self.number)
-        else:
-            self.machine.end(self.number)
+        self.machine.end(self.pool.spec, self.number)
 
     async def _ask(self, call: dict[str, Any], read: Read[A]) -> A:
-        if isinstance(self.machine, RemoteWorkers):
-            return await self.machine.ask(self.pool.spec, self.number, call, read)
-        return read(await self.machine.ask(self.number, call))
+        return await self.machine.ask(self.pool.spec, self.number, call, read)
 
 
 class Members:
@@ -116,12 +110,11 @@ class Members:
             pool.members = self
 
     def terms(self) -> dict[str, Any]:
-        """Returns what a member must run, as JSON."""
         return {name: pool.spec.to_json() for name, pool in self.pools.items()}
 
     async def check(self, member: RemoteWorkers) -> None:
-        """Has a member do the trial of each pool, before it is added; raises OSError if it does not
-        answer or is no member of this run, ConfigError if it answers and cannot work."""
+        """Has a member do each pool's trial before it is added; raises OSError if it does not
+        answer or belongs to another run, ConfigError if it cannot work."""
         await member.begin()
         for pool in self.pools.values():
             if pool.trial is not None:
@@ -145,7 +138,7 @@ class Members:
         return self._replaced[pool] + sum(member.replaced[pool] for member in self.all)
 
     def leave_refusal(self, member: RemoteWorkers) -> str:
-        """Returns the reason why a member must stay; empty if it need not."""
+        """Returns why a member must stay; empty if it need not."""
         alone = any(not pool.local.count for pool in self.pools.values())
         if not alone or self.ready != [member]:
             return ""
@@ -173,6 +166,5 @@ class Members:
 
 
 def least_busy(machines: Sequence[Workers], pool: str) -> Workers:
-    """Returns the first machine with the fewest jobs of a pool for each worker, counting one
-    more."""
+    """Returns the first machine with the fewest jobs of a pool a worker, counting one more."""
     return min(machines, key=lambda one: (one.jobs[pool] + 1) / one.count)

@@ -14,15 +14,17 @@ import socket
 import time
 from base64 import b64decode, b64encode
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os import getpid
-from typing import Any
+from typing import Any, TypeVar
 
 from lrl.errors import CallFailed, ConfigError, LrlError, WorkerLost, WorkersClosed
 from lrl.system.event_loop import LoopThread
 from lrl.workers import worker
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # between two looks at a worker
@@ -35,23 +37,22 @@ class WorkerSpec:
     """The code that a worker runs, and its limits; travels as JSON."""
 
     name: str  # `reward` or `environment`, as its settings begin
-    code: bytes  # pickled `UserCode`
+    code: bytes  # pickled; its `serve` answers calls
     timeout_s: float  # for a response, or for a turn
     memory_gib: float | None  # that it may allocate once the code is loaded; None for no limit
     start_timeout_s: float
 
     @property
     def one_call(self) -> bool:
-        """Whether a job is one call, and a worker has one job at a time."""
+        """Whether a job is one call, a worker's only one at a time."""
         return self.name == "reward"
 
     @property
     def setting(self) -> str:
-        """The setting that names the code."""
         return "data.rewards" if self.one_call else "data.environment"
 
     def limit_s(self, jobs: int) -> float:
-        """Returns the seconds by the wall in which workers that have so many jobs have answered."""
+        """Returns the wall-clock seconds in which workers with so many jobs have answered."""
         return self.start_timeout_s + 4 * self.timeout_s * (jobs if self.one_call else 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,16 +64,14 @@ class WorkerSpec:
 
 
 class WorkerProcess:
-    """A worker. Make and use it on one event loop, whose thread outlives it: Linux ends a worker
-    with the thread that started it."""
+    """A worker. Use it on one event loop, whose thread outlives it: Linux ends a worker with the
+    thread that started it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.lost = ""  # why it takes no more calls; empty if it does
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when it has loaded the code; has a ConfigError if it cannot, and a TimeoutError if
-        it has not in time."""
+        """Done when it has loaded the code; ConfigError if it cannot, TimeoutError if late."""
         self._spec = spec
-        self._refusal = ""
         self._ended_by_a_job = False
         self._asked: dict[int, asyncio.Future[Any]] = {}
         # Spawned, not forked: the trainer has threads, pipes and sockets.
@@ -90,21 +89,14 @@ class WorkerProcess:
         self._streams = asyncio.ensure_future(streams)
         self._tasks = [asyncio.ensure_future(task) for task in (self._listen(), self._watch())]
 
-    @property
-    def pid(self) -> int:
-        """The process that runs the code."""
-        return int(self._running.pid)
-
     async def ask(self, job: int, call: dict[str, Any]) -> Any:
-        """Makes a call, and returns the answer; raises CallFailed if the job has failed, WorkerLost
-        if the worker has ended through no fault of the job."""
+        """Returns the answer to a call; raises CallFailed if the job has failed, WorkerLost if the
+        worker has ended through no fault of the job."""
         answer = self._asked[job] = asyncio.get_running_loop().create_future()
         try:
             await self._streams
             if self.lost:
                 raise WorkerLost(self.lost, by_other=self._ended_by_a_job)
-            if self._refusal:
-                raise CallFailed("exception", self._refusal)
             self._send({"job": job, **call})
             return await answer
         finally:
@@ -138,7 +130,6 @@ class WorkerProcess:
             writer.write(json.dumps(message).encode() + b"\n")
 
     async def _listen(self) -> None:
-        """Takes what it sends, and notes its end."""
         reader, writer = await self._streams
         with suppress(ConnectionError, ValueError):  # of a line that its end has cut
             async for line in reader:
@@ -161,15 +152,16 @@ class WorkerProcess:
                 self._answer(job, answer)
 
     def _refuse(self, why: str) -> None:
-        self._refusal = f"{self._spec.setting} cannot be loaded in a worker: {why}"
+        refusal = f"{self._spec.setting} cannot be loaded in a worker: {why}"
         remedy = (
             "A worker imports its modules anew, without what this process has set up: see that "
             "they can be imported by themselves, and move what a notebook or a prompt defines to a "
             "file (begin its cell with `%%writefile my_rewards.py`)."
         )
-        self._not_ready(ConfigError(f"{self._refusal}. {remedy}"))
+        self._not_ready(ConfigError(f"{refusal}. {remedy}"))
         for job in self._asked:
-            self._answer(job, CallFailed("exception", self._refusal))
+            self._answer(job, CallFailed("exception", refusal))
+        self.kill(refusal)
 
     def _answer(self, job: int, answer: Any) -> None:
         future = self._asked.get(job)
@@ -220,9 +212,8 @@ class WorkerProcess:
         running = self._running
         guilty = running.job
         if guilty in self._asked:
-            is_known = running.item != worker.NOBODY
-            whose = (running.item, running.part) if is_known else (None, None)
-            self._answer(guilty, CallFailed(kind, why, *whose))
+            item = None if running.item == worker.NOBODY else running.item
+            self._answer(guilty, CallFailed(kind, why, item))
             self._ended_by_a_job = True
         log.warning("A worker of %s is replaced: %s", self._spec.setting, why)
         self.kill(why)
@@ -283,21 +274,23 @@ class LocalWorkers:
             thread.wait(self._end(), _ALL_END_S, "ending workers")
             thread.close()
 
-    async def ask(self, job: int, call: dict[str, Any]) -> Any:
+    async def ask(
+        self, spec: WorkerSpec, job: int, call: dict[str, Any], read: Callable[[Any], T]
+    ) -> T:
         """Makes a call of a job, from any event loop; see `WorkerProcess.ask`."""
         thread = self._running()
-        asks = self._in_turn(job, call) if self.spec.one_call else self._of_episode(job, call)
-        return await asyncio.wrap_future(thread.submit(asks))
+        asks = self._in_turn(job, call) if spec.one_call else self._of_episode(job, call)
+        return read(await asyncio.wrap_future(thread.submit(asks)))
 
-    def end(self, job: int) -> None:
+    def end(self, spec: WorkerSpec, job: int) -> None:
         """Ends an episode, from any thread."""
-        if self._thread is not None and not self.spec.one_call:
+        if self._thread is not None and not spec.one_call:
             self._thread.loop.call_soon_threadsafe(self._end_job, job)
 
     def end_all(self) -> None:
         """Ends all episodes."""
         for job in list(self._where):
-            self.end(job)
+            self.end(self.spec, job)
 
     async def _start(self) -> None:
         self._free = asyncio.Semaphore(self.count)

@@ -1,11 +1,6 @@
 """The workers of other machines, which serve over HTTP: as rank 0 sees them, and their own side.
 
-    POST   /calls/<pool>/<job>    a call; returns the answer
-    DELETE /calls/<pool>/<job>    ends an episode
-    DELETE /calls                 ends all episodes
-
-A member that is lost takes nothing with it: what it was asked fails at once, and whoever has asked
-gives it to others.
+What a lost member was asked fails at once, and whoever has asked gives it to others.
 """
 
 from __future__ import annotations
@@ -27,17 +22,15 @@ from lrl.workers.process import LocalWorkers, WorkerSpec
 
 T = TypeVar("T")
 CALLS = "/calls"
-CHECK_S = 10.0
-"""Seconds for a connection to a member."""
-LEAVE_S = 20.0
-"""Seconds that a member which leaves has for the end of its work."""
+CHECK_S = 10.0  # for a connection to a member
+LEAVE_S = 20.0  # that a leaving member has for the end of its work
 FAILURES = ("exception", "timeout", "crash", "memory")
 
 
 @dataclass(eq=False)
 class RemoteWorkers:
-    """The workers of one member, for all pools of a run; raises ValueError if its certificate
-    cannot be read."""
+    """The workers of one member, for all pools of a run; ValueError for an unreadable
+    certificate."""
 
     number: int  # among the members of its kind
     node: str  # the name of its machine
@@ -48,8 +41,7 @@ class RemoteWorkers:
     def __post_init__(self) -> None:
         self.name = f"worker {self.number} on {self.node}"
         self.lost = ""  # why it gets no more work; empty if it does
-        self.leaving_since: float | None = None
-        """Since when it gets no new work and leaves, in monotonic seconds; None if it stays."""
+        self.leaving_since: float | None = None  # in monotonic seconds; then it gets no new work
         self.jobs: Counter[str] = Counter()  # by their pool; counted by who gives and ends them
         self.replaced: Counter[str] = Counter()  # workers that were killed or died, by their pool
         self._trust = self.location.context()
@@ -61,8 +53,8 @@ class RemoteWorkers:
         return not self.jobs.total()
 
     async def begin(self) -> None:
-        """Ends what it had before it was cut off; raises OSError if it does not answer, or is no
-        member of this run."""
+        """Ends what it had before it was cut off; raises OSError if it does not answer or belongs
+        to another run."""
         await self._request("DELETE", CALLS, CHECK_S)
 
     def lose(self, why: str) -> None:
@@ -103,10 +95,8 @@ class RemoteWorkers:
 
     def _read(self, found: dict[str, Any], read: Callable[[Any], T]) -> T:
         match found:
-            case {"failed": [str(kind), str(text), int() | None as item, int() | None as part]} if (
-                kind in FAILURES
-            ):
-                raise CallFailed(kind, f"{text} ({self.name})", item, part)
+            case {"failed": [str(kind), str(text), int() | None as item]} if kind in FAILURES:
+                raise CallFailed(kind, f"{text} ({self.name})", item)
             case {"lost": str(why), "by_other": bool(by_other)}:
                 raise WorkerLost(f"{why} ({self.name})", by_other=by_other)
             case {"answer": answer}:
@@ -114,8 +104,8 @@ class RemoteWorkers:
         raise BadAnswer(f"{str(found)[:80]!r} is no answer to a call")
 
     async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`, which asks the member; raises WorkerLost if it is lost
-        before the end, or by it: it does not answer (OSError), or has sent a `BadAnswer`."""
+        """Returns the result of `work`, which asks the member; raises WorkerLost if that is lost
+        meanwhile, does not answer (OSError) or sends a `BadAnswer`."""
         request = asyncio.create_task(work)
         self._requests[request] = asyncio.get_running_loop()
         try:
@@ -161,14 +151,11 @@ class RemoteWorkers:
 
 
 class WorkersServer:
-    """The server of a member, which makes a run's calls on workers of its own, from `start` to
-    `stop`. Whoever has the run's token can run code here.
-
-    The workers are those of rank 0, so a call has the same deadlines, memory limit and kinds of
-    failure on every machine.
+    """The server of a member, which makes a run's calls on workers like those of rank 0. Whoever
+    has the run's token can run code here.
 
     Args:
-        terms: What each pool of the run has its workers run, by its name, as JSON.
+        terms: `WorkerSpec` of each pool of the run, by its name, as JSON.
         count: Workers of each.
         endpoint: The address that it listens on, and its TLS.
         token: The run's.
@@ -206,20 +193,22 @@ class WorkersServer:
         workers, job = self._asked(request)
         found: dict[str, Any]
         try:
-            found = {"answer": await workers.ask(job, await request.json())}
+            found = await workers.ask(
+                workers.spec, job, await request.json(), lambda answer: {"answer": answer}
+            )
         except CallFailed as error:
-            found = {"failed": [error.kind, error.message, error.item, error.part]}
+            found = {"failed": [error.kind, error.message, error.item]}
         except WorkerLost as error:
             found = {"lost": str(error), "by_other": error.by_other}
         except asyncio.CancelledError:
-            # Rank 0 waits no longer; its end of the episode may have come before.
-            workers.end(job)
+            # Rank 0 waits no longer, and may have ended the episode before it began here.
+            workers.end(workers.spec, job)
             raise
         return web.json_response({**found, "replaced": workers.replaced})
 
     async def _end(self, request: web.Request) -> web.Response:
         workers, job = self._asked(request)
-        workers.end(job)
+        workers.end(workers.spec, job)
         return web.json_response({})
 
     async def _end_all(self, request: web.Request) -> web.Response:

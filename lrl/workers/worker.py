@@ -5,11 +5,11 @@ over a socket. The code may hang, crash or leak; here are its limits, and the wo
     {"job": 7, "turn": {...}}      take a turn of the policy
     {"job": 7, "end": true}        end the episode
 
-An answer is `{"job": 7, "answer": ...}`, or `{"job": 7, "failed": [KIND, MESSAGE]}`. The first line
-of a worker is `{"ready": true}`, or `{"refused": WHY}` if the code cannot be loaded.
+An answer is `{"job": 7, "answer": ...}`, or `{"job": 7, "failed": [KIND, MESSAGE]}`. A worker's
+first line is `{"ready": true}`, or `{"refused": WHY}` if the code cannot be loaded.
 
-The worker itself ends what awaits something for too long. It cannot do that while plain code runs,
-so it notes in `RunningCode` whose code that is, and the other end kills it.
+It ends by itself what awaits something for too long. While plain code runs it cannot, so it notes
+in `RunningCode` whose code that is, and the other end kills it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import socket
 import sysconfig
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,10 @@ START_TIMEOUT_S = 120.0  # for the start of such a process, by default
 GUARD = 'What starts the training must stand under `if __name__ == "__main__":`.'
 LONGEST_LINE = 2**26  # bytes of an answer
 NOBODY = -1  # in the place of an item: any, or none, of the job's code runs
-_NOT_THE_USERS = (
+_NOT_THE_USERS = (  # files of lrl and of libraries
     *(str(Path(__file__).parents[1]) + os.sep, "<frozen "),
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-"""Where the files of lrl and of libraries are."""
 
 
 class RunningCode(ctypes.Structure):
@@ -55,23 +53,13 @@ class RunningCode(ctypes.Structure):
         ("job", ctypes.c_int64),  # 0: nobody's code runs
         ("stretch", ctypes.c_int64),  # counts the beginnings of what has a deadline
         ("item", ctypes.c_int32),  # a response of the group; 0 in an episode
-        ("part", ctypes.c_int32),  # a reward
     ]
 
     def begin(self, job: int) -> None:
-        """Notes that a job's code may run from now on."""
         self.job = 0
         self.item = NOBODY
         self.stretch += 1
         self.job = job
-
-
-class UserCode(ABC):
-    """A user's code, as it is sent to a worker."""
-
-    @abstractmethod
-    def serve(self, connection: socket.socket, running: RunningCode) -> None:
-        """Answers calls until the connection ends."""
 
 
 def main(
@@ -81,8 +69,8 @@ def main(
     owner: int,
     running: RunningCode,
 ) -> None:
-    """Runs pickled `UserCode` for the process `owner` until the connection ends; this process's
-    parent then ends what the code has started."""
+    """Has `serve` of the pickled `code` answer calls of the process `owner` until the connection
+    ends; the parent then ends what the code has started."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the owner decides
     die_with(owner, signal.SIGTERM)
     parent = os.getpid()
@@ -93,10 +81,9 @@ def main(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     running.pid = os.getpid()
     try:
-        loaded: UserCode = pickle.loads(code)
+        loaded = pickle.loads(code)
     except Exception as error:
         connection.sendall(line({"refused": message_of(error) + where_raised(error)}))
-        connection.recv(1)  # until the owner ends it
         return
     limit_memory(memory_gib)
     connection.sendall(line({"ready": True}))
@@ -105,8 +92,7 @@ def main(
 
 
 def line(message: dict[str, Any]) -> bytes:
-    """Returns the line of a message; raises TypeError or ValueError for one that the other end
-    could not read."""
+    """Raises TypeError or ValueError for a message that the other end could not read."""
     found = json.dumps(message).encode() + b"\n"
     if len(found) > LONGEST_LINE:
         raise ValueError(f"the reply has {len(found):,} bytes; at most {LONGEST_LINE:,} are sent")
@@ -114,7 +100,6 @@ def line(message: dict[str, Any]) -> bytes:
 
 
 def calls(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    """Yields the calls until the connection ends."""
     with connection.makefile("rb") as lines:
         for each in lines:
             yield json.loads(each)
@@ -124,9 +109,8 @@ def calls(connection: socket.socket) -> Iterator[dict[str, Any]]:
 
 
 class ProcessClock:
-    """The clock of a deadline: the seconds, from now on, in which the main thread of a process
-    computes or sleeps, without its waits for a processor: a busy machine is no fault of the code.
-    """
+    """The seconds, from now on, in which the main thread of a process computes or sleeps, without
+    its waits for a processor: a busy machine is not the code's fault."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -148,8 +132,8 @@ def _waited_for_processor_s(pid: int) -> float:
 
 
 def ask_this_machine_itself() -> None:
-    """Has HTTP clients, here and in child processes, reach loopback without the proxy that the
-    environment names: an agent finds its policy there."""
+    """Has HTTP clients, also of child processes, reach loopback without the environment's proxy: an
+    agent finds its policy there."""
     named = {name: os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")}
     for name, hosts in named.items():
         hosts = hosts or "".join(named.values())
@@ -159,11 +143,8 @@ def ask_this_machine_itself() -> None:
 
 
 def limit_memory(gib: float | None) -> None:
-    """Limits writable private memory (RLIMIT_DATA), counted from the memory in use now.
-
-    RLIMIT_AS would also count memory that is only reserved: CUDA, a Java machine or one malloc
-    arena for each thread reserve many GiB and use none of it.
-    """
+    """Limits writable private memory (RLIMIT_DATA) beyond what is in use now. RLIMIT_AS would count
+    the many GiB that CUDA, Java and malloc's arenas only reserve."""
     if gib is None:
         return
     with open("/proc/self/statm") as statm:
@@ -177,7 +158,7 @@ def limit_memory(gib: float | None) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """Returns type and message of an exception, whose `__str__` may raise."""
+    """Returns an exception's type and message; its `__str__` may raise."""
     try:
         message = str(error)
     except Exception as another:
@@ -193,8 +174,8 @@ def where_raised(error: BaseException) -> str:
 
 
 def pickled(thing: Any, what: str) -> bytes:
-    """Returns an object of a user's class for a worker, which imports the user's modules anew;
-    raises ConfigError, which begins with `what`, if it cannot be sent."""
+    """Raises ConfigError, which begins with `what`, for an object that cannot be sent to a
+    worker."""
     try:
         return pickle.dumps(thing)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -29,7 +29,7 @@ from tests.environments.agents import gives_up, runs
 from tests.environments.test_agent_command import LEAVING, PROGRAM, leaves, left
 from tests.environments.worlds import Odd
 from tests.leftovers import wait_for_none
-from tests.workers.jobs import PROMPT, say, workers_of
+from tests.workers.jobs import PROMPT, pid_of, say
 
 TIMEOUT_S = 2.0
 
@@ -70,7 +70,7 @@ def test_many_episodes_of_one_process_know_nothing_of_one_another() -> None:
         assert await first.begin() == await second.begin() == Reply("go 2", False, 0.0)
         await first.reply(say("a"))
         found = await asyncio.gather(first.reply(say("b")), second.reply(say("c")))
-        assert len(workers_of(made.workers)) == 1
+        assert pid_of(made.workers), "there is one"
         return list(found)
 
     assert run(play) == [Reply("go|a|b", False, 0.25), Reply("go|c", False, 0.25)]
@@ -195,7 +195,7 @@ def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
         asks.cancel()
         while left():
             await asyncio.sleep(0.02)
-        assert psutil.pid_exists(workers_of(made.workers)[0].pid)
+        assert psutil.pid_exists(pid_of(made.workers))
 
     run(play, Agent(runs))
 
@@ -210,7 +210,7 @@ def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
         while not left():
             await asyncio.sleep(0.02)
         if ends == "kill":
-            os.kill(workers_of(made.workers)[0].pid, signal.SIGKILL)
+            os.kill(pid_of(made.workers), signal.SIGKILL)
             assert "SIGKILL" in await asks
 
     run(play, Agent(runs))

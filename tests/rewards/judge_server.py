@@ -1,5 +1,4 @@
-"""An endpoint for a judge or a reward model: a real server, which answers each response as a test
-says."""
+"""A real server for a judge or a reward model, which answers each response as a test says."""
 
 from __future__ import annotations
 
@@ -43,21 +42,16 @@ def gives(*scores: float) -> Reply:
 
 
 class JudgeServer:
-    """Use: `with served() as server`."""
-
     route = "/v1/chat/completions"
     usual = says('{"reason": "Well.", "score": 7}')
-    """What it answers to a response without a reply of its own."""
 
     def __init__(self) -> None:
         self.replies: dict[str, list[Reply]] = {}
-        """Replies by response, in their order; the last one stays. Others get `usual`."""
+        """By response, in order; the last one stays. Other responses get `usual`."""
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.asked: Counter[str] = Counter()
-        """Requests by response."""
-        self.together: threading.Barrier | None = None
-        """What all requests wait for before any is answered."""
+        self.asked: Counter[str] = Counter()  # by response
+        self.together: threading.Barrier | None = None  # for which all requests wait
         self.released = threading.Event()
         self.url = ""
         self._lock = threading.Lock()
@@ -78,8 +72,6 @@ class JudgeServer:
 
 
 class ScoreServer(JudgeServer):
-    """The same for a reward model; use: `with served(ScoreServer()) as server`."""
-
     route = "/classify"
     usual = gives(0.5)
 

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 from lrl.rewards import GaveUp
@@ -103,13 +102,8 @@ async def obey_later(prompt, response, **columns):
 
 
 def first_answer(prompt, response, *, answers, **columns):
-    """Changes its column, as `answers.pop()` does."""
+    """Changes its column."""
     return float(answers.pop(0) == response)
-
-
-def answers_left(prompt, response, *, answers, **columns):
-    answers.append("more")
-    return len(answers)
 
 
 async def first_answer_later(prompt, response, *, answers, **columns):
@@ -123,15 +117,7 @@ async def one_later(prompt="", response="", **columns):
 
 
 def run_a_loop(prompt, response, **columns):
-    if response == "asyncio.run":
-        return asyncio.run(one_later())
-    if response == "Runner":
-        with asyncio.Runner() as runner:
-            return runner.run(one_later())
-    if response == "new loop":
-        with closing(asyncio.new_event_loop()) as loop:
-            return loop.run_until_complete(one_later())
-    return 0.0
+    return asyncio.run(one_later())
 
 
 def trl_reward(completions, answer, **kwargs):
@@ -139,10 +125,6 @@ def trl_reward(completions, answer, **kwargs):
 
 
 def swapped(response, prompt, **columns):
-    return 1.0
-
-
-def only_response(response, **columns):
     return 1.0
 
 
@@ -156,10 +138,6 @@ def missing(prompt, response, **columns):
 
 def level(prompt, response, *, level, **columns):
     return level
-
-
-def needs_level_by_place(prompt, response, level, **columns):
-    return float(level)
 
 
 def no_columns(prompt, response):

@@ -1,4 +1,4 @@
-"""Helpers of the pool's tests: responses to score."""
+"""Responses to score, and pools that score them."""
 
 import asyncio
 from contextlib import contextmanager
@@ -27,7 +27,6 @@ def scored(pool, *responses, columns=None, **fields):
 
 @contextmanager
 def started(*rewards, first=None, **limits):
-    """A pool with its workers."""
     pool = RewardPool(*rewards, **limits)
     pool.start(first)
     try:
@@ -44,7 +43,6 @@ def start_afresh(pool, max_failures=1.0):
 
 
 def counted(pool):
-    """Returns the counts of responses that are not 0; the number of lost workers is not always
-    certain."""
+    """Returns the counts of responses that are not 0."""
     names = ("scored", "zero", "retried", *KINDS)
     return {name: pool.counts[name] for name in names if pool.counts[name]}

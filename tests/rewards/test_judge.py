@@ -1,8 +1,5 @@
-"""A judge and a reward model: what they ask, how they read the answer, and that a failure is never a
-0. The endpoints are real servers.
-
-Covers lrl/rewards/model_endpoint.py.
-"""
+"""A judge and a reward model: what they ask, how they read the answer, and that a failure is never
+a 0. The endpoints are real servers."""
 
 from __future__ import annotations
 

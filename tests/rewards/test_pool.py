@@ -1,14 +1,12 @@
-"""Every response gets its own reward, whatever its neighbours do to their worker, and an error is not
-a reward: failures are told apart by kind, tried once more, and end the run if there are many. Rewards
-are tried before anything else starts. Real processes, real crashes.
-"""
+"""Every response gets its own reward, whatever its neighbours do to their worker, and an error is
+not a reward: failures are told apart by kind, tried once more, and end the run if there are many.
+Rewards are tried before anything else starts. Real processes, real crashes."""
 
 import asyncio
 import itertools
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -27,7 +25,7 @@ from lrl.rewards import (
     RewardPool,
     TurnRewards,
 )
-from lrl.rewards.pool import KINDS, MIN_RESPONSES, WINDOW, FailureStats
+from lrl.rewards.pool import KINDS, WINDOW, FailureStats
 from lrl.types import ENVIRONMENT, Prompt, Rollout
 from tests.leftovers import lives, wait_for_none, words
 from tests.rewards import odd_rewards
@@ -72,11 +70,12 @@ def impatient(shared_pools):
 
 
 @pytest.mark.parametrize(("order", "kind"), (REPORTED | DEADLY).items())
-def test_each_kind_of_failure_is_counted_apart_with_the_reward_that_failed(pool, order, kind):
+def test_each_kind_of_failure_is_counted_apart(pool, order, kind):
     good, bad, other = scored(pool, "give 1", order, "give 2")
     assert (good.reward, other.reward) == (1.0, 2.0)
     assert bad.reward is None and bad.reward_parts == {}
-    assert bad.reward_failure.startswith(f"{kind}: ") and "obey" in bad.reward_failure
+    name = "" if order in DEADLY else "obey"
+    assert bad.reward_failure.startswith(f"{kind}: ") and name in bad.reward_failure
     assert counted(pool) == {"scored": 2, "retried": 1, kind: 1}
 
 
@@ -139,7 +138,7 @@ def test_zero_wrong_timed_out_and_crashed_are_counted_apart(impatient):
     )
     assert (zero.reward, zero.reward_failure) == (0.0, None)
     assert failed.reward_failure.startswith("exception: obey: LookupError: why (")
-    assert late.reward_failure.startswith("timeout: obey: ") and deaf.reward is None
+    assert late.reward_failure.startswith("timeout: ") and deaf.reward is None
     assert crashed.reward_failure.startswith("crash: ")
     assert fine.reward == 1.0
     failed = {"exception": 1, "timeout": 2, "crash": 1}
@@ -176,7 +175,7 @@ def test_without_a_limit_a_response_may_take_more_memory(pool):
     with started([odd_rewards.obey], workers=1, memory_gib=None) as unlimited:
         (free,) = scored(unlimited, f"take {2 * MEMORY_GIB}")
     (held,) = scored(pool, f"take {2 * MEMORY_GIB}")
-    assert free.reward == 1.0 and held.reward_failure.startswith("memory: obey: ")
+    assert free.reward == 1.0 and held.reward_failure.startswith("memory: ")
 
 
 def test_async_rewards_fail_one_by_one_and_those_of_a_group_overlap():
@@ -206,7 +205,7 @@ def test_a_sum_that_no_gradient_holds_is_no_reward(weight):
 
 def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     start_afresh(pool, max_failures=0.1)
-    enough = int(0.1 * MIN_RESPONSES)
+    enough = int(0.1 * WINDOW)
     scored(pool, *["raise it"] * (enough - 1), "text")
     with pytest.raises(RewardFailuresError) as caught:
         scored(pool, "raise it")
@@ -217,18 +216,17 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     assert "Fix the reward: " in message and "data.max_reward_failures is 0.1" in message
 
 
-@given(st.lists(st.booleans(), max_size=40), st.sampled_from([0.02, 0.1, 0.5, 1.0]))
-def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
-    """Each stretch is thirty failures or scored responses."""
-    stats, seen = FailureStats(share), []
-    for fails in stretches:
-        seen += [fails] * 30
-        for _ in range(30):
-            stats.failure(0, "", "exception: f: E: ") if fails else stats.reward(1.0)
-        last = seen[-WINDOW:]
-        ends = sum(last) > share * max(MIN_RESPONSES, len(last))
-        with pytest.raises(RewardFailuresError) if ends else nullcontext():
-            stats.check()
+def test_the_share_is_that_of_the_last_responses():
+    stats = FailureStats(0.5)
+    for number in range(3 * WINDOW // 2):
+        stats.failure(0, "", "exception: f: E: ") if number < WINDOW // 2 else stats.reward(1.0)
+        stats.check()
+    for _ in range(WINDOW // 2):
+        stats.failure(0, "", "exception: f: E: ")
+    stats.check()
+    stats.failure(0, "", "exception: f: E: ")
+    with pytest.raises(RewardFailuresError):
+        stats.check()
 
 
 # ---- several rewards
@@ -282,23 +280,17 @@ def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
 
 
 def test_what_a_reward_does_to_its_columns_no_other_call_sees():
-    rewards = [odd_rewards.first_answer, odd_rewards.answers_left, odd_rewards.first_answer_later]
+    rewards = [odd_rewards.first_answer, odd_rewards.first_answer_later]
     with started(rewards, workers=1) as pool:
         columns = {"answers": ["5"]}
         rollouts = scored(pool, "5", "5", "4", "5", columns=columns)
-        (again,) = scored(pool, "5", columns=columns)
-    right = {"first_answer": 1.0, "answers_left": 2.0, "first_answer_later": 1.0}
-    wrong = {"first_answer": 0.0, "answers_left": 2.0, "first_answer_later": 0.0}
-    found = [rollout.reward_parts for rollout in [*rollouts, again]]
-    assert found == [right, right, wrong, right, right]
+    assert [rollout.reward for rollout in rollouts] == [2.0, 2.0, 0.0, 2.0]
     assert columns == {"answers": ["5"]} and pool.counts["retried"] == 0
 
 
 def test_a_plain_reward_may_run_an_event_loop_of_its_own_beside_async_ones():
     with started([odd_rewards.run_a_loop, odd_rewards.one_later], workers=1) as pool:
-        ways = scored(pool, "asyncio.run", "none", "Runner", "asyncio.run")
-    assert [rollout.reward_parts["run_a_loop"] for rollout in ways] == [1.0, 0.0, 1.0, 1.0]
-    assert [rollout.reward_parts["one_later"] for rollout in ways] == [1.0] * 4
+        assert [rollout.reward for rollout in scored(pool, "a", "b")] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -325,8 +317,8 @@ def prompt(**columns):
 
 BROKEN = [
     (odd_rewards.missing, {}, "exception: missing: KeyError: 'difficulty' "),
-    (odd_rewards.obey, {"answer": "loop"}, "timeout: obey: no reward after 1 s"),
-    (odd_rewards.obey, {"answer": "segfault"}, "crash: obey: "),
+    (odd_rewards.obey, {"answer": "loop"}, "timeout: no reward after 1 s"),
+    (odd_rewards.obey, {"answer": "segfault"}, "crash: "),
     (odd_rewards.obey_later, {"solution": "raise it"}, "exception: obey_later: LookupError: it "),
 ]
 
@@ -383,29 +375,16 @@ def test_with_every_failure_allowed_a_failed_trial_is_only_logged(caplog):
 
 
 NOTEBOOK = """
-from lrl.rewards import GSM8K, RewardPool
+from lrl.rewards import RewardPool
 def brevity(prompt, response, **columns):
     return -len(response)
-try:
-    RewardPool([brevity]).start()
-except ValueError as error:
-    print(error)
-pool = RewardPool([GSM8K(), "tests.odd_lengths:brevity"], workers=1)
-pool.start()
-pool.close()
-print("well")
+RewardPool([brevity]).start()
 """
 
 
-def test_a_notebook_may_use_rewards_of_a_file_and_no_others():
-    root = Path(__file__).parents[2]
-    ran = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    refusal, well = ran.stdout.splitlines()
-    assert "data.rewards cannot be loaded in a worker" in refusal and "'brevity'" in refusal
-    assert "%%writefile my_rewards.py" in refusal and well == "well"
+def test_a_reward_that_is_typed_in_a_notebook_is_refused_with_the_remedy():
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", NOTEBOOK]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1 and "'brevity'" in ran.stderr
+    assert "%%writefile my_rewards.py" in ran.stderr

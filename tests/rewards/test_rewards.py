@@ -1,29 +1,26 @@
-"""The small rewards, functions as rewards, and rewards by their class paths.
+"""The small rewards, and functions as rewards.
 
-Covers lrl/rewards/base.py, simple.py.
+Covers lrl/rewards/base.py, scoring.py, simple.py.
 """
 
-import inspect
-import re
-from pathlib import Path
+import json
 
+import numpy
 import pytest
-from jsonargparse import ArgumentParser
 
-import lrl.rewards
 from lrl.checkpoints.resume import fingerprint
+from lrl.errors import BadAnswer, CountedError
 from lrl.rewards import (
-    Code,
     ExactMatch,
     Format,
     Function,
     Judge,
     LengthPenalty,
-    Reward,
     RewardModel,
     as_reward,
 )
 from lrl.rewards.base import as_list
+from lrl.rewards.scoring import Scored, parts_of, read_outcomes
 from tests.rewards import odd_rewards
 
 
@@ -56,9 +53,8 @@ def test_a_number_of_a_column_is_written_out(answer, right, wrong):
 
 @pytest.mark.parametrize("answer", [None, float("nan"), ["yes"], {"text": "yes"}])
 def test_a_column_without_a_text_or_a_number_is_no_reference(answer):
-    for judge in (ExactMatch().check_row, lambda columns: ExactMatch()("", "None", **columns)):
-        with pytest.raises(ValueError, match="column `answer`"):
-            judge({"answer": answer})
+    with pytest.raises(ValueError, match="column `answer`"):
+        ExactMatch().check_row({"answer": answer})
 
 
 @pytest.mark.parametrize(
@@ -85,22 +81,14 @@ def test_a_path_that_leads_nowhere_is_refused_by_name(path):
         Function(path)
 
 
-@pytest.mark.parametrize("function", [odd_rewards.level, odd_rewards.needs_level_by_place])
-def test_a_column_that_only_some_rows_have_is_missing_in_the_others(function):
-    """A call would raise, for a response that no reward could then have."""
-    reward = Function(function)
+def test_a_column_that_only_some_rows_have_is_missing_in_the_others():
+    reward = Function(odd_rewards.level)
     reward.check_row({"level": 3})
     with pytest.raises(ValueError, match="argument: 'level'; the row has only .'answer'."):
         reward.check_row({"answer": "72"})
 
 
-WRONG = [
-    odd_rewards.no_columns,
-    odd_rewards.swapped,
-    odd_rewards.only_response,
-    odd_rewards.trl_reward,
-    ExactMatch,
-]
+WRONG = [odd_rewards.no_columns, odd_rewards.swapped, odd_rewards.trl_reward, ExactMatch]
 
 
 @pytest.mark.parametrize("function", WRONG)
@@ -117,54 +105,63 @@ def test_no_reward_may_be_written_as_null() -> None:
 URL = "http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("GSM8K", {}),
-        ("Math", {"weight": 2.0}),
-        ("Function", {"function": "tests.rewards.odd_rewards:level", "weight": 0.1, "name": "l"}),
-        ("Code", {"tests": "test_list", "partial": True, "isolation": "none"}),
-        ("Judge", {"url": URL, "model": "m", "template": "{response}", "weight": 0.5}),
-        ("RewardModel", {"url": URL, "label": 1}),
-    ],
-)
-def test_rewards_are_configured_by_class_path(name, settings):
-    parser = ArgumentParser()
-    parser.add_argument("--rewards", type=list[Reward])
-    given_rewards = [{"class_path": f"lrl.rewards.{name}", "init_args": settings}]
-    (reward,) = parser.instantiate(parser.parse_object({"rewards": given_rewards})).rewards
-    assert type(reward) is getattr(lrl.rewards, name)
-    known = [name for name in settings if hasattr(reward, name) and name != "function"]
-    assert [getattr(reward, name) for name in known] == [settings[name] for name in known]
-
-
-@pytest.mark.parametrize(
-    ("section", "kind"), [("A judge", Judge), ("A reward model", RewardModel), ("Code", Code)]
-)
-def test_the_settings_of_the_page_are_those_of_the_class(section, kind):
-    docs = Path(__file__).parents[2] / "docs"
-    pages = (docs / "rewards.md").read_text() + (docs / "judges.md").read_text()
-    text = re.split("\n##", pages.partition(f"\n## {section}\n")[2])[0]
-    rows = re.findall(r"^\| (`[^|]+) \|", text, re.M)
-    named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
-    known = set(inspect.signature(kind).parameters) - {"weight", "name"}
-    assert named <= known and (named == known or kind is Code)
-
-
 def judge(**settings):
     return Judge(**({"url": URL, "model": "m", "template": "{response}"} | settings))
+
+
+def model(**settings):
+    return RewardModel(**({"url": URL} | settings))
 
 
 @pytest.mark.parametrize(
     ("same", "others"),
     [
         ([judge(), judge(retries=9)], [judge(template="Be strict. {response}"), judge(weight=0.5)]),
-        (
-            [RewardModel(url=URL), RewardModel(url=URL, retries=1, timeout_s=1.0)],
-            [RewardModel(url=URL, label=1), RewardModel(url=URL + "0")],
-        ),
+        ([model(), model(retries=1, timeout_s=1.0)], [model(label=1), model(url=URL + "0")]),
     ],
 )
 def test_a_checkpoint_sees_a_change_of_the_score_and_not_of_how_long_it_is_tried(same, others):
     assert len({fingerprint(reward) for reward in same}) == 1
     assert len({fingerprint(reward) for reward in [*same, *others]}) == 3
+
+
+# ---- what a worker takes for a number, and rank 0 for an outcome
+
+VALUES = [
+    (True, 1.0), (False, 0.0), (numpy.float32(0.5), 0.5), (numpy.float16(0.5), 0.5),
+    (numpy.int64(3), 3.0), (numpy.bool_(True), 1.0), (numpy.array(0.25), 0.25),
+    ({"form": True, "sense": numpy.bool_(False)}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "number"), VALUES)
+def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
+    parts = parts_of("f", value)
+    assert parts == ({"f/form": 1.0, "f/sense": 0.0} if number is None else {"f": number})
+    assert all(type(part) is float for part in parts.values())
+
+
+def test_the_name_of_a_part_is_one_that_every_tracker_takes():
+    assert parts_of("f", {"\ud83d": 1}) == {r"f/\ud83d": 1.0}
+
+
+@pytest.mark.parametrize(
+    "value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]]
+)
+def test_any_other_array_is_not_a_number(value):
+    with pytest.raises(CountedError):
+        parts_of("f", value)
+
+
+def test_an_answer_about_other_responses_is_no_outcome():
+    with pytest.raises(BadAnswer):
+        read_outcomes([None, None], count=1)
+
+
+def test_outcomes_travel_as_they_are():
+    outcomes = [
+        Scored(0.5, {"a/b": 0.25, "c": 0.25}, "math: too much"),
+        "timeout: no reward after 1 s",
+        None,
+    ]
+    assert read_outcomes(json.loads(json.dumps(outcomes)), 3) == outcomes

@@ -1,5 +1,4 @@
-"""The two kinds of jobs, for tests that hold for both: groups of responses, and episodes. Each does
-what it is told."""
+"""The two kinds of jobs, groups of responses and episodes; each does what it is told."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from lrl.errors import EpisodeError, WorkerLost  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
 from lrl.types import Prompt, Rollout  # noqa: E402
 from lrl.workers.pool import WorkerPool  # noqa: E402
-from lrl.workers.process import WorkerProcess  # noqa: E402
 from tests.environments.worlds import Odd  # noqa: E402
 
 TIMEOUT_S = 3.0
@@ -37,7 +35,7 @@ def rollout_of(text: str) -> Rollout:
 
 
 class Groups:
-    """Groups of one response."""
+    """Groups of one response; `do` returns the failure, or nothing."""
 
     setting = "data.rewards"
 
@@ -50,14 +48,13 @@ class Groups:
         return self.pool.counts["replaced"]
 
     async def do(self, order: str) -> str:
-        """Does a job; returns its failure, or nothing."""
         rollout = rollout_of(ORDERS[order])
         await self.pool.score(PROMPT, [rollout])
         return rollout.reward_failure or ""
 
 
 class Episodes:
-    """Episodes of one turn. What is lost is played again, as a run does."""
+    """Episodes of one turn; what is lost is played again, as a run does."""
 
     setting = "data.environment"
 
@@ -70,7 +67,6 @@ class Episodes:
         return self.pool.workers.replaced
 
     async def do(self, order: str) -> str:
-        """Does a job; returns its failure, or nothing."""
         for _ in range(3):
             episode = self.pool.open(PROMPT)
             try:
@@ -93,7 +89,6 @@ KINDS = [Groups, Episodes]
 
 
 def done(jobs: Jobs, *orders: str) -> list[str]:
-    """Does jobs, one after another; returns their failures."""
 
     async def do() -> list[str]:
         async with asyncio.timeout(120):
@@ -102,6 +97,7 @@ def done(jobs: Jobs, *orders: str) -> list[str]:
     return asyncio.run(do())
 
 
-def workers_of(pool: WorkerPool) -> list[WorkerProcess]:
-    """The workers of this machine."""
-    return pool.local._processes
+def pid_of(pool: WorkerPool) -> int:
+    """The process in which the only worker of this machine runs the code."""
+    (worker,) = pool.local._processes
+    return int(worker._running.pid)

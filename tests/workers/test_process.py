@@ -4,82 +4,71 @@ run; the same for a group to score and for an episode. Real processes, real deat
 Covers lrl/workers/worker.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.leftovers import lives, wait_for
-from tests.workers.jobs import KINDS, REWARDS, Jobs, done, workers_of
+from tests.workers.jobs import KINDS, REWARDS, done, pid_of
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest) -> Iterator[Jobs]:
-    made: Jobs = request.param()
+def shared(request):
+    made = request.param()
     made.pool.start()
     yield made
     made.pool.close()
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> type[Jobs]:
+def kind(request):
     return request.param
 
 
-def own_processes(jobs: Jobs) -> list[psutil.Process]:
-    """The worker of these jobs, with its parent."""
-    (worker,) = workers_of(jobs.pool.workers)
-    inner = psutil.Process(worker.pid)
-    return [inner, psutil.Process(inner.ppid())]
-
-
-def test_an_idle_worker_that_is_killed_is_replaced_at_once_and_is_no_failure(shared: Jobs) -> None:
+def test_an_idle_worker_that_is_killed_is_replaced_at_once_and_is_no_failure(shared):
     assert done(shared, "fine") == [""]
-    (worker,) = workers_of(shared.pool.workers)
     before = shared.replaced
-    os.kill(worker.pid, signal.SIGKILL)
+    os.kill(pid_of(shared.pool.workers), signal.SIGKILL)
     began = time.monotonic()
     assert done(shared, "fine") == [""]
     assert time.monotonic() - began < 30, "no deadline had to pass"
     assert shared.replaced == before + 1
 
 
-def test_a_worker_that_is_stopped_is_replaced_after_its_deadlines(kind: type[Jobs]) -> None:
+def test_a_worker_that_is_stopped_is_replaced_after_its_deadlines(kind):
     jobs = kind(timeout_s=1.0)
     jobs.pool.start()
     try:
         assert done(jobs, "fine") == [""]
-        (worker,) = workers_of(jobs.pool.workers)
-        os.kill(worker.pid, signal.SIGSTOP)
+        os.kill(pid_of(jobs.pool.workers), signal.SIGSTOP)
         assert done(jobs, "fine") == [""] and jobs.replaced == 1
     finally:
         jobs.pool.close()
 
 
-def test_ctrl_c_does_not_reach_the_workers(shared: Jobs) -> None:
+def test_ctrl_c_does_not_reach_the_workers(shared):
     assert done(shared, "fine") == [""]
-    (worker,) = workers_of(shared.pool.workers)
-    os.kill(worker.pid, signal.SIGINT)
-    assert done(shared, "fine") == [""] and workers_of(shared.pool.workers) == [worker]
+    pid = pid_of(shared.pool.workers)
+    os.kill(pid, signal.SIGINT)
+    assert done(shared, "fine") == [""] and pid_of(shared.pool.workers) == pid
 
 
-def test_nothing_is_left_after_close_and_who_waits_gets_to_know(kind: type[Jobs]) -> None:
+def test_nothing_is_left_after_close_and_who_waits_gets_to_know(kind):
     jobs = kind(timeout_s=60.0)
     jobs.pool.start()
-    both = own_processes(jobs)
+    inner = psutil.Process(pid_of(jobs.pool.workers))
+    both = [inner, psutil.Process(inner.ppid())]
 
-    async def close_while_it_hangs() -> None:
+    async def close_while_it_hangs():
         waits = asyncio.create_task(jobs.do("hang"))
         await asyncio.sleep(0.3)
         await asyncio.to_thread(jobs.pool.close)
@@ -97,21 +86,23 @@ def test_nothing_is_left_after_close_and_who_waits_gets_to_know(kind: type[Jobs]
     jobs.pool.close()
 
 
-def test_workers_die_with_a_trainer_that_is_killed(tmp_path: Path, kind: type[Jobs]) -> None:
+TRAINER = """
+import asyncio, threading, time
+from tests.workers.jobs import {kind}, pid_of
+if __name__ == "__main__":
+    jobs = {kind}(timeout_s=60)
+    jobs.pool.start()
+    thread = threading.Thread(target=lambda: asyncio.run(jobs.do("hang")), daemon=True)
+    thread.start()
+    thread.join(0.5)
+    print(pid_of(jobs.pool.workers), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_workers_die_with_a_trainer_that_is_killed(tmp_path, kind):
     script = tmp_path / "trainer.py"
-    script.write_text(
-        "import asyncio, threading, time\n"
-        f"from tests.workers.jobs import {kind.__name__}, workers_of\n"
-        'if __name__ == "__main__":\n'
-        f"    jobs = {kind.__name__}(timeout_s=60)\n"
-        "    jobs.pool.start()\n"
-        "    do = lambda: asyncio.run(jobs.do('hang'))\n"
-        "    thread = threading.Thread(target=do, daemon=True)\n"
-        "    thread.start()\n"
-        "    thread.join(0.5)\n"
-        "    print(workers_of(jobs.pool.workers)[0].pid, flush=True)\n"
-        "    time.sleep(60)\n"
-    )
+    script.write_text(TRAINER.format(kind=kind.__name__))
     trainer = subprocess.Popen(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(REWARDS)])},
@@ -125,7 +116,7 @@ def test_workers_die_with_a_trainer_that_is_killed(tmp_path: Path, kind: type[Jo
     wait_for(lambda: not any(lives(one) for one in both if one), 60.0, "the end of the workers")
 
 
-def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind: type[Jobs]) -> None:
+def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind):
     jobs = kind(start_timeout_s=0.001)
     words = rf"{jobs.setting} was ready after data\.worker_start_timeout_s=0\.001\. .*or raise it"
     with pytest.raises(TimeoutError, match=words):
@@ -136,9 +127,7 @@ def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind: type
     ("before", "reward"),
     [("", "GSM8K()"), ("def own(prompt, response, **columns):\n    return 1.0\n", "own")],
 )
-def test_a_script_without_a_main_guard_gets_an_error_that_names_it(
-    tmp_path: Path, before: str, reward: str
-) -> None:
+def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, before, reward):
     script = tmp_path / "trainer.py"
     script.write_text(
         f"{before}from lrl.rewards import GSM8K, RewardPool\n"

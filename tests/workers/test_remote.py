@@ -4,39 +4,33 @@ none: real members, real deaths.
 Covers lrl/workers/pool.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from aiohttp import web
 
-from lrl.environments import Environment
-from lrl.environments.play import Reply
-from lrl.environments.pool import EnvironmentPool
 from lrl.errors import NoEnvironments, WorkerLost
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer, Status
 from lrl.members.run_members import WorkerAdmission, poll_forever
+from lrl.rewards import RewardPool
 from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint, Location
 from lrl.system.event_loop import LoopThread, start_daemon_call
-from lrl.types import Prompt
 from lrl.workers.pool import Members, WorkerPool, least_busy
 from lrl.workers.process import WorkerSpec
 from lrl.workers.remote import CALLS, RemoteWorkers
 from tests import network_namespace
-from tests.environments.worlds import Odd
 from tests.http_call import call
 from tests.leftovers import lives, wait_for
 from tests.workers.jobs import (
@@ -45,7 +39,6 @@ from tests.workers.jobs import (
     REWARDS,
     Episodes,
     Groups,
-    Jobs,
     done,
     odd_rewards,
     rollout_of,
@@ -59,10 +52,10 @@ PATH = os.pathsep.join([str(ROOT), str(REWARDS)])
 
 
 class ServedMembers(ExitStack):
-    """Workers of jobs on this machine, a server at which members join them, as at rank 0, and the
-    members that were started: real processes of the command."""
+    """Workers of jobs on this machine, a server at which members join them, as at rank 0, and real
+    members."""
 
-    def __init__(self, folder: Path, *jobs: Jobs, endpoint: Endpoint = Endpoint()) -> None:  # noqa: B008
+    def __init__(self, folder, *jobs, endpoint=Endpoint()):  # noqa: B008
         super().__init__()
         self.folder = folder
         for each in jobs:
@@ -78,11 +71,8 @@ class ServedMembers(ExitStack):
         for end in (self.server.close, loop.close, self.registry.end):
             self.callback(end)
 
-    def start(
-        self, *, path: str = PATH, prefix: Sequence[str] = (), without: str = ""
-    ) -> subprocess.Popen[str]:
-        """Starts `lrl join` with one worker. `path` has what the workers import, and `without` is a
-        variable that its machine does not have."""
+    def start(self, *, path=PATH, prefix=(), without=""):
+        """Starts `lrl join` with one worker; its machine lacks the variable `without`."""
         lrl = str(Path(sys.executable).with_name("lrl"))
         own = ["join", self.server.location().url, "--kind", "worker", "--workers", "1"]
         environment = {name: value for name, value in os.environ.items() if name != without}
@@ -98,48 +88,41 @@ class ServedMembers(ExitStack):
         self.callback(process.kill)
         return process
 
-    def joined(self, count: int) -> None:
-        """Waits until so many members get work."""
+    def joined(self, count):
         wait_for(lambda: len(self.members.ready) == count, START_S, f"{count} workers")
 
     @property
-    def refusal(self) -> str:
+    def refusal(self):
         return "".join(each.why for each in self.registry.members(Kind.WORKER))
 
 
 @pytest.fixture
-def members_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0's own workers do only what no member can."""
+def members_first(monkeypatch):
     monkeypatch.setattr("lrl.workers.pool.least_busy", lambda machines, pool: machines[0])
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedMembers, list[Jobs]]]:
-    """A run with rewards and an environment, and one member."""
-    jobs: list[Jobs] = [Groups(), Episodes()]
+def shared(tmp_path_factory):
+    jobs = [Groups(), Episodes()]
     with ServedMembers(tmp_path_factory.mktemp("member"), *jobs) as made:
         made.start()
         made.joined(1)
         yield made, jobs
 
 
-def doing(jobs: Groups, *texts: str) -> Callable[[], list[float | None]]:
-    """Scores a group, beside what the test does; returns what waits for its rewards."""
+def doing(jobs, *texts):
+    """Scores a group beside what the test does; the result waits for its rewards."""
     rollouts = [rollout_of(text) for text in texts]
     score = start_daemon_call(lambda: asyncio.run(jobs.pool.score(PROMPT, rollouts)), "scoring")
 
-    def rewards() -> list[float | None]:
+    def rewards():
         score.result(START_S)
         return [rollout.reward for rollout in rollouts]
 
     return rewards
 
 
-def processes_of(member: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(member.pid).children(recursive=True)
-
-
-def gone(processes: list[psutil.Process]) -> None:
+def gone(processes):
     assert processes
     wait_for(lambda: not any(map(lives, processes)), 60.0, "the end of the member's processes")
 
@@ -152,9 +135,7 @@ ENDS = {
 }
 
 
-def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(
-    shared: tuple[ServedMembers, list[Jobs]], members_first: None
-) -> None:
+def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(shared, members_first):
     made, all_jobs = shared
     (member,) = made.members.ready
     for jobs in all_jobs:
@@ -171,23 +152,22 @@ def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(
         assert there == [why and why + suffix for why in on_rank_0]
         assert jobs.replaced == here.replaced >= len(ORDERS) - 1
     groups, episodes = all_jobs
-    assert isinstance(groups, Groups) and isinstance(episodes, Episodes)
     assert groups.pool.scored_by == episodes.pool.answered_by == {member.name: 1}
     assert member.name.startswith("worker 0 on ") and groups.pool.counts["moved"] == 0
     assert member.idle
 
 
 def test_a_member_that_is_killed_in_mid_job_costs_none_and_its_processes_end_with_it(
-    tmp_path: Path, members_first: None
-) -> None:
+    tmp_path, members_first
+):
     groups, episodes, begun = Groups(timeout_s=60.0), Episodes(timeout_s=60.0), tmp_path / "begun"
     with ServedMembers(tmp_path, groups, episodes) as made:
         member = made.start()
         made.joined(1)
-        own = processes_of(member)
+        own = psutil.Process(member.pid).children(recursive=True)
         rewards = doing(groups, "give 3", f"once {begun} sleep 50", "give 4")
 
-        async def play() -> str:
+        async def play():
             episode = episodes.pool.open(PROMPT)
             await episode.begin()
             waits = asyncio.create_task(episode.reply(say("wait")))
@@ -207,22 +187,14 @@ def test_a_member_that_is_killed_in_mid_job_costs_none_and_its_processes_end_wit
         wait_for(lost, 30.0, "the loss of the member")
 
 
-def test_the_machine_with_the_fewest_jobs_for_each_worker_gets_the_next(tmp_path: Path) -> None:
-    class Model:
-        def __init__(self, name: str, count: int) -> None:
-            self.name = name
-            self.count = count
-            self.jobs = Counter[str]()
-
-    large, small = Model("large", 3), Model("small", 1)
+def test_the_machine_with_the_fewest_jobs_for_each_worker_gets_the_next():
+    large, small = (SimpleNamespace(count=count, jobs=Counter()) for count in (3, 1))
     for _ in range(8):
-        least_busy([large, small], "reward").jobs["reward"] += 1  # type: ignore[type-var]
+        least_busy([large, small], "reward").jobs["reward"] += 1
     assert (large.jobs["reward"], small.jobs["reward"]) == (6, 2)
 
 
-def test_both_ends_notice_a_cut_network_and_the_member_comes_again(
-    tmp_path: Path, members_first: None
-) -> None:
+def test_both_ends_notice_a_cut_network_and_the_member_comes_again(tmp_path, members_first):
     groups, begun = Groups(timeout_s=60.0), tmp_path / "begun"
     endpoint = Endpoint(network_namespace.HERE, insecure=True)
     with network_namespace.network_namespace() as namespace:
@@ -241,9 +213,7 @@ def test_both_ends_notice_a_cut_network_and_the_member_comes_again(
             assert name.startswith("worker 0 on "), "it has kept its number"
 
 
-def test_without_the_token_no_route_of_a_member_answers(
-    shared: tuple[ServedMembers, list[Jobs]],
-) -> None:
+def test_without_the_token_no_route_of_a_member_answers(shared):
     made, _ = shared
     made.joined(1)
     url = made.registry.view(Kind.WORKER, 0).location.url
@@ -253,22 +223,13 @@ def test_without_the_token_no_route_of_a_member_answers(
             assert call(url, method, CALLS + route, headers, b"{}")[0] == 401
 
 
-class OfThisMachine(Groups):
-    """A reward that works where a variable is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = type(self.pool)([odd_rewards.of_this_machine], 1, max_failures=0.5)
-
-
-def test_a_member_on_which_the_trial_fails_gets_no_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_on_which_the_trial_fails_gets_no_job(tmp_path, monkeypatch):
     monkeypatch.setenv("LRL_TEST_THIS_MACHINE", "1")
-    groups = OfThisMachine()
+    groups = Groups()
+    groups.pool = RewardPool([odd_rewards.of_this_machine], 1, max_failures=0.5)
     with ServedMembers(tmp_path, groups) as made:
         groups.pool.close()
-        groups.pool.start(Prompt(id=7, token_ids=[1], text=""))
+        groups.pool.start(PROMPT)
         refused = made.start(without="LRL_TEST_THIS_MACHINE")
         message, _ = refused.communicate(timeout=START_S)
         assert refused.returncode == 1 and "the run has not admitted it: The rewards" in message
@@ -276,16 +237,14 @@ def test_a_member_on_which_the_trial_fails_gets_no_job(
         assert not groups.pool.scored_by, "a trial is no response"
 
 
-def test_a_member_that_cannot_load_the_code_says_so_on_both_ends(tmp_path: Path) -> None:
+def test_a_member_that_cannot_load_the_code_says_so_on_both_ends(tmp_path):
     with ServedMembers(tmp_path, Groups()) as made:
         message, _ = made.start(path=str(ROOT)).communicate(timeout=START_S)
         for said in (message, made.refusal):
             assert "No module named 'odd_rewards'" in said
 
 
-def test_a_member_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(
-    shared: tuple[ServedMembers, list[Jobs]],
-) -> None:
+def test_a_member_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(shared):
     registry = shared[0].registry
     number = registry.claim(Kind.WORKER)
     registry.register(Kind.WORKER, number, Location("http://127.0.0.1:1"), "far", 1)
@@ -298,26 +257,18 @@ def test_a_member_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(
 # ---- a member that leaves, and one that is the only one
 
 
-def pool_without_workers_here(environment: Environment) -> Episodes:
-    episodes = Episodes()
-    episodes.pool = EnvironmentPool(environment, 0, turn_timeout_s=20.0, memory_gib=1.0)
-    return episodes
-
-
-def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    episodes = pool_without_workers_here(Odd())
+def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(tmp_path):
+    episodes = Episodes(workers=0, timeout_s=20.0)
     with ServedMembers(tmp_path, episodes) as made:
         first = made.start()
         made.joined(1)
-        own = processes_of(first)
+        own = psutil.Process(first.pid).children(recursive=True)
         made.registry.ask_to_leave(Kind.WORKER, 0)
         stays = lambda: made.registry.view(Kind.WORKER, 0).leave_refusal  # noqa: E731
         wait_for(stays, START_S, "the answer")
         assert "is the last one that plays" in stays()
 
-        async def leave() -> Reply:
+        async def leave():
             episode = episodes.pool.open(PROMPT)
             await episode.begin()
             await asyncio.to_thread(made.start)
@@ -336,10 +287,8 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(
         gone(own)
 
 
-def test_episodes_wait_for_a_member_and_at_the_limit_the_error_says_for_what(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    episodes = pool_without_workers_here(Odd())
+def test_episodes_wait_for_a_member_and_at_the_limit_the_error_says_for_what(monkeypatch):
+    episodes = Episodes(workers=0, timeout_s=20.0)
     episodes.pool.start()
     episodes.pool.workers.members.last_loss = "worker 0 on far: its machine is gone"
     monkeypatch.setattr("lrl.environments.pool.OUTAGE_S", 0.0)
@@ -358,7 +307,7 @@ SPEC = WorkerSpec("reward", b"\x00\xff", timeout_s=1.0, memory_gib=None, start_t
 class Answers:
     """A server in a member's place, which answers a call as it is told, or not at all."""
 
-    def __init__(self, answer: object = None, spec: WorkerSpec = SPEC) -> None:
+    def __init__(self, answer=None, spec=SPEC):
         self.answer = answer
         self.asked = threading.Event()
         self.cancelled = threading.Event()
@@ -370,7 +319,7 @@ class Answers:
         self.member = RemoteWorkers(0, "far", 1, location=self.server.location(), token=TOKEN)
         self.members.add(self.member)
 
-    async def call(self, request: web.Request) -> web.Response:
+    async def call(self, request):
         self.asked.set()
         try:
             await asyncio.sleep(600.0 if self.answer is None else 0.0)
@@ -379,28 +328,28 @@ class Answers:
             raise
         return web.json_response(self.answer)
 
-    async def ask(self, read: Callable[[object], object] = str) -> object:
+    async def ask(self, read=str):
         job = self.pool.job_on(self.member)
         try:
             return await job.begin(b"", read)
         finally:
             job.end()
 
-    def close(self) -> None:
+    def close(self):
         self.members.close()
         self.server.close()
 
 
-def test_what_a_lost_member_was_asked_fails_at_once_and_it_gets_no_more() -> None:
+def test_what_a_lost_member_was_asked_fails_at_once_and_it_gets_no_more():
     silent = Answers()
 
-    async def asked() -> asyncio.Task[object]:
+    async def asked():
         silent.asked.clear()
         task = asyncio.create_task(silent.ask())
         assert await asyncio.to_thread(silent.asked.wait, START_S)
         return task
 
-    async def scene() -> None:
+    async def scene():
         (stops := await asked()).cancel()  # whoever waits may stop waiting: no member is lost
         with pytest.raises(asyncio.CancelledError):
             await stops
@@ -416,7 +365,7 @@ def test_what_a_lost_member_was_asked_fails_at_once_and_it_gets_no_more() -> Non
     silent.close()
 
 
-def test_a_member_that_never_answers_is_given_up_at_a_deadline() -> None:
+def test_a_member_that_never_answers_is_given_up_at_a_deadline():
     made = Answers(spec=replace(SPEC, timeout_s=0.01, start_timeout_s=0.0))
     with pytest.raises(WorkerLost, match="no answer from it in"):
         asyncio.run(made.ask())
@@ -430,11 +379,11 @@ def test_a_member_that_never_answers_is_given_up_at_a_deadline() -> None:
         "no object",
         {},
         {"answer": 1, "replaced": "1"},
-        {"failed": ["bad_day", "it rains", None, None], "replaced": 0},
-        {"failed": ["crash", "it rains", None, "0"], "replaced": 0},
+        {"failed": ["bad_day", "it rains", None], "replaced": 0},
+        {"failed": ["crash", "it rains", "0"], "replaced": 0},
     ],
 )
-def test_a_member_that_answers_what_none_does_is_lost(answer: object) -> None:
+def test_a_member_that_answers_what_none_does_is_lost(answer):
     made = Answers(answer)
     with pytest.raises(WorkerLost, match="is no answer to a call"):
         asyncio.run(made.ask())

@@ -1,9 +1,9 @@
-"""Calls between the tests and the program, which run in two processes of the sandbox.
+"""Calls between the tests and the program, which run in two processes of the sandbox: in one
+process a program could replace what a test compares with, or read the right value from its caller.
 
-In one process a program could replace what a test compares with, or read the right value from its
-caller. Values cross as copies, in JSON: nothing that the program sends is run. Objects of other
-classes stay where they are; the other end has a `Reference`, whose attributes and operators are
-calls. A list, dict or set that a call has changed is changed at the caller, too.
+Values cross as copies, in JSON: nothing that the program sends is run. Objects of other classes
+stay; the other end has a `Reference`, whose attributes and operators are calls. A list, dict or set
+that a call has changed is changed at the caller, too.
 """
 
 import builtins
@@ -52,8 +52,8 @@ class Gone(BaseException):
 def _operator(name: str, *, shown: str = "all", turned: bool = False) -> Any:
     """Returns a method that asks for a function of this object and of values (first if `turned`).
 
-    `shown` says which objects get to see values of this end: `all`, those of `Peer.classes`, or
-    `none`. An object that sees them could say that it is equal to all, or that its difference is 0.
+    `shown`: which objects see values of this end, `all`, those of `Peer.classes`, or `none`. One
+    that sees them could say that it is equal to all, or that its difference is 0.
     """
 
     def ask(self: "Reference", *values: Any, **named: Any) -> Any:
@@ -107,18 +107,13 @@ for _name in _COMPUTING:
 
 
 class Peer:
-    """One end of the calls.
-
-    The program's lets the other end use its module, `known`. That of the tests has no such object,
-    and lets only operators of the program's `classes` see its values.
-    """
+    """One end of the calls. The program's lets the other end use its module, `known`; the tests'
+    lets only operators of the program's `classes` see its values."""
 
     def __init__(self, link: socket.socket, known: Any = None, classes: Any = ()) -> None:
         self.classes = classes
-        self.raised: BaseException | None = None
-        """The last exception that has come from the other end."""
-        self.first = Reference(self, 0, "module")
-        """The first object of the other end."""
+        self.raised: BaseException | None = None  # the last that has come from the other end
+        self.first = Reference(self, 0, "module")  # of the other end
         self.is_guarded = known is None
         self._stream = link.makefile("rwb")
         self._mine = [known]
@@ -140,13 +135,10 @@ class Peer:
                 _restore(old, new)
             if kind == "value":
                 return value
-            if kind == "argument":
-                return given[value]
             self.raised = value
             raise value
 
     def serve(self) -> None:
-        """Answers the other end; raises `Gone` at its end."""
         while True:
             _, *content = self._received()
             self._answer(*content)
@@ -160,9 +152,6 @@ class Peer:
             raise
         except BaseException as error:
             kind, value = "error", error
-        for number, each in enumerate(given):
-            if each is value and type(value) in _MUTABLE:
-                kind, value = "argument", number
         self._send(kind, value, [each if type(each) in _MUTABLE else None for each in given])
 
     def _function(self, name: str, values: list[Any]) -> Any:
@@ -175,7 +164,7 @@ class Peer:
         return getattr(operator if name[:2] == "__" else builtins, name)
 
     def _check(self, name: str, values: list[Any]) -> None:
-        """Raises TypeError unless the program may do this with an object of the tests."""
+        """Raises TypeError for what the program may not do with an object of the tests."""
         given = values[0] if name[:2] != "__" or id(values[0]) in self._numbers else values[-1]
         if id(given) not in self._numbers:
             raise TypeError("it is no object of the tests that the program has been given")
@@ -273,7 +262,6 @@ class Peer:
         raise TypeError(f"{kind!r:.80} is not read")
 
     def _double(self, kind: str, number: int, name: str, *parts: Any) -> Any:
-        """Returns what stands for an object of the other end."""
         if number not in self._theirs:
             if kind == "yours":
                 self._theirs[number] = Reference(self, number, name)
@@ -299,7 +287,6 @@ def _arguments(value: Any) -> Any:
 
 
 def _restore(old: Any, new: Any) -> None:
-    """Changes a value as the other end has changed its copy."""
     if type(old) is not type(new) or old == new:
         return
     if type(old) in (list, bytearray):

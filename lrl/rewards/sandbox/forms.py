@@ -1,8 +1,5 @@
 """The tests in a row, in the forms of public data sets, as `Code` runs them: pairs of a program's
-input and output, or steps of Python that call the program.
-
-What decides is the row alone, and all of it is decided before a program runs.
-"""
+input and output, or steps of Python that call the program. The row alone decides which."""
 
 import ast
 import builtins
@@ -50,18 +47,15 @@ def _run(case):
 
 
 class Pair(NamedTuple):
-    """A test of a program as a whole."""
-
     stdin: str
     stdout: str
 
 
 class Step(NamedTuple):
-    """A piece of a row's tests, which runs after the program, beside it."""
+    """A piece of a row's tests, which runs beside the program."""
 
     source: str
-    is_test: bool = True
-    """Whether it counts; else a failure of it fails all that come later."""
+    is_test: bool = True  # counts; else its failure fails all that come later
 
 
 class Tests(NamedTuple):
@@ -73,13 +67,12 @@ class Tests(NamedTuple):
 
     @property
     def counted(self) -> list[int]:
-        """The numbers of those that count."""
         tests = self.pairs or self.steps
         return [number for number, one in enumerate(tests) if getattr(one, "is_test", True)]
 
 
 def tests_in(columns: Mapping[str, Any], name: str) -> Tests:
-    """Returns the tests in a column of a row; raises ValueError if it has none in a known form."""
+    """Raises ValueError if a column has no tests in a known form."""
     if name not in columns:
         raise ValueError(f"the row has no column `{name}`, only {sorted(columns)}")
     value = columns[name]
@@ -93,7 +86,7 @@ def tests_in(columns: Mapping[str, Any], name: str) -> Tests:
 
 
 def _opened(value: Any) -> Any:
-    """Returns what a text stands for: a list or a dict written as JSON or as Python's literal."""
+    """Reads a list or a dict that is written as JSON or as Python's literal."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         for read in (json.loads, ast.literal_eval):
             with suppress(SyntaxError, ValueError):
@@ -156,7 +149,6 @@ def _of_cases(cases: list[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tes
 
 
 def _function(*places: Mapping[str, Any]) -> str:
-    """Returns the name of the function that is tested; empty if no place has it."""
     for place in places:
         metadata = _opened(place.get("metadata"))
         for fields in (place, metadata if isinstance(metadata, Mapping) else {}):

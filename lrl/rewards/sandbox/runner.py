@@ -1,8 +1,8 @@
-"""The first process in the sandbox: runs the program as often as it is asked to, and ends it at its
-limits. The sandbox's Python runs the text of this file behind that of `calls`, without lrl.
+"""The first process in the sandbox: runs the program as often as asked, and ends it at its limits.
+The sandbox's Python runs the text of this file behind that of `calls`, without lrl.
 
-The link, a socket, brings messages of JSON behind their length: the program with its limits, then
-for each run whether it has tests, and the tests. The answers are lines of JSON:
+The link, a socket, brings JSON behind its length: the program with its limits, then for each run
+whether it has tests, and the tests. The answers are lines of JSON:
 
     ["passed", NUMBER]    of a test
     ["unfit", REASON]     the tests lack something here, whatever the program
@@ -28,16 +28,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lrl.rewards.sandbox.calls import Gone, Peer
 
-MODULES = ("solution", "program", "main", "submission")
-"""Names under which tests may import the program."""
+MODULES = ("solution", "program", "main", "submission")  # as which tests may import the program
 _POLL_S = 0.2
 _PR_SET_DUMPABLE = 4
-_MOST_FILES = 2**14
-"""Files that a program may make: no limit of Linux counts the KiB that an empty one takes."""
+_MOST_FILES = 2**14  # no limit of Linux counts the KiB that an empty one takes
 
 
 def main() -> None:
-    """Serves runs until the other end of the link is closed."""
     link = socket.socket(fileno=int(sys.argv[1]))
     job = _received(link)
     for name, limits in job["rlimits"].items():
@@ -64,7 +61,6 @@ def main() -> None:
 
 
 def _received(link: socket.socket) -> Any:
-    """Returns a message; None at the end."""
     size = int.from_bytes(link.recv(8, socket.MSG_WAITALL), "big")
     return json.loads(link.recv(size, socket.MSG_WAITALL)) if size else None
 
@@ -74,11 +70,8 @@ def _answer(link: socket.socket, *words: Any) -> None:
 
 
 class Watch:
-    """The limits of all runs together, and the clock of one run.
-
-    The clock stands still while the main thread of the program or of its tests, which wait for each
-    other, waits for a processor.
-    """
+    """The limits of all runs together. The clock stands still while the main thread of the program
+    or of its tests waits for a processor."""
 
     def __init__(self, job: Any) -> None:
         self._timeout_s = job["timeout_s"]
@@ -87,8 +80,8 @@ class Watch:
         self._before_s = (0.0, 0.0)
 
     def end_of(self, pids: list[int], calls: socket.socket) -> tuple[Any, ...]:
-        """Waits for the end of a run: of the program, then of its tests if there are any; leaves
-        none of its processes; returns the answer."""
+        """Waits for the end of the program, then of its tests if there are any; leaves none of its
+        processes; returns the answer."""
         self._pids = pids
         self._began = time.monotonic()
         broken = self._until_ended(pids[0])
@@ -142,14 +135,12 @@ class Watch:
 
 
 def waited_s(pid: int) -> float:
-    """Returns the seconds in which the main thread of a process has waited for a processor."""
     with suppress(OSError), open(f"/proc/{pid}/schedstat") as stat:
         return int(stat.read().split()[1]) * 1e-9
     return 0.0
 
 
 def _scope() -> dict[str, Any]:
-    """Returns the names of a new main module, in the place of this one."""
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
     sys.argv = ["program.py"]
@@ -157,7 +148,6 @@ def _scope() -> dict[str, Any]:
 
 
 def _run(program: str, calls: socket.socket | None) -> None:
-    """Runs the program, and answers the calls of its tests if there are any."""
     scope = _scope()
     leave = os._exit
     peer = Peer(calls, known=sys.modules["__main__"]) if calls else None
@@ -169,7 +159,7 @@ def _run(program: str, calls: socket.socket | None) -> None:
 
 
 def _test(link: socket.socket, calls: socket.socket) -> None:
-    """Runs the tests on the program at the other end of `calls`. Does not return."""
+    """Runs the tests on the program at the other end of `calls`; does not return."""
     tests = _received(link)
     sys.path[:] = filter(None, sys.path)  # the program may write to the current folder
     scope = _scope()

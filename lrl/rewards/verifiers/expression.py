@@ -1,8 +1,8 @@
 r"""Numbers with their exact values, and expressions made ready for math-verify's parser.
 
-The parser adds numbers that stand side by side (`5 7` and `5(7)` are 12), ignores the base of a
-number (`52_8` is 52), and takes single letters for units (3 of `3t`), so all three are treated
-here. Answers in words are compared as text: it reads `east` as the product e·a·s·t, as `seat`.
+The parser adds numbers side by side (`5 7` and `5(7)` are 12), ignores the base of a number (`52_8`
+is 52), takes single letters for units (3 of `3t`) and reads `east` as the product e·a·s·t, as
+`seat`.
 """
 
 import re
@@ -49,13 +49,12 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _UNEQUAL = re.compile(rf"(?:\\neq?(?![a-zA-Z])|!=)\s*[-+]?{_DECIMAL}")
-_MOST_CHARACTERS = 1000
-"""Of a number whose value is worked out: that takes long, and no reference is that long."""
+_MOST_CHARACTERS = 1000  # of a number whose value is worked out
 
 
 def numbers_in(text: str) -> list[re.Match[str]]:
-    r"""Returns the numbers of a text, in order, but for those after `\ne`: decimals, fractions, mixed
-    numbers, and decimals in scientific notation."""
+    r"""Returns the numbers of a text, in order, but for those after `\ne`: decimals, fractions,
+    mixed numbers, and decimals in scientific notation."""
     return list(_NUMBER.finditer(_UNEQUAL.sub("", _prepared(text))))
 
 
@@ -78,11 +77,8 @@ def value_of(number: re.Match[str]) -> Fraction | None:
 
 
 def one_number(text: str, *, spaced: bool = False) -> Fraction | None:
-    r"""Returns the value of the number that a text consists of, besides units and `\text{}`.
-
-    None if it has no number or several ones, or a number that is part of a larger expression. With
-    `spaced`, spaces may separate thousands.
-    """
+    r"""Returns the value of the only number of a text, besides units and `\text{}`; None if it is
+    part of a larger expression. With `spaced`, spaces may separate thousands."""
     text = re.sub(r"^\s*-\s+", "-", _prepared(text))
     if spaced:
         text = SPACED_THOUSANDS.sub(lambda number: "".join(number[0].split()), text)
@@ -177,12 +173,9 @@ def cleaned(text: str) -> str:
 
 
 def comparable(right: str, finals: list[str]) -> tuple[str, list[str]]:
-    """Returns cleaned expressions that can equal `right`, ready for comparison.
-
-    Units are left out, and a single letter after a number is one if the other side has no letters.
-    The `finals` that the parser misreads, or that are in another base or unit than `right`, are
-    left out.
-    """
+    """Returns cleaned expressions ready for comparison: without units (a single letter after a
+    number is one if the other side has no letters), and without the `finals` that the parser
+    misreads or that are in another base or unit than `right`."""
     unit = _unit_of(right)
     finals = [final for final in finals if not unit or _unit_of(final) in (None, unit)]
     right, finals = _without_unit(right), list(map(_without_unit, finals))
@@ -198,7 +191,7 @@ def comparable(right: str, finals: list[str]) -> tuple[str, list[str]]:
 
 
 def has_letters(text: str) -> bool:
-    """Returns whether an expression has letters outside of commands."""
+    """Whether an expression has letters outside of commands."""
     return re.search(r"(?<![a-zA-Z\\])[a-zA-Z]", text) is not None
 
 
@@ -215,7 +208,7 @@ def _unit_of(text: str) -> str | None:
 
 
 def is_readable(text: str) -> bool:
-    """Returns whether the parser reads the text as it is meant."""
+    """Whether the parser reads the text as it is meant."""
     return _SIDE_BY_SIDE.search(text) is None
 
 
@@ -240,17 +233,13 @@ _SEPARATOR = re.compile(r",|;|\b(?:and|or)\b")
 _CHOICE = re.compile(r"\(([a-zA-Z])\)(?=\s*(?:$|[\w\\.:]))")
 _IN_BRACKETS = re.compile(r"[\[(](.*)[\])]")
 _MARKUP = re.compile(r"\\[,;:! ]|\\q?quad\b|[$*`\"~{}]")
-_FEWEST_LETTERS = 3
-r"""Of a word outside of `\text{}`; `xy` is a product."""
+_FEWEST_LETTERS = 3  # of a word outside of `\text{}`; `xy` is a product
 _SHORT_WORDS = {"no", "on", "up", "ok", "us", "uk"}
 _ARTICLE = re.compile(r"(?:the|an?) (?=\w\w)", re.IGNORECASE)
 
 
 def words_of(text: str, fewest_letters: int = _FEWEST_LETTERS) -> frozenset[str] | None:
-    r"""Returns the answers in words, in lower case and without an article; None for a formula.
-
-    Letters outside of `\text{}` are words if `fewest_letters` or more of them are together.
-    """
+    r"""Returns the answers in words, in lower case and without an article; None for a formula."""
     parts = [_without_brackets(part) for part in _SEPARATOR.split(TEXT_GROUP.sub(r" \1 ", text))]
     if not all(_WORDS.fullmatch(part) for part in parts):
         return None

@@ -1,6 +1,5 @@
-r"""The final answer of a response, the only part that a verifier reads, and `GSM8K`, for which it is
-a number. The first form that the response has decides, right or wrong (docs/rewards.md).
-"""
+r"""The final answer of a response, the only part that a verifier reads, and `GSM8K`, for which it
+is a number. The first form that the response has decides, right or wrong (docs/rewards.md)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,19 +8,13 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from lrl.rewards.base import Reward, reference_of
-from lrl.rewards.verifiers.expression import (
-    has_letters,
-    numbers_in,
-    one_number,
-    unit_at,
-    value_of,
-    words_of,
-)
+from lrl.rewards.verifiers import expression
 
 _MARK = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*|<answer>", re.IGNORECASE)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_WITHOUT_BRACES = re.compile(r"(?:[^$\\\n]|\\[^)\]])*")
-r"""The content of `\boxed 5`: the rest of its formula or line."""
+_WITHOUT_BRACES = re.compile(
+    r"(?:[^$\\\n]|\\[^)\]])*"
+)  # of `\boxed 5`: the rest of a formula or line
 _TAG_END = re.compile(r"</answer>|\Z", re.IGNORECASE)
 _PHRASE = re.compile(
     r"(?:\banswers?\b[*_]*(?:\s+(?:to|of|for)\b[^.:=\n]{0,80}?)?\s*"
@@ -44,7 +37,6 @@ _WORD = re.compile(
     r"(?<![a-zA-Z\\{])(?!(?:and|or|sqrt|pi|sin|cos|tan|cot|log|ln)\b)"
     r"(?:[a-zA-Z]{3,}|\b(?i:is|it|so|of|to|in|we|at|by|be|he|as)\b)"
 )
-"""A word that is no name in mathematics; two letters may also be a product."""
 # A dollar sign with a space inside of it is money. No form runs over the beginning of the next
 # one, so the search takes a time in proportion to the text, also of a text that never closes a
 # formula.
@@ -82,24 +74,19 @@ _OR = re.compile(r",?\s+n?or\s+", re.IGNORECASE)
 
 
 class _Piece(NamedTuple):
-    """A part of a text, which includes its marks."""
-
     start: int
-    end: int
+    end: int  # marks included
     content: str
 
 
 def marked_answers(text: str) -> list[str]:
-    r"""Returns the content of the last box or answer tag, then the contents of the list that ends
-    with it.
-
-    `\boxed{1} and \boxed{2}` gives `["2", "1,2"]`. Empty if no box and no tag has a content.
-    """
+    r"""Returns the content of the last box or answer tag that has one, then of the list that ends
+    with it: `["2", "1,2"]` for `\boxed{1} and \boxed{2}`."""
     return _alone_and_listed(_listed(text, _marked(text)))
 
 
 def final_answers(text: str) -> list[str]:
-    """Returns the final answer, and then the list of answers that it belongs to, if any."""
+    """Returns the final answer, then the list of answers that it belongs to, if any."""
     text, written = without_denied(text), text
     marked = _listed(text, _marked(text))
     if marked and text.startswith("<", marked[-1].start):
@@ -109,7 +96,7 @@ def final_answers(text: str) -> list[str]:
 
 
 def _stated_answers(text: str) -> list[str]:
-    """Returns the final answer in a form without a mark, as `marked_answers` does."""
+    """Returns what `final_answers` does, of a text without marks."""
     *_, phrase = [None, *_PHRASE.finditer(text)]
     if phrase is not None and (found := _answers_of_sentence(text, phrase.end())):
         return found
@@ -119,14 +106,15 @@ def _stated_answers(text: str) -> list[str]:
     lines = text.strip().splitlines()
     if len(lines) == 1 and not _is_prose(lines[0]):
         return lines
-    numbers = [_with_unit(number) for number in numbers_in(text)[-1:]]
-    return numbers or [line for line in lines[-1:] if words_of(line)]
+    numbers = [_with_unit(number) for number in expression.numbers_in(text)[-1:]]
+    return numbers or [line for line in lines[-1:] if expression.words_of(line)]
 
 
 def _value_of(text: str, name: _Piece) -> int | None:
     """Returns where the value of a name begins (`$n$ is 34`), or None for another formula."""
     value = _VALUE_FOLLOWS.match(text, name.end)
-    return value.end() if value and has_letters(name.content) and "=" not in name.content else None
+    is_name = expression.has_letters(name.content) and "=" not in name.content
+    return value.end() if value and is_name else None
 
 
 def _start_of_value(text: str, start: int) -> int:
@@ -151,14 +139,14 @@ def _answers_of_sentence(text: str, start: int) -> list[str]:
     begins_with_number = _NUMBER_FIRST.match(stated) is not None
     if first is not None and (first.start == start or not begins_with_number):
         return _alone_and_listed(_listed(text, chain([first], formulas)), first)
-    numbers = numbers_in(stated) if first is not None or _is_prose(stated) else []
+    numbers = expression.numbers_in(stated) if first is not None or _is_prose(stated) else []
     if numbers:
         return [_with_unit(numbers[0])]
     return [stated] if stated else []
 
 
 def _with_unit(number: re.Match[str]) -> str:
-    return number[0] + unit_at(number.string, number.end())
+    return number[0] + expression.unit_at(number.string, number.end())
 
 
 def _is_prose(text: str) -> bool:
@@ -197,13 +185,13 @@ def _closing_brace(text: str, start: int) -> int:
 def _formulas(text: str, start: int = 0) -> Iterator[_Piece]:
     for formula in _FORMULA.finditer(text, start):
         content = next(filter(None, formula.groups()), "")
-        is_number = content[-1:].isdigit() and not has_letters(content)
-        unit = unit_at(text, formula.end()) if is_number else ""
+        is_number = content[-1:].isdigit() and not expression.has_letters(content)
+        unit = expression.unit_at(text, formula.end()) if is_number else ""
         yield _Piece(formula.start(), formula.end(), content + unit)
 
 
 def _listed(text: str, pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Returns the list that begins or ends with the first of the pieces; often that one alone."""
+    """Returns the list that begins or ends with the first piece; often that one alone."""
     listed: list[_Piece] = []
     for piece in islice(pieces, 20):
         if listed:
@@ -216,7 +204,7 @@ def _listed(text: str, pieces: Iterable[_Piece]) -> list[_Piece]:
 
 
 def _alone_and_listed(listed: list[_Piece], alone: _Piece | None = None) -> list[str]:
-    """Returns the content of one piece, by default the last one, and of all if they are several."""
+    """Returns the content of one piece, by default the last, and of all if they are several."""
     contents = [piece.content.strip() for piece in listed]
     chosen = [piece.content.strip() for piece in ([alone] if alone else listed[-1:])]
     return [*chosen, ",".join(contents)] if len(contents) > 1 else chosen
@@ -268,13 +256,8 @@ _BEFORE_THE_NUMBER = re.compile(
 
 
 class GSM8K(Reward):
-    r"""1 if the final number of the response is the right one, else 0. Data set: Cobbe et al.,
-    2110.14168.
-
-    Notation does not matter: thousands separators, currency and percent signs, units, trailing
-    zeros, fractions (`\frac{3}{2}` for 1.5), powers of ten (`5 \times 10^2`). A number in a box
-    must be the only one.
-    """
+    r"""1 if the final number of the response is the right one, else 0 (2110.14168). Separators,
+    units, signs of currency and percent, fractions and powers of ten do not matter."""
 
     name = "gsm8k"
     binary = True
@@ -283,31 +266,30 @@ class GSM8K(Reward):
         _reference_number(columns)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """Returns 1.0 or 0.0. The column `answer` is in the form of GSM8K (`... #### 72`), or has
-        one number."""
+        """The column `answer` is in the form of GSM8K (`... #### 72`), or has one number."""
         return float(final_number(response) == _reference_number(columns))
 
 
 def final_number(text: str) -> Fraction | None:
-    """Returns the number in the last box or answer tag (the only one there, after its last `=`), else
-    after the last `####`, else the last one; None if there is none."""
+    """Returns the number in the last box or answer tag (the only one there, after its last `=`),
+    else after the last `####`, else the last one; None if there is none."""
     text, written = without_denied(text), text
     if marked := marked_answers(text):
-        return one_number(marked[0].rpartition("=")[2], spaced=True)
+        return expression.one_number(marked[0].rpartition("=")[2], spaced=True)
     *_, hashes = [None, *_BEFORE_THE_NUMBER.finditer(text)]
-    if hashes is not None and (numbers := numbers_in(text[hashes.end() :])):
-        return value_of(numbers[0])
-    numbers = numbers_in(text)
+    if hashes is not None and (numbers := expression.numbers_in(text[hashes.end() :])):
+        return expression.value_of(numbers[0])
+    numbers = expression.numbers_in(text)
     is_stated = numbers and not is_withdrawn(numbers[-1][0], written)
-    return value_of(numbers[-1]) if is_stated else None
+    return expression.value_of(numbers[-1]) if is_stated else None
 
 
 def _reference_number(columns: Mapping[str, Any]) -> Fraction:
     answer = reference_of(columns, "answer")
     if "####" in answer:
-        number = one_number(answer.rpartition("####")[2])
+        number = expression.one_number(answer.rpartition("####")[2])
     else:
-        number = one_number([*marked_answers(answer), answer][0])
+        number = expression.one_number([*marked_answers(answer), answer][0])
     if number is None or isinstance(columns["answer"], bool):
         raise ValueError(
             f"the column `answer` is {columns['answer']!r:.200}; GSM8K compares numbers, so it "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lrl.errors import ConfigError, TeacherError, above
 from lrl.objectives.base import Tokens, clamp_log_ratio
-from lrl.rewards.model_endpoint import ModelEndpoint
+from lrl.rewards.judge import ModelEndpoint
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import by_rollout, whole_samples
 from lrl.types import Group

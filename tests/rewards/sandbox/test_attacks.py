@@ -45,8 +45,8 @@ def bare():
 
 @pytest.fixture
 def outside(monkeypatch):
-    """What is there to steal: a secret in the environment and in a file, and two servers. Yields the
-    words that programs use for them."""
+    """What is there to steal: a secret in the environment and in a file, and two servers. Yields
+    the words that programs use for them."""
     monkeypatch.setenv(SECRET, "open sesame")
     folder = tempfile.mkdtemp(prefix="lrl")
     os.chmod(folder, 0o777)

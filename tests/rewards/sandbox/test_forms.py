@@ -118,10 +118,7 @@ def test_a_right_program_is_worth_1_and_a_wrong_one_0_in_the_public_forms(form):
         ({"inputs": ["1"], "outputs": []}, "shorter than"),
         ({"question": "1"}, "KeyError"),
         ({"inputs": "12", "outputs": "34"}, "have to be lists"),
-        (
-            "def test_it(request):\n    assert add(1, 2) == 3",
-            "`test_it` has an argument, `request`",
-        ),
+        ("def test_it(request):\n    assert 1", "`test_it` has an argument, `request`"),
         ("def test_it(capsys):\n    assert add(1, 2) == 3", "capsys"),
         ("@fixture\ndef two():\n    return 2\nassert add(1, 1) == 2", "`fixture`"),
         ("async def test_it():\n    assert await add(1, 2) == 3", "asyncio"),
@@ -174,7 +171,7 @@ OBJECTS = {
     "values": (VALUES, VALUES.replace("def f", "def g") + "assert f() == g() and f()[8].y == 2"),
     "a list changed in place": (
         "def f(x):\n    x.sort()\n    return x",
-        "x = [3, 1]\nassert f(x) is x and x == [1, 3]",
+        "x = [3, 1]\nassert f(x) == x == [1, 3]",
     ),
     "objects": (
         "class V:\n    def __init__(self, x): self.x = x\n    def __add__(self, o): return V(self.x + o.x)\n"

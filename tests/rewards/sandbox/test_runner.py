@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from lrl.rewards import Code
-from lrl.rewards.sandbox.bubblewrap import ARCHITECTURES, DENIED, seccomp_filter
-from lrl.rewards.sandbox.session import Session
+from lrl.rewards.sandbox.session import ARCHITECTURES, DENIED, Session, seccomp_filter
 from tests.rewards.bubblewrap_here import LACKING, needs_bubblewrap
 
 IMPORTS = (
@@ -240,8 +239,8 @@ REFUSED = {
     "x86_64": [101, 165, 250, 272, 298, 310, 319, 321, 323, 425],
     "aarch64": [117, 40, 219, 97, 241, 270, 279, 280, 282, 425],
 }
-"""ptrace, mount, keyctl, unshare, perf_event_open, process_vm_readv, memfd_create, bpf, userfaultfd,
-io_uring_setup."""
+"""ptrace, mount, keyctl, unshare, perf_event_open, process_vm_readv, memfd_create, bpf,
+userfaultfd, io_uring_setup."""
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from lrl.system import processes
 from lrl.workers.worker import (
     LONGEST_LINE,
     OUT_OF_MEMORY,
-    ProcessClock,
     RunningCode,
     line,
     message_of,
+    process_clock,
     where_raised,
 )
 
@@ -166,7 +166,7 @@ class Player:
         self._timeout_s = playing.timeout_s
         self._running = running
         self._say = say
-        self._clock = ProcessClock(os.getpid())
+        self._clock = process_clock(os.getpid())
         self._ran_s = 0.0  # seconds in which the code of any episode ran
         self._episodes: dict[int, Play] = {}
         # Ends of episodes whose turn the policy still writes: they answer that turn.
@@ -241,7 +241,7 @@ class Player:
 
     def _seconds_of(self, episode: Play) -> float:
         """Returns seconds on a clock that stands still while the code of other episodes runs."""
-        return self._clock.seconds - (self._ran_s - episode.ran_s)
+        return self._clock() - (self._ran_s - episode.ran_s)
 
     def _replied(self, job: int, reply: Reply) -> None:
         if job in self._episodes:

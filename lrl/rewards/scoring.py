@@ -71,11 +71,11 @@ class Scoring:
         """Returns the outcomes. After `timeout_s` no response is begun but the first; then the
         `async` rewards of all are awaited together, for as long. No event loop runs while a plain
         reward is called: it may run one of its own."""
-        clock = worker.ProcessClock(os.getpid())
+        clock = worker.process_clock(os.getpid())
         outcomes: list[Outcome] = [None] * len(responses)
         awaited: dict[int, list[Any]] = {}
         for item, (text, columns) in enumerate(responses):
-            if item > 0 and clock.seconds > self.timeout_s:
+            if item > 0 and clock() > self.timeout_s:
                 break
             self._running.stretch += 1
             values = self._call(item, (prompt, text), columns)
@@ -87,7 +87,7 @@ class Scoring:
         if awaited:
             self._running.stretch += 1
             alone = len(responses) == 1
-            left_s = max(0.0, self.timeout_s - clock.seconds) if alone else self.timeout_s
+            left_s = max(0.0, self.timeout_s - clock()) if alone else self.timeout_s
             for item, outcome in self._runner.run(self._await_all(awaited, left_s)).items():
                 outcomes[item] = outcome
         return outcomes
@@ -111,13 +111,13 @@ class Scoring:
 
     async def _await_all(self, awaited: dict[int, list[Any]], limit_s: float) -> dict[int, Outcome]:
         """Returns the outcomes that are finished in time, by the index of the response."""
-        clock = worker.ProcessClock(os.getpid())
+        clock = worker.process_clock(os.getpid())
         tasks = {
             asyncio.create_task(self._await_one(item, values)): item
             for item, values in awaited.items()
         }
         late = set(tasks)
-        while late and (left_s := limit_s - clock.seconds) > 0:
+        while late and (left_s := limit_s - clock()) > 0:
             _, late = await asyncio.wait(late, timeout=left_s)
         for task in late:
             task.cancel()

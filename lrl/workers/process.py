@@ -176,15 +176,15 @@ class WorkerProcess:
         """Kills it if the code of a job runs for too long, or if it is silent."""
         await self._start()
         running, timeout_s = self._running, self._spec.timeout_s
-        stretch, clock = running.stretch, worker.ProcessClock(running.pid)
+        stretch, clock = running.stretch, worker.process_clock(running.pid)
         while not self.lost:
             await asyncio.sleep(min(_POLL_S, timeout_s / 4))
             if running.stretch != stretch or not self._asked:
-                stretch, clock = running.stretch, worker.ProcessClock(running.pid)
+                stretch, clock = running.stretch, worker.process_clock(running.pid)
                 continue
             # It ends by itself what is awaited; it is silent if it does not.
             is_certain = running.job and running.item != worker.NOBODY
-            if clock.seconds > (timeout_s if is_certain else 2 * timeout_s):
+            if clock() > (timeout_s if is_certain else 2 * timeout_s):
                 what = "reward after" if self._spec.one_call else "reply after"
                 self._end_at_fault("timeout", f"no {what} {timeout_s:g} s")
 

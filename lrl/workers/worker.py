@@ -25,7 +25,7 @@ import socket
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +108,11 @@ def calls(connection: socket.socket) -> Iterator[dict[str, Any]]:
 # ---- limits
 
 
-class ProcessClock:
-    """The seconds, from now on, in which the main thread of a process computes or sleeps, without
-    its waits for a processor: a busy machine is not the code's fault."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._started = time.monotonic()
-        self._waited_before_s = _waited_for_processor_s(pid)
-
-    @property
-    def seconds(self) -> float:
-        waited_s = _waited_for_processor_s(self._pid) - self._waited_before_s
-        return time.monotonic() - self._started - max(0.0, waited_s)
+def process_clock(pid: int) -> Callable[[], float]:
+    """Returns a clock of the seconds, from now on, in which the main thread of a process computes or
+    sleeps, without its waits for a processor: a busy machine is not the code's fault."""
+    began, waited_s = time.monotonic(), _waited_for_processor_s(pid)
+    return lambda: time.monotonic() - began - max(0.0, _waited_for_processor_s(pid) - waited_s)
 
 
 def _waited_for_processor_s(pid: int) -> float:

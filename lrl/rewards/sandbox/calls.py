@@ -135,6 +135,8 @@ class Peer:
                 _restore(old, new)
             if kind == "value":
                 return value
+            if kind == "argument":
+                return given[value]
             self.raised = value
             raise value
 
@@ -152,6 +154,9 @@ class Peer:
             raise
         except BaseException as error:
             kind, value = "error", error
+        for number, each in enumerate(given):
+            if each is value and type(value) in _MUTABLE:
+                kind, value = "argument", number
         self._send(kind, value, [each if type(each) in _MUTABLE else None for each in given])
 
     def _function(self, name: str, values: list[Any]) -> Any:

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -25,7 +26,7 @@ from lrl.rewards import (
     RewardPool,
     TurnRewards,
 )
-from lrl.rewards.pool import KINDS, WINDOW, FailureStats
+from lrl.rewards.pool import WINDOW, FailureStats
 from lrl.types import ENVIRONMENT, Prompt, Rollout
 from tests.leftovers import lives, wait_for_none, words
 from tests.rewards import odd_rewards
@@ -94,42 +95,28 @@ def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0
 ):
     """With faults at random places, some only at the first try, every count and reward is exact."""
     start_afresh(pool)._parts = {"obey"}
-    numbers = st.floats(-10, 10).map(lambda number: f"give {number!r}")
-    faults = st.tuples(st.sampled_from(sorted(WITH_DEATHS)), st.booleans())
-    groups = data.draw(
-        st.lists(st.lists(numbers | faults, min_size=1, max_size=4), min_size=1, max_size=3)
-    )
-    expected = dict.fromkeys(("scored", "zero", *KINDS), 0)
-    batches, rewards = [], []
-    for group in groups:
-        texts = []
-        for response in group:
-            text, reward = response, None
-            if isinstance(response, str):
-                reward = float(response.split()[1])
-            else:
-                text, once = response
-                expected[WITH_DEATHS[text]] += not once
-                if once:
-                    text, reward = f"once {tmp_path}/{next(MARKERS)} {text}", 1.0
-            texts.append(text)
-            rewards.append(reward)
-            expected["scored"] += reward is not None
-            expected["zero"] += reward == 0
-        batches.append(rollouts_of(*texts))
+    orders = st.sampled_from(sorted(WITH_DEATHS))
+    numbers = st.floats(-10, 10).map(lambda number: (f"give {number!r}", number, ""))
+    faults = orders.map(lambda order: (order, None, WITH_DEATHS[order]))
+    once = orders.map(lambda order: (f"once {tmp_path}/{next(MARKERS)} {order}", 1.0, ""))
+    responses = st.lists(numbers | faults | once, min_size=1, max_size=4)
+    groups = data.draw(st.lists(responses, min_size=1, max_size=3))
+    batches = [rollouts_of(*(text for text, _, _ in group)) for group in groups]
 
     async def score_all():
         await asyncio.gather(*(pool.score(PROMPT, batch) for batch in batches))
 
     asyncio.run(score_all())
+    _, rewards, kinds = zip(*itertools.chain(*groups), strict=True)
     rollouts = [rollout for batch in batches for rollout in batch]
-    assert [rollout.reward for rollout in rollouts] == rewards
-    assert [rollout.reward_failure is not None for rollout in rollouts] == [
-        reward is None for reward in rewards
-    ]
+    assert [rollout.reward for rollout in rollouts] == list(rewards)
+    failures = [(rollout.reward_failure or "").partition(":")[0] for rollout in rollouts]
+    assert failures == list(kinds)
     found = counted(pool)
     found.pop("retried", None)  # what failed before a death is tried again, and not counted
-    assert found == {name: count for name, count in expected.items() if count}
+    scored_ones = {"scored": len(rewards) - rewards.count(None), "zero": rewards.count(0.0)}
+    expected = Counter(filter(None, kinds)) + Counter(scored_ones)
+    assert found == expected
 
 
 def test_zero_wrong_timed_out_and_crashed_are_counted_apart(impatient):

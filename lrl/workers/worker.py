@@ -109,8 +109,8 @@ def calls(connection: socket.socket) -> Iterator[dict[str, Any]]:
 
 
 def process_clock(pid: int) -> Callable[[], float]:
-    """Returns a clock of the seconds, from now on, in which the main thread of a process computes or
-    sleeps, without its waits for a processor: a busy machine is not the code's fault."""
+    """Returns a clock of the seconds, from now on, in which the main thread of a process computes
+    or sleeps, without its waits for a processor: a busy machine is not the code's fault."""
     began, waited_s = time.monotonic(), _waited_for_processor_s(pid)
     return lambda: time.monotonic() - began - max(0.0, _waited_for_processor_s(pid) - waited_s)
 

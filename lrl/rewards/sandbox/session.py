@@ -245,8 +245,8 @@ def _oom_kills() -> str:
 # ---- the walls: bubblewrap with namespaces and the few files that a Python needs
 #
 # What is there is named. `--as-pid-1`: with a process of bwrap as number 1, its `/proc/1/environ`
-# would be in the sandbox. `--disable-userns` is younger than some bwraps; the filter of system calls
-# does the same.
+# would be in the sandbox. `--disable-userns` is younger than some bwraps; the filter of system
+# calls does the same.
 
 _WALLS = """
 --unshare-all --unshare-user --uid 1000 --gid 1000 --hostname sandbox --cap-drop ALL

@@ -149,8 +149,8 @@ def _decimals(gold: Any) -> int:
 
 # ---- the two limits at which it gives up: the size of a number, seen from its text, and CPU time
 #
-# `2^{2^{40}}` has a terabit. The limit on CPU time does not end what runs inside C code (a gcd), nor
-# anything before it has taken gigabytes. So a coarse upper bound comes first.
+# `2^{2^{40}}` has a terabit. The limit on CPU time does not end what runs inside C code (a gcd),
+# nor anything before it has taken gigabytes. So a coarse upper bound comes first.
 #
 # A size is in bits: of a product or a fraction the sum of its parts' sizes, of a sum about its
 # largest term's, of a power its base's times the exponent, of a letter or a command 0, since sympy

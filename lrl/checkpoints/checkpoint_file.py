@@ -13,7 +13,7 @@ import logging
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from lrl.system.output import os_error
 
 log = logging.getLogger(__name__)
 
-ADVICE = "Only numbers, texts, tensors, and lists and dicts of them can be read from a checkpoint"
 UNFINISHED = ".unfinished"
 """Suffix of a file that is being written."""
 READ_ERRORS = (
@@ -100,50 +99,43 @@ class CheckpointFile(TorchCheckpointIO):
             unfinished.unlink(missing_ok=True)
 
 
-def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yields the values that could not be read again: the keys to each, and these and its class in
-    words."""
-    kind = type(state)
-    if kind in PLAIN:
-        return
-    if kind in (dict, OrderedDict):
-        for key, value in state.items():
-            yield from unreadable(key, (*path, key))
-            yield from unreadable(value, (*path, key))
-    elif kind in (list, tuple, set):
-        for index, value in enumerate(state):
-            yield from unreadable(value, (*path, index))
-    elif not _comes_back(state):
-        yield path, f"{'.'.join(map(str, path))} ({kind.__module__}.{kind.__qualname__})"
-
-
 def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a checkpoint without its unreadable parts, which the log names.
 
     A part is an entry of the checkpoint, or of a dict in it, such as the state of one callback: half
     of it would be restored as if it were whole.
     """
-    faults = list(unreadable(checkpoint))
-    whole = dict(checkpoint)
-    for (first, *others), _ in faults:
-        if others and isinstance(whole.get(first), dict):
-            whole[first] = {key: value for key, value in whole[first].items() if key != others[0]}
-        else:
-            whole.pop(first, None)
+    whole, faults = dict(checkpoint), list[str]()
+    for name, entry in checkpoint.items():
+        if type(entry) is dict:
+            whole[name] = {key: part for key, part in entry.items() if is_readable((key, part))}
+            faults += [f"{name}.{key}" for key in entry if key not in whole[name]]
+        elif not is_readable(entry):
+            del whole[name]
+            faults.append(name)
     if faults:
         log.error(
-            "The checkpoint of step %d is saved without %s. %s: return those from state_dict and "
+            "The checkpoint of step %d is saved without %s. Only numbers, texts, tensors, and lists "
+            "and dicts of them can be read from a checkpoint: return those from state_dict and "
             "on_save_checkpoint.",
-            *(checkpoint["global_step"], ", ".join(text for _, text in faults), ADVICE),
+            *(checkpoint["global_step"], ", ".join(faults)),
         )
     return whole
 
 
-def _comes_back(value: Any) -> bool:
+def is_readable(state: Any) -> bool:
+    """Whether `torch.load` with `weights_only=True` reads it."""
+    kind = type(state)
+    if kind in PLAIN:
+        return True
+    if kind in (dict, OrderedDict):
+        return all(is_readable(key) and is_readable(value) for key, value in state.items())
+    if kind in (list, tuple, set):
+        return all(map(is_readable, state))
     # Tried: users may have allowed classes of their own (`torch.serialization.add_safe_globals`).
     file = io.BytesIO()
     try:
-        torch.save(value, file)
+        torch.save(state, file)
         file.seek(0)
         torch.load(file, weights_only=True)
     except Exception:  # noqa: BLE001 - any class may say in any way that it cannot be pickled

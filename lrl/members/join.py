@@ -21,7 +21,7 @@ from typing import Any
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import LONGEST_NODE, JoinSpec, Kind, Member, RunClient, Status
+from lrl.members.registry import JoinSpec, Kind, Member, RunClient, Status
 from lrl.members.run_file import find_run
 from lrl.system.endpoint import Location, own_address_towards, stays_here
 from lrl.weights.transport import find_transport
@@ -191,7 +191,7 @@ class JoinSession(ABC):
             number=self.number,
             run=self.spec.run_id,
             location=self._location,
-            node=socket.gethostname()[:LONGEST_NODE],
+            node=socket.gethostname(),
             workers=self.overrides.workers,
         )
         return member

@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 10.0
 """Seconds of silence after which a member has ended; it speaks twice a second."""
-LONGEST_NODE = 64
 PIECE_BYTES = 2**20
 """Of a file, sent or written at once."""
 
@@ -203,8 +202,6 @@ class Registry:
         self, kind: Kind, number: int, location: Location, node: str = "", workers: int = 0
     ) -> Member:
         """Renews the lease of a member; raises LookupError if nobody has claimed that number."""
-        if not node.isprintable() or len(node) > LONGEST_NODE:
-            raise ValueError("the name of the machine is not printable, or too long")
         with self._lock:
             if not self._first[kind] <= number < self._numbers[kind]:
                 raise LookupError(f"nobody has taken the number {number} for a {kind} that joins")

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile, readable_part, unreadable
+from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile, is_readable, readable_part
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import wait_for
 from tests.run_without_generators import fit, trainer
@@ -131,7 +131,7 @@ ODD = {
 
 
 def test_what_is_called_readable_is_what_torch_reads() -> None:
-    assert list(unreadable(PLAIN)) == []
+    assert is_readable(PLAIN)
     assert through_a_file(PLAIN).keys() == PLAIN.keys()
     for name, value in ODD.items():
         try:
@@ -139,20 +139,18 @@ def test_what_is_called_readable_is_what_torch_reads() -> None:
             reads = True
         except Exception:  # noqa: BLE001
             reads = False
-        assert (list(unreadable(value)) == []) == reads, name
+        assert is_readable(value) == reads, name
     with torch.serialization.safe_globals([Own]):  # the user has allowed it
-        assert list(unreadable({"own": Own()})) == []
+        assert is_readable({"own": Own()})
 
 
-@pytest.mark.parametrize("name", ["a number of numpy", "an object", "a path"])
-def test_what_cannot_be_read_is_left_out_whole_and_named_by_key_and_type(
-    name: str, caplog: pytest.LogCaptureFixture
+def test_what_cannot_be_read_is_left_out_whole_and_named(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    callbacks = {"Own": {"deep": [1, {"at": ODD[name]}], "count": 3}, "Other": {"count": 4}}
+    callbacks = {"Own": {"deep": [1, {"at": Own()}], "count": 3}, "Other": {"count": 4}}
     kept = {"state_dict": {"w": torch.zeros(1)}, "global_step": 7}
-    whole = readable_part(kept | {"callbacks": callbacks, "mine": [ODD[name]]})
-    kind = f"({type(ODD[name]).__module__}.{type(ODD[name]).__qualname__})"
-    assert f"without callbacks.Own.deep.1.at {kind}, mine.0 {kind}. Only" in caplog.text
+    whole = readable_part(kept | {"callbacks": callbacks, "mine": [Own()]})
+    assert "without callbacks.Own, mine. Only" in caplog.text
     assert whole == kept | {"callbacks": {"Other": {"count": 4}}}
     assert "Own" in callbacks, "the state of the run itself is as before"
     through_a_file(whole)

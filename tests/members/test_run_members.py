@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +61,10 @@ class ModelLauncher(Launcher):
         self.words: list[list[str]] = []
         self.environments: list[dict[str, str]] = []
 
-    def start(
-        self,
-        name: str,
-        index: int,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-    ) -> Any:
+    def start(self, name: str, index: int, **given: Any) -> Any:
         self.names.append(name)
-        self.words.append([*words])
-        self.environments.append({**environment})
+        self.words.append(given["words"])
+        self.environments.append(given["environment"])
         self.made.append(ModelJob())
         return self.made[-1]
 
@@ -253,16 +246,12 @@ def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
     (tmp_path / "lrl").write_text("#!/bin/sh\nread token; echo $token, $0 $*; exec sleep 600\n")
     (tmp_path / "lrl").chmod(0o755)
     launcher = Command(3, f"env place={{index}} {tmp_path}/{{join}} --as {{name}}")
-    words = ["join", "http://far:7000", "--number", "5"]
-    job = launcher.start(
-        "generator-5", 2, words=words, environment={"LRL_TOKEN": TOKEN}, folder=tmp_path
-    )
+    words, token = ["join", "http://far:7000", "--number", "5"], {"LRL_TOKEN": TOKEN}
+    job = launcher.start("generator-5", 2, words=words, environment=token, folder=tmp_path)
     try:
         wait_for(lambda: job.tail(), 60.0, "its output")
-        assert (
-            job.tail()
-            == f"{TOKEN}, {tmp_path}/lrl join http://far:7000 --number 5 --as generator-5"
-        )
+        joined = f"{tmp_path}/lrl join http://far:7000 --number 5 --as generator-5"
+        assert job.tail() == f"{TOKEN}, {joined}"
         assert b"place=2" in Path(f"/proc/{job._process.pid}/environ").read_bytes()
         assert TOKEN not in " ".join(job._process.args) and job.alive
     finally:
@@ -273,19 +262,22 @@ def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
 @pytest.mark.parametrize(
     ("launcher", "line"),
     [
-        (
-            Slurm(1, ["--exact"]),
-            "srun --nodes=1 --ntasks=1 --export=ALL --unbuffered --gpus=2 --e",
-        ),
+        (Slurm(1, ["--exact"]), "srun --nodes=1 --ntasks=1 --export=ALL --unbuffered --gpus=2 --e"),
         (
             Ray(1, cpus=4, resources={"h100": 1}),
             "lrl ray --gpus 2 --cpus 4 --resources '{\"h100\": 1}' --address auto",
         ),
     ],
 )
-def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(launcher: Launcher, line: str) -> None:
-    launcher.gpus = 2
-    assert launcher.line().startswith(line)
+def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(
+    launcher: Launcher, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaunchedMembers, "start", lambda launched: None)
+    settings = ServerSettings(tensor_parallel_size=2)
+    with served(spec_of(on_cpu=False)) as server:
+        members = RunMembers(None, None, {Kind.GENERATOR: launcher}, settings, tmp_path, server)  # type: ignore[arg-type]
+        members._launch(Kind.GENERATOR)
+    assert launcher.line().startswith(line) and list(launcher.devices(0)) == [0, 1]
 
 
 def test_a_command_ends_with_the_thread_that_has_started_it(tmp_path: Path, mark: str) -> None:

@@ -64,7 +64,7 @@ def prompt(argv: Sequence[str]) -> int:
     which = "which one answers (%(default)s)"
     parser.add_argument("--generator", metavar="N", type=int, default=0, help=which)
     args = parser.parse_args(argv)
-    from lrl.members.run_file import find_generator
+    from lrl.members.find_run import find_generator
 
     generator = find_generator(args.run, args.generator)
     variables = {

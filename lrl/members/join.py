@@ -21,8 +21,8 @@ from typing import Any
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.members.find_run import find_run
 from lrl.members.registry import JoinSpec, Kind, Member, RunClient, Status
-from lrl.members.run_file import find_run
 from lrl.system.endpoint import Location, own_address_towards, stays_here
 from lrl.weights.transport import find_transport
 from lrl.workers.remote import WorkersServer

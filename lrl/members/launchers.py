@@ -19,8 +19,15 @@ from pathlib import Path
 
 from lrl.errors import ConfigError, NotRunning, above, at_least
 from lrl.generators.fleet import Condition, JobState, JobSupervisor, Slot
-from lrl.members.registry import Kind, Member, Registry, RunClient, Status
-from lrl.members.run_file import RUN_CERTIFICATE, RUN_TOKEN
+from lrl.members.registry import (
+    RUN_CERTIFICATE,
+    RUN_TOKEN,
+    Kind,
+    Member,
+    Registry,
+    RunClient,
+    Status,
+)
 from lrl.system.endpoint import Location
 from lrl.system.processes import bound_to_this_process
 

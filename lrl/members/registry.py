@@ -21,11 +21,18 @@ from typing import Any
 
 from aiohttp import web
 
-from lrl.system.auth import TokenClient, TokenServer
+from lrl.checkpoints.run_folder import OwnerOnlyFolder
+from lrl.errors import ConfigError
+from lrl.system.auth import TokenClient, TokenServer, given_secret
 from lrl.system.endpoint import Endpoint, Location, is_loopback
 from lrl.system.processes import ProcessIdentity
 
 log = logging.getLogger(__name__)
+
+FOLDER, RUN = "fleet", "run.json"
+RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"
+"""What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
+is started with the first takes it as its token."""
 
 LEASE_S = 10.0
 """Seconds of silence after which a member has ended; it speaks twice a second."""
@@ -90,10 +97,6 @@ class JoinSpec:
     owner: ProcessIdentity = field(default_factory=ProcessIdentity)
     """The run's process."""
 
-    def __post_init__(self) -> None:
-        if isinstance(self.owner, dict):  # from JSON
-            object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
-
 
 @dataclass(frozen=True)
 class Member:
@@ -138,7 +141,7 @@ def _member(fields: dict[str, Any]) -> Member:
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "spec": lambda fields: JoinSpec(**fields),
+    "spec": lambda fields: JoinSpec(**fields | {"owner": ProcessIdentity(**fields["owner"])}),
     "terms": dict,
     "model": dict,
     "joined": list,
@@ -334,3 +337,44 @@ class RunClient(TokenClient):
                     interrupted()
                 if file.tell() != size:
                     raise OSError(f"{name} broke off after {file.tell()} of {size} bytes")
+
+
+@dataclass(frozen=True)
+class RunFile(Location):
+    """The address of a run's registry on its own machine."""
+
+    elsewhere: str = ""
+    """Its URL on other machines."""
+    owner: ProcessIdentity = field(default_factory=ProcessIdentity)
+    """The run's process."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.owner, dict):  # from JSON
+            object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
+
+
+def token_of_run() -> str:
+    """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or a
+    random one. Raises ConfigError for one that is easily guessed."""
+    return given_secret(RUN_TOKEN, "stop the run and replace its weights")
+
+
+def fault_without_token(setting: str, members: str) -> None:
+    raise ConfigError(
+        f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
+        f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
+        "chance (openssl rand -hex 32)."
+    )
+
+
+def write_run_file(run: Path, server: RegistryServer) -> None:
+    """Writes the registry's address into the run's folder; raises OSError."""
+    files = OwnerOnlyFolder(run / FOLDER)
+    files.make()
+    files.write(RUN, asdict(RunFile(**vars(server.location()), elsewhere=server.elsewhere.url)))
+
+
+def remove_run_file(run: Path) -> None:
+    files = OwnerOnlyFolder(run / FOLDER)
+    files.clear()
+    files.path.rmdir()

@@ -23,8 +23,15 @@ from lrl.generators.generator import Generator
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import ATTEMPTS, LaunchedMembers, Launcher
-from lrl.members.registry import Kind, Member, Registry, RegistryServer, Status
-from lrl.members.run_file import remove_run_file, write_run_file
+from lrl.members.registry import (
+    Kind,
+    Member,
+    Registry,
+    RegistryServer,
+    Status,
+    remove_run_file,
+    write_run_file,
+)
 from lrl.system.endpoint import Location, is_loopback
 from lrl.system.output import best_effort
 from lrl.workers.pool import Members

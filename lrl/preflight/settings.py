@@ -20,7 +20,7 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.errors import ConfigError
 from lrl.generators.settings import speculates
-from lrl.members.run_file import fault_without_token
+from lrl.members.registry import fault_without_token
 from lrl.objectives import Tokens
 from lrl.strategies.generator_devices import AsyncSingleDevice, GeneratorDevices
 from lrl.training.beside.reference import Reference

@@ -28,8 +28,15 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.server import Server, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import Launcher
-from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer
-from lrl.members.run_file import RUN_TOKEN, fault_without_token, token_of_run
+from lrl.members.registry import (
+    RUN_TOKEN,
+    JoinSpec,
+    Kind,
+    Registry,
+    RegistryServer,
+    fault_without_token,
+    token_of_run,
+)
 from lrl.members.run_members import RunMembers
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.machine import share_cores

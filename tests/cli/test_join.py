@@ -13,9 +13,9 @@ from lrl.cli.main import main
 from lrl.errors import NotRunning
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
+from lrl.members.find_run import find_generator
 from lrl.members.join import LocalOverrides
 from lrl.members.registry import Kind
-from lrl.members.run_file import find_generator
 from tests.cli.conftest import Say
 from tests.http_call import call
 from tests.lent_server import LentServer

@@ -10,8 +10,7 @@ from typing import Any
 
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import JoinSpec, Registry, RegistryServer, RunClient
-from lrl.members.run_file import write_run_file
+from lrl.members.registry import JoinSpec, Registry, RegistryServer, RunClient, write_run_file
 from lrl.system.endpoint import Endpoint
 
 TOKEN = "the-token-of-this-run"

@@ -33,7 +33,7 @@ from lrl.system.endpoint import Location
 from tests.generators.model_fleet import let_requests_succeed
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
-from tests.members.test_run_file import ELSEWHERE
+from tests.members.test_find_run import ELSEWHERE
 
 SPEC = spec_of()
 UP = """

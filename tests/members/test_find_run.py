@@ -14,11 +14,10 @@ import pytest
 
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
-from lrl.members import run_file
-from lrl.members.registry import RegistryServer
-from lrl.members.run_file import (
+from lrl.members.find_run import find_run
+from lrl.members.registry import (
+    RegistryServer,
     RunFile,
-    find_run,
     remove_run_file,
     token_of_run,
     write_run_file,
@@ -122,10 +121,10 @@ def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_
         assert find_run(run).spec() == spec_of()
         assert "LRL_TOKEN" not in os.environ, "or what is started from here had it"
     rewrite(tmp_path, owner=ELSEWHERE, elsewhere="http://10.0.0.7:5")
-    monkeypatch.setattr(run_file.getpass, "getpass", lambda prompt: f"typed after {prompt}")
+    monkeypatch.setattr("getpass.getpass", lambda prompt: f"typed after {prompt}")
     found = find_run(str(tmp_path))
     assert "lrl prompt" in found.token and found.location.url == "http://10.0.0.7:5"
-    monkeypatch.setattr(run_file.getpass, "getpass", lambda prompt: "")  # or EOFError, of a job
+    monkeypatch.setattr("getpass.getpass", lambda prompt: "")  # or EOFError, of a job
     with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl prompt"):
         find_run(str(tmp_path))
 

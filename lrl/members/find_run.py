@@ -12,63 +12,16 @@ import getpass
 import os
 import re
 import shlex
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
-from lrl.errors import ConfigError, NotRunning
-from lrl.members.registry import RegistryServer, RunClient
-from lrl.system.auth import TOKEN_VARIABLE, TokenClient, given_secret
+from lrl.errors import NotRunning
+from lrl.members.registry import FOLDER, RUN, RUN_CERTIFICATE, RUN_TOKEN, RunClient, RunFile
+from lrl.system.auth import TOKEN_VARIABLE, TokenClient
 from lrl.system.endpoint import Endpoint, Location, first_certificate
-from lrl.system.processes import ProcessIdentity
-
-FOLDER, RUN = "fleet", "run.json"
-RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"
-"""What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
-is started with the first takes it as its token."""
-
-
-@dataclass(frozen=True)
-class RunFile(Location):
-    """The address of a run's registry on its own machine."""
-
-    elsewhere: str = ""
-    """Its URL on other machines."""
-    owner: ProcessIdentity = field(default_factory=ProcessIdentity)
-    """The run's process."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.owner, dict):  # from JSON
-            object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
-
-
-def token_of_run() -> str:
-    """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or a
-    random one. Raises ConfigError for one that is easily guessed."""
-    return given_secret(RUN_TOKEN, "stop the run and replace its weights")
-
-
-def fault_without_token(setting: str, members: str) -> None:
-    raise ConfigError(
-        f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
-        f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
-        "chance (openssl rand -hex 32)."
-    )
-
-
-def write_run_file(run: Path, server: RegistryServer) -> None:
-    """Writes the registry's address into the run's folder; raises OSError."""
-    files = OwnerOnlyFolder(run / FOLDER)
-    files.make()
-    files.write(RUN, asdict(RunFile(**vars(server.location()), elsewhere=server.elsewhere.url)))
-
-
-def remove_run_file(run: Path) -> None:
-    files = OwnerOnlyFolder(run / FOLDER)
-    files.clear()
-    files.path.rmdir()
 
 
 def find_run(run: str, certificate: str | None = None) -> RunClient:

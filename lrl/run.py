@@ -46,13 +46,13 @@ from lrl.datamodule import RolloutDataModule
 from lrl.evaluation import answer
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
-from lrl.members.run_members import RunMembers
+from lrl.members.run_members import RunMembers, make_members
 from lrl.policy import PolicyModule
 from lrl.rewards import RewardPool
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
-from lrl.strategies.generator_devices import GeneratorDevices, make_fleet, make_members
+from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.output import progress_bar
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, Sampling, Step
@@ -132,7 +132,7 @@ class Run:
         ServerError if they are not in time."""
         strategy = self.strategy
         servers = strategy.make_servers(self)
-        self.fleet = fleet = make_fleet(self, servers)
+        self.fleet = fleet = strategy.make_fleet(self, servers)
         fleet.loop.interrupted = self.raise_if_stopped
         self.members = members = make_members(self, fleet)
         self._ends.callback(members.close)

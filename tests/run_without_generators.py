@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lrl.advantages import GroupMean
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
-from lrl.strategies.graceful_shutdown import GracefulShutdown
+from lrl.strategies.generator_devices import GracefulShutdown
 from lrl.types import MicroBatch
 from tests.policies import FakeStep, make_group
 

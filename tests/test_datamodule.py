@@ -13,7 +13,6 @@ from lrl.rollouts.prompts import Prompts
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
-from lrl.strategies.generator_devices import make_fleet
 from lrl.types import Group, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_prompts import characters
@@ -108,7 +107,7 @@ def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
     data = data_module(dispatch=RoundRobin(), migration=Migration())
     strategy = lrl.AsyncSingleDevice()
     strategy.parallel_devices = [torch.device("cpu")] * 2
-    fleet = make_fleet(SimpleNamespace(strategy=strategy, data=data), [])  # type: ignore[arg-type]
+    fleet = strategy.make_fleet(SimpleNamespace(data=data), [])  # type: ignore[arg-type]
     try:
         requests = fleet.rollouts.requests
         assert requests.dispatch is data.dispatch and requests.migration is data.migration

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, GeneratorError, ServerError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
@@ -24,6 +27,7 @@ from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import ATTEMPTS, LaunchedMembers, Launcher
 from lrl.members.registry import (
+    JoinSpec,
     Kind,
     Member,
     Registry,
@@ -36,6 +40,9 @@ from lrl.system.endpoint import Location, is_loopback
 from lrl.system.output import best_effort
 from lrl.workers.pool import Members
 from lrl.workers.remote import LEAVE_S, RemoteWorkers
+
+if TYPE_CHECKING:
+    from lrl.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -317,3 +324,44 @@ class WorkerAdmission:
         if workers.idle or now - workers.leaving_since >= LEAVE_S:
             self.members.remove(number, "it leaves the run")
             self.registry.change(Kind.WORKER, number, status=Status.LEFT, leaving=False)
+
+
+def make_members(run: Run, fleet: Fleet) -> RunMembers:
+    """Makes the server where members join; raises ConfigError if its port is taken."""
+    data, strategy = run.data, run.strategy
+    # The responses of an evaluation are scored on rank 0 alone.
+    pools = [data.reward_pool.workers] if run.trains else []
+    if data.environment is not None and data.environment.workers is not None:
+        pools.append(data.environment.workers)
+    launchers = {
+        Kind.GENERATOR: strategy.generator_launcher,
+        Kind.WORKER: data.worker_launcher if pools else None,
+    }
+    workers = Members(*pools) if pools else None
+    settings = strategy.settings_of(run)
+    spec = join_spec(run, generators=len(fleet.generators))
+    registry = Registry(spec, None if workers is None else workers.terms)
+    return RunMembers(
+        fleet,
+        workers=workers,
+        launchers={kind: one for kind, one in launchers.items() if one is not None},
+        settings=settings,
+        folder=run_folder(run.trainer),
+        server=RegistryServer(registry, settings.endpoint, strategy.token, strategy.join_port),
+    )
+
+
+def join_spec(run: Run, generators: int) -> JoinSpec:
+    """Returns what a joining generator must share with the `generators` that the run starts."""
+    model, transport = run.policy.policy_folder, run.strategy.choose_transport()
+    return JoinSpec(
+        model=os.path.abspath(model) if os.path.exists(model) else model,
+        settings=asdict(run.strategy.settings_of(run)),
+        transport=transport.backend,
+        run_id=run.strategy.run_id,
+        on_cpu=run.strategy.root_device.type != "cuda",
+        generators=generators,
+        seed=run.strategy.seed_of(run),
+        environment=transport.common_environment(os.environ),
+        serves_model=os.path.isdir(model),
+    )

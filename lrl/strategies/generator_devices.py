@@ -14,13 +14,17 @@ from __future__ import annotations
 import gc
 import os
 import secrets
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
+from lrl.checkpoints.checkpoint_file import CheckpointFile
 from lrl.checkpoints.resume import steps_done
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, above, at_least, one_of
@@ -30,21 +34,16 @@ from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import Launcher
 from lrl.members.registry import (
     RUN_TOKEN,
-    JoinSpec,
-    Kind,
-    Registry,
     RegistryServer,
     fault_without_token,
     token_of_run,
 )
-from lrl.members.run_members import RunMembers
-from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.machine import share_cores
 from lrl.system.ranks import Ranks
+from lrl.system.signals import Signals, requeue
 from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
 from lrl.weights.transport import Machine, Transport, choose_transport
-from lrl.workers.pool import Members
 
 if TYPE_CHECKING:
     import lightning as L
@@ -52,6 +51,76 @@ if TYPE_CHECKING:
     from lrl.run import Run
 
 Placement = Literal["split", "shared"]
+
+
+class GracefulShutdown(Strategy):
+    """Mixin for a Lightning strategy: the first SIGINT or SIGTERM ends the run between two
+    optimizer steps. Its hooks are the first and the last of a run, so a signal also stops generators
+    that are still starting.
+
+    Args:
+        **kwargs: The base strategy's own.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.signals = Signals()
+        super().__init__(**kwargs)
+
+    @property
+    def attached_trainer(self) -> Any:
+        """None until the other ranks have started."""
+        return None if self.lightning_module is None else self.lightning_module._trainer
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """`usual_checkpoint_io`, unless the user has set another one."""
+        # Made late: Lightning refuses a plugin of the user beside one that a strategy already has.
+        if self._checkpoint_io is None:
+            self._checkpoint_io = self.usual_checkpoint_io()
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    def usual_checkpoint_io(self) -> CheckpointIO:
+        return CheckpointFile()
+
+    def setup_environment(self) -> None:
+        """Installs the signal handlers and checks the run, before ranks meet."""
+        self.signals.listen(self.attached_trainer)
+        self.check_run()
+        super().setup_environment()
+
+    def check_run(self) -> None:
+        """Checks the run before anything starts."""
+
+    def on_train_start(self) -> None:
+        """Defers signals from the first step on, until the trainer checks for them."""
+        super().on_train_start()
+        self.signals.raises = False
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        self.signals.check()
+        super().pre_backward(closure_loss)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Sets the exit status, for Lightning's own SIGTERM handler would exit with 0."""
+        self.signals.raises = False
+        if isinstance(exception, SIGTERMException) and self.signals.received is not None:
+            exception.code = 128 + self.signals.received
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        self.signals.raises = False
+        super().teardown()
+        # Else Lightning would install ours again, as those it found.
+        trainer = self.attached_trainer
+        if trainer is not None:
+            trainer._signal_connector.teardown()
+        self.signals.put_back()
+        if self.signals.asks_for_requeue and trainer.interrupted:
+            requeue()
 
 
 class GeneratorDevices(GracefulShutdown):
@@ -231,7 +300,7 @@ class GeneratorDevices(GracefulShutdown):
         return [
             Server(
                 run.policy.policy_folder,
-                server_settings(run),
+                self.settings_of(run),
                 backend=transport.backend,
                 devices=devices,
                 folder=run_folder(run.trainer),
@@ -240,10 +309,38 @@ class GeneratorDevices(GracefulShutdown):
                 token=self.token,
                 transport_environment=transport.server_environment(number, os.environ),
                 middleware=transport.middleware,
-                seed=seed_of(run),
+                seed=self.seed_of(run),
             )
             for number, devices in enumerate(placements)
         ]
+
+    def settings_of(self, run: Run) -> ServerSettings:
+        """Returns the settings of the servers, completed from policy and data."""
+        given = self.server_settings
+        has_all_cores = self.placement == "shared" and "OMP_NUM_THREADS" not in os.environ
+        return replace(
+            given,
+            max_model_len=given.max_model_len or run.data.max_model_tokens,
+            threads=given.threads or (os.cpu_count() if has_all_cores else None),
+            dtype=run.policy.dtype_name if given.dtype == "auto" else given.dtype,
+        )
+
+    def seed_of(self, run: Run) -> int:
+        """Returns the seed of the servers, another one after a resume."""
+        checkpoint = run.data.resumes_from
+        saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))
+        return run_seed(max(run.trainer.global_step, saved_steps))
+
+    def make_fleet(self, run: Run, servers: list[Server]) -> Fleet:
+        return Fleet(
+            servers,
+            capacity=self.server_settings.max_num_seqs,
+            reserved=self.num_evaluation_generators,
+            heartbeat_s=self.heartbeat_s,
+            outage_timeout_s=self.generator_timeout_s,
+            dispatch=run.data.dispatch,
+            migration=run.data.migration,
+        )
 
     def placements(self) -> list[list[int]]:
         """Returns the CUDA indices of each generator of this node, none of one on the CPU; raises
@@ -301,75 +398,3 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
     @property
     def root_device(self) -> torch.device:
         return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
-
-
-def server_settings(run: Run) -> ServerSettings:
-    """Returns the settings of the servers, completed from policy and data."""
-    given = run.strategy.server_settings
-    has_all_cores = run.strategy.placement == "shared" and "OMP_NUM_THREADS" not in os.environ
-    return replace(
-        given,
-        max_model_len=given.max_model_len or run.data.max_model_tokens,
-        threads=given.threads or (os.cpu_count() if has_all_cores else None),
-        dtype=run.policy.dtype_name if given.dtype == "auto" else given.dtype,
-    )
-
-
-def make_fleet(run: Run, servers: list[Server]) -> Fleet:
-    strategy = run.strategy
-    return Fleet(
-        servers,
-        capacity=strategy.server_settings.max_num_seqs,
-        reserved=strategy.num_evaluation_generators,
-        heartbeat_s=strategy.heartbeat_s,
-        outage_timeout_s=strategy.generator_timeout_s,
-        dispatch=run.data.dispatch,
-        migration=run.data.migration,
-    )
-
-
-def make_members(run: Run, fleet: Fleet) -> RunMembers:
-    """Makes the server where members join; raises ConfigError if its port is taken."""
-    data, strategy = run.data, run.strategy
-    # The responses of an evaluation are scored on rank 0 alone.
-    pools = [data.reward_pool.workers] if run.trains else []
-    if data.environment is not None and data.environment.workers is not None:
-        pools.append(data.environment.workers)
-    launchers = {
-        Kind.GENERATOR: strategy.generator_launcher,
-        Kind.WORKER: data.worker_launcher if pools else None,
-    }
-    workers = Members(*pools) if pools else None
-    settings = server_settings(run)
-    spec = join_spec(run, generators=len(fleet.generators))
-    registry = Registry(spec, None if workers is None else workers.terms)
-    return RunMembers(
-        fleet,
-        workers=workers,
-        launchers={kind: one for kind, one in launchers.items() if one is not None},
-        settings=settings,
-        folder=run_folder(run.trainer),
-        server=RegistryServer(registry, settings.endpoint, strategy.token, strategy.join_port),
-    )
-
-
-def join_spec(run: Run, generators: int) -> JoinSpec:
-    """Returns what a joining generator must share with the `generators` that the run starts."""
-    model, transport = run.policy.policy_folder, run.strategy.choose_transport()
-    return JoinSpec(
-        model=os.path.abspath(model) if os.path.exists(model) else model,
-        settings=asdict(server_settings(run)),
-        transport=transport.backend,
-        run_id=run.strategy.run_id,
-        on_cpu=run.strategy.root_device.type != "cuda",
-        generators=generators,
-        seed=seed_of(run),
-        environment=transport.common_environment(os.environ),
-        serves_model=os.path.isdir(model),
-    )
-
-
-def seed_of(run: Run) -> int:
-    checkpoint = run.data.resumes_from
-    saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))
-    return run_seed(max(run.trainer.global_step, saved_steps))

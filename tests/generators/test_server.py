@@ -27,7 +27,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.members import join
 from lrl.members.join import JoinSession, LocalOverrides
 from lrl.members.registry import RUN_TOKEN, Kind
-from lrl.strategies.generator_devices import join_spec
+from lrl.members.run_members import join_spec
 from lrl.system.endpoint import LOOPBACK
 from tests.members.served_run import TOKEN, served, spec_of
 

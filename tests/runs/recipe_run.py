@@ -11,7 +11,7 @@ from typing import Any
 
 from lrl.cli.main import main as lrl
 from lrl.run import Run
-from lrl.strategies.generator_devices import GeneratorDevices, server_settings
+from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.endpoint import Location
 from tests.lent_server import end_half_sync
 from tests.strategies.run_of_ranks import ServerElsewhere
@@ -29,7 +29,7 @@ def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
 
     def borrow(strategy: Any, run: Run) -> list[Any]:
         end_half_sync(url, token)
-        return [ServerElsewhere(0, Location(url), token, server_settings(run))]
+        return [ServerElsewhere(0, Location(url), token, strategy.settings_of(run))]
 
     GeneratorDevices.make_servers = borrow  # type: ignore[method-assign]
     os.chdir(hub)

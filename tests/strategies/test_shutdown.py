@@ -2,8 +2,6 @@
 is a whole run.
 
 The good end is a script of the README (`tests/runs/test_readme.py`).
-
-Covers lrl/strategies/graceful_shutdown.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import torch
 
 import lrl
 from lrl.generators.settings import ServerSettings
-from lrl.strategies.generator_devices import server_settings
 from lrl.system.machine import share_cores
 
 CORES = len(os.sched_getaffinity(0))
@@ -57,11 +56,10 @@ def test_a_generator_that_takes_turns_with_the_trainer_has_all_cores_unless_the_
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     strategy = lrl.AsyncSingleDevice(placement="shared", server=ServerSettings(threads=given))
     run: Any = SimpleNamespace(
-        strategy=strategy,
         policy=SimpleNamespace(dtype_name="float32"),
         data=SimpleNamespace(max_model_tokens=64),
     )
-    assert server_settings(run).threads == threads
+    assert strategy.settings_of(run).threads == threads
 
 
 def test_the_command_line_lets_waiting_threads_sleep_before_torch_is_imported() -> None:

@@ -12,7 +12,7 @@ import getpass
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ import psutil
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.errors import NotRunning
 from lrl.members.registry import FOLDER, RUN, RUN_CERTIFICATE, RUN_TOKEN, RunClient, RunFile
-from lrl.system.auth import TOKEN_VARIABLE, TokenClient
+from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Endpoint, Location, first_certificate
 
 
@@ -82,10 +82,12 @@ def _typed_token(run: str) -> str:
     return token
 
 
-@dataclass
-class Running(TokenClient):
+@dataclass(frozen=True)
+class Running:
     """A generator of a live run on this machine."""
 
+    location: Location
+    token: str = field(repr=False)
     certificate: str | None
     """Path of the PEM file; None without TLS."""
 
@@ -118,10 +120,7 @@ def find_generators(folder: Path) -> dict[int, Running]:
                 found[number] = Running(
                     endpoint.location(int(flags["--port"])),
                     process.environ()[TOKEN_VARIABLE],
-                    f"Generator {number}",
-                    hint=f"It may be starting: look at {path}, and try again when it says that the "
-                    "application has started.",
-                    certificate=endpoint.tls_cert,
+                    endpoint.tls_cert,
                 )
     return found
 

@@ -377,7 +377,7 @@ async def answer_of(generator: Generator, deadline_s: float) -> None:
 
 
 async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
-    """Evicts `generator` when its process ends, or when it sends no token within `heartbeat_s` after
+    """Evicts `generator` when its process ends, or when it sends no token within `heartbeat_s` of
     a request for one.
 
     Not by the route /health: the API server answers it even while the engine stands still (a frozen

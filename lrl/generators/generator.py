@@ -116,7 +116,7 @@ class GeneratorStats:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the KV cache for unfinished responses that have begun, prompts included, without
+        """Tokens in the KV cache for unfinished responses that have begun, prompts included; not
         those on their way, which a pause sends before it is answered."""
         return sum(
             one.prompt_tokens + len(rollout.token_ids)
@@ -164,8 +164,8 @@ class GeneratorStats:
 
 
 class Generator(GeneratorLoad):
-    """One server, started by the run or by another process, its client, and the responses in flight,
-    at most `capacity`: more would queue inside vLLM."""
+    """One server, started by the run or by another process, its client, and the responses in
+    flight, at most `capacity`: more would queue inside vLLM."""
 
     def __init__(self, server: Server | JoinedServer, capacity: int) -> None:
         super().__init__(capacity)

@@ -1,7 +1,7 @@
 """Generators that are synced together and hold the same version.
 
-A generator joins its pool at a sync and serves once it is proved. It is evicted at its first failure,
-and its half-written responses continue on another generator.
+A generator joins its pool at a sync and serves once it is proved. It is evicted at its first
+failure, and its half-written responses continue on another generator.
 """
 
 import asyncio
@@ -185,7 +185,7 @@ class GeneratorPool:
                 self.evict(generator, str(error))
 
     async def flush(self, generators: Sequence[Generator] | None = None) -> None:
-        """Waits until the responses have all tokens that `generators`, by default all, have written.
+        """Waits until the responses have all tokens that `generators`, by default all, wrote.
         One that does not send them in time keeps those of at most `HOLD_S`."""
         writing = self.alive if generators is None else generators
         for failure in await gather(
@@ -233,8 +233,8 @@ class GeneratorPool:
         await self.wake()
 
     async def prove(self, generators: Sequence[Generator], prove: Prove) -> dict[Generator, str]:
-        """Proves each of `generators`; evicts and returns those that failed, with the reason. Before
-        the first one ever passed it evicts none: the run is set up wrongly, as the caller says."""
+        """Proves each of `generators`; evicts and returns those that failed, with the reason. None
+        is evicted before the first one ever passed: the run is set up wrongly."""
         failed: dict[Generator, str] = {}
 
         async def prove_one(generator: Generator) -> None:

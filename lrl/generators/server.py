@@ -269,8 +269,8 @@ class Server:
 
 @dataclass(eq=False)
 class JoinedServer:
-    """A vLLM server that another process has started; raises OSError or ValueError if its certificate
-    cannot be read."""
+    """A vLLM server that another process has started; raises OSError or ValueError if its
+    certificate cannot be read."""
 
     number: int
     location: Location

@@ -84,8 +84,8 @@ class ServerSettings:
         tls_trust: Certificates that the trainer accepts: `certificate` is exactly `tls_cert`;
             `system` is any of this machine's authorities, and the certificate must name `host`.
         insecure: Allows plain HTTP on an address that other machines can read.
-        tool_parser: vLLM's parser of the policy's tool calls (`--tool-call-parser`), such as `hermes`
-            or `pythonic`; null for an environment without tools.
+        tool_parser: vLLM's parser of the policy's tool calls (`--tool-call-parser`), such as
+            `hermes` or `pythonic`; null for an environment without tools.
         extra_args: Further vLLM flags by name. `true` gives a bare flag, `false` its `--no-` form.
 
     Raises:
@@ -241,8 +241,8 @@ def cpu_flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def cpu_environment(settings: ServerSettings, overrides: dict[str, str]) -> dict[str, str]:
-    """Returns environment variables on a machine without a GPU; a value of the user's in `overrides`
-    overrides the defaults, and no setting."""
+    """Returns environment variables on a machine without a GPU; the user's own in `overrides` go
+    before the defaults, and behind the settings."""
     defaults = {
         # vLLM's own choice pins a worker to all cores but the last: on a small machine all
         # generators to one core.

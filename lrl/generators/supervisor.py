@@ -6,10 +6,10 @@ trainer is gone.
 OWNER is the trainer's process id. At every end vLLM's temporary folder SCRATCH is removed, and what
 begins with OWN_PREFIX in /dev/shm; RUN_PREFIX only when the trainer is gone.
 
-It runs in its own session, which no Ctrl-C reaches. Its stdin is a pipe from the trainer: a byte means
-"stop, the run continues", and its end without one that the trainer has ended, by whatever signal.
-vLLM is a tree of processes, whose lower parts survive a SIGKILL of the upper ones; the supervisor is
-their subreaper: every orphan becomes its child.
+It runs in its own session, which no Ctrl-C reaches. Its stdin is a pipe from the trainer: a byte
+means "stop, the run continues", and its end without one that the trainer has ended, by whatever
+signal. vLLM is a tree of processes, whose lower parts survive a SIGKILL of the upper ones; the
+supervisor is their subreaper: every orphan becomes its child.
 
 Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends.
 The supervisor has one thread only, so for its own child it is a safe second line, should the

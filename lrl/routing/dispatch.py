@@ -119,8 +119,8 @@ class Request:
 
 
 def has_room(generator: GeneratorLoad, request: Request) -> bool:
-    """Returns whether `generator` can write `request` at once, or is idle and the request larger than
-    its whole capacity.
+    """Whether `generator` can write `request` at once, or is idle and the request larger than its
+    whole capacity.
 
     A request never waits inside vLLM: one that began to wait there before a sync would start on the
     keys and values of the version before.
@@ -237,9 +237,9 @@ class SkewnessAware(LeastTokens):
     requests that wait when those of a new step come. A latency is the time at which both parts are
     done; the paper prints their sum.
 
-    Unlike the paper's, an idle generator takes a request of the other part, if its own part has none
-    of the step that the trainer waits for; and requests of a later step wait until those of earlier
-    steps are sent.
+    Unlike the paper's, an idle generator takes a request of the other part, if its own part has
+    none of the step that the trainer waits for; and requests of a later step wait until those of
+    earlier steps are sent.
 
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1); the paper's is 0.2.

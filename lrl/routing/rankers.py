@@ -1,18 +1,16 @@
-"""Rankers: which prompts will have long responses, from the prompt alone. YAML names a ranker by its
-`class_path`.
+"""Rankers: which prompts will have long responses, from the prompt alone.
 
 A ranker learns a number for each answered prompt and guesses it for others: the length of its
 responses relative to all responses of that time, in log tokens. It only ranks.
 
 `NgramRanker` is ridge regression on hashed n-grams of the prompt's tokens. Of the models tried on
 GSM8K it ranked best; stochastic gradient descent, fed once with each step, did worse than the bare
-length. scikit-learn has it too, but where that is installed, torchmetrics and transformers import it
-in each process: a fifth to a quarter of a start's seconds.
+length. scikit-learn has it too, but where that is installed, torchmetrics and transformers import
+it in each process: a fifth to a quarter of a start's seconds.
 
-`LanguageModelRanker` is StreamRL's: a small language model, fine-tuned on prompts and the lengths of
-their responses (2504.15930, section 5), in its own process. No call waits for the model. It learns in
-the background, and it guesses prompts before they start. The n-grams guess the prompts that it has
-not guessed, and all prompts if its process is lost.
+`LanguageModelRanker` is StreamRL's: a small language model, fine-tuned on prompts and the lengths
+of their responses (2504.15930, section 5), in its own process. No call waits for it. It learns in
+the background, and it guesses prompts before they start; the n-grams guess the others.
 """
 
 from __future__ import annotations

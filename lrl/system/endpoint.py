@@ -55,7 +55,7 @@ class Endpoint:
         if bool(self.tls_cert) != bool(self.tls_key):
             lacking = "tls_cert" if self.tls_key else "tls_key"
             raise ConfigError(
-                f"strategy.server.{lacking} is not set: a certificate and its key are given together."
+                f"strategy.server.{lacking} is not set: give a certificate with its key."
             )
         if self.tls_cert and self.tls_key:
             try:
@@ -63,8 +63,8 @@ class Endpoint:
             except OSError as error:  # SSLError is one
                 raise ConfigError(
                     f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
-                    f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid "
-                    f"for {self._host_from_here!r} with its own key, not encrypted, both PEM."
+                    f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate valid for "
+                    f"{self._host_from_here!r} with its own key, not encrypted, both PEM."
                 ) from error
         elif not is_loopback(self.host) and not self.insecure:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, whose clients would try for half a minute at each file without a network."""
+"""The Hugging Face hub. Without a network its clients would try for half a minute at each file."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ def reach() -> bool:
 
 
 def on_this_machine(model: str) -> Path | None:
-    """Returns the local folder of a model: the folder itself, or a hub name's in the hub's cache."""
+    """Returns the local folder of a model: itself, or a hub name's in the hub's cache."""
     if (folder := Path(model)).is_dir():
         return folder
     try:

@@ -1,11 +1,11 @@
 """Imports: of a user's functions by name, of a room's names at their first use, and of large
 libraries without Python's garbage collector.
 
-A function is named `module:function`, `module.function`, or `file.py:function`. The current folder is
-at the end of `sys.path`, and not in front as for `python -m`: a worker gets this path before it has
-imported anything, and a user's `lrl` or `datasets.py` must not take the place of what this process
-has imported. A file is imported under its own name with its folder on the path: a reward is pickled
-by the name of its module.
+A function is named `module:function`, `module.function`, or `file.py:function`. The current folder
+is at the end of `sys.path`, and not in front as for `python -m`: a worker gets this path before it
+has imported anything, and a user's `lrl` or `datasets.py` must not take the place of what this
+process has imported. A file is imported under its own name with its folder on the path: a reward is
+pickled by the name of its module.
 """
 
 import ast

@@ -1,5 +1,5 @@
-"""What a run writes for its user beside the checkpoints: bars and log lines without warnings that are
-untrue for lrl, and files and loggers that may fail. A full disk costs a warning, not the run.
+"""What a run writes for its user beside the checkpoints: bars, logs without warnings that are untrue
+for lrl, and files and loggers that may fail. A full disk costs a warning, not the run.
 """
 
 import logging

@@ -69,7 +69,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> int | None:
-    """Returns the start time of a process in the kernel's ticks since boot; None if it has ended."""
+    """Returns when a process started, in the kernel's ticks since boot; None if it has ended."""
     fields = _stat(pid)
     return None if not fields or fields[0] == "Z" else int(fields[19])
 

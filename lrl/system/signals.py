@@ -62,7 +62,7 @@ class Signals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Lets a signal end the process in the block: a library's wait, in which no handler runs."""
+        """Lets a signal end the process: in a library's wait no handler runs."""
         self.check()
         self._set(signal.SIG_DFL)
         try:

@@ -1,5 +1,4 @@
-"""The client against a small server of the same routes; frames of responses, and the version of each
-token."""
+"""The client against a small server of the same routes; frames, and the version of each token."""
 
 import asyncio
 import json

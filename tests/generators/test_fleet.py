@@ -1,5 +1,5 @@
-"""A fleet with models of server processes: lost generators are replaced, an outage of all has a limit,
-and jobs that shall always run do."""
+"""A fleet with models of server processes: lost generators are replaced, an outage of all has a
+limit, and jobs that shall always run do."""
 
 from __future__ import annotations
 

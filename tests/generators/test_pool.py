@@ -92,7 +92,7 @@ async def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
     await long
     await asyncio.sleep(1.0)
     seconds = await pool.lap()
-    frozen = 0.2  # the model client writes on through a pause, and the first one's is not counted as writing
+    frozen = 0.2  # the model client writes on through a pause, which is not counted as writing
     assert seconds == pytest.approx(
         {"writing": 10 - frozen + 4, "paused": 2 * frozen, "starved": 1 + 7 - frozen}
     )
@@ -182,9 +182,7 @@ async def spare(pool: GeneratorPool) -> None:
 
 
 @on_a_virtual_clock
-async def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> (
-    None
-):
+async def test_an_evaluation_that_follows_a_sync_waits_for_its_end_while_generators_serve() -> None:
     pool, (client,) = make_pool(4)
     await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
     evaluation = asyncio.create_task(spare(pool))

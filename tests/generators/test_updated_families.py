@@ -2,10 +2,10 @@
 
     python -m tests.generators.test_updated_families FOLDER [FAMILY ...]
 
-is the program that the test runs. One process has all families, one after another: an engine without
-a server takes a second or two. It prints a line of JSON for each: the mean difference between vLLM's
-log-probs and transformers' in nats a token as it was loaded, after two updates, and after an update
-by adapters, and by how much the second one and the adapters changed what transformers computes.
+is the program that the test runs. One process has all families: an engine without a server takes a
+second or two. It prints a line of JSON for each: the mean difference between vLLM's log-probs and
+transformers' in nats a token as it was loaded, after two updates, and after an update by adapters,
+and by how much the second one and the adapters changed what transformers computes.
 
 Covers lrl/vllm_plugin/engines.py.
 """

@@ -1,8 +1,8 @@
-"""Rankers: the features of the n-grams; what the language model learns beside the trainer, and what
+"""Rankers: the fit of the n-grams; what the language model learns beside the trainer, and what
 happens without its process.
 
-In its tests the n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The
-model reads text. Where no process matters, the model learns on a thread of the test.
+In its tests the n-grams learn nothing: they read a prompt's tokens, and all prompts have the same.
+Where no process matters, the model learns on a thread of the test.
 """
 
 from __future__ import annotations

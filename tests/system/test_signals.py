@@ -1,5 +1,5 @@
 """The first SIGINT or SIGTERM ends a run between two optimizer steps, with its own exit status; the
-second at once. A job that SLURM starts again continues its own run, and no other job continues it."""
+second at once. A job that SLURM starts again continues its own run, and no other job does."""
 
 from __future__ import annotations
 

@@ -42,14 +42,10 @@ def each_rollout(
     compute: Callable[[Sequence[MicroBatch]], list[Tensor]],
     attention_tokens: int = 0,
 ) -> Numbers:
-    """Yields each rollout of a group that has a token, with one number for each of its tokens.
+    """Yields each rollout of a group that has a token, with one number for each of its tokens, or N.
 
-    Args:
-        group: The group.
-        temperature: Sampling temperature of the run.
-        micro_batch_tokens: Most tokens of a pass, padding included; a longer rollout gets its own.
-        compute: Returns [R, L], or [R, L, N] for N numbers of a token, for each micro-batch.
-        attention_tokens: See `prefix_trees`; 0 for a row of its own for each rollout.
+    `compute` returns [R, L], or [R, L, N], for each micro-batch of at most `micro_batch_tokens`,
+    padding included; a longer rollout gets its own. Without `attention_tokens` no prompt is shared.
     """
     samples = whole_samples(group)
     trees = prefix_trees(samples, micro_batch_tokens, attention_tokens)

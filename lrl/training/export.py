@@ -55,16 +55,10 @@ def save_policy(
     adapters: Iterable[tuple[str, Tensor, Tensor]] = (),
 ) -> None:
     """Writes a policy for transformers and vLLM. Raises OSError if the folder cannot be written, or
-    is that of the first version.
+    is that of `base`, the first version.
 
-    Args:
-        network: The model, which may be without weights; it says their names in a checkpoint.
-        weights: The weights on the CPU, by their names in memory, adapters merged.
-        tokenizer: The policy's; if it is still the one of `base`, its files are copied.
-        base: Folder or hub name of the first version.
-        folder: Where to.
-        lora: The kind of `adapters`, which are also written alone, in `adapter`.
-        adapters: `lrl.training.lora.whole_adapters`, on the CPU.
+    `network` may be without weights. `weights` are on the CPU, by their names in memory, adapters
+    merged; `adapters` (`lora.whole_adapters`, on the CPU) are also written alone, in `adapter`.
     """
     first_folder = hub.on_this_machine(base)
     if first_folder is not None and folder.resolve() == first_folder.resolve():

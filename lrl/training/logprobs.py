@@ -31,12 +31,11 @@ FUSED_HEAD = "lrl_fused_head"
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """A model's change of its logits: a scale (Granite, Cohere), then a cap (Gemma, xLSTM)."""
+    """A model's change of its logits: a scale (Granite, Cohere), then cap * tanh(logit / cap) (Gemma,
+    xLSTM)."""
 
     scale: float = 1.0
-    """Factor on every logit."""
     cap: float | None = None
-    """Limit of the logits, (-cap, cap), by cap * tanh(logit / cap)."""
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
@@ -78,25 +77,18 @@ def token_logprobs(
     chunk_tokens: int = 1024,
     fused: bool = False,
 ) -> Tensor:
-    """Returns the log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) /
-    temperature)[label].
-
-    Differentiable by hidden, weight and bias, once.
+    """Returns the log-prob of each label, float32 [N], nats: log_softmax(transform(hidden @ weight.T
+    + bias) / temperature)[label]. Differentiable by hidden, weight and bias, once.
 
     Args:
-        hidden: [N, H], last hidden state at the position that predicts the label; dtype of the
-            weight.
+        hidden: [N, H], where the label is predicted; dtype of the weight.
         weight: [V, H], the head.
         labels: int64 [N].
         bias: [V], if the head has one.
-        temperature: Divides the logits; above 0.
+        temperature: Above 0.
         transform: The model's change of its logits.
-        chunk_tokens: Tokens per chunk; chunk_tokens x V logits are in memory until the backward
-            pass ends.
+        chunk_tokens: chunk_tokens x V logits are in memory until the backward pass ends.
         fused: Whether torch compiles what comes behind the products.
-
-    Returns:
-        float32 [N], nats.
     """
     device = hidden.device.type
     # It does not apply to the products below, which have `out`.

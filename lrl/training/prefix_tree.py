@@ -168,10 +168,10 @@ def divided(
     lengths: Sequence[int], shared: int, longest: int, attention_tokens: int
 ) -> list[list[int]]:
     """Returns the responses of each tree, as many trees as cost least; one for each response if
-    there is nothing to share, or `attention_tokens` is 0.
+    there is nothing to share, or `attention_tokens` is 0. The longest response comes first, and
+    each goes to the shortest tree.
 
-    The longest response comes first, and each goes to the shortest tree. `lengths` has the tokens
-    of each response, the shared ones included; a tree of several has at most `longest`.
+    `lengths` include the `shared` tokens; a tree of several has at most `longest`.
     """
     count = len(lengths)
     if not shared or not attention_tokens or count < 2:

@@ -36,8 +36,8 @@ class Sharding:
         mesh: The ranks, with up to three named dimensions: `replicas`, each with a whole model;
             `shards`, which divide its weights; `tensor`, which also divide each layer's
             computation.
-        compute_dtype: Dtype of the passes, to which weights are cast as they are gathered; None
-            keeps that of the weights. Gradients are averaged in float32 either way.
+        compute_dtype: Dtype of the passes; None keeps that of the weights. Gradients are averaged
+            in float32 either way.
         cpu_offload: Weights, gradients and optimizer state wait on the CPU.
         reduce_gradients: Average the gradients in `each` backward pass, or `once` (`reduces`).
     """

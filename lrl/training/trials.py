@@ -122,18 +122,13 @@ def shared_by_responses(network: PreTrainedModel) -> Shared:
         prefixes=not why_no_tree,
         masks=not packed <= allowed and not why_no_tree,
     )
-    if not shared.rows:
+    if not shared.prefixes:
+        what, why = "its own copy of the prompt", why_no_tree
+        if not shared.rows:
+            what, why = "a padded row of its own", f"responses then differ by {packed:.1g}"
         rank_zero_only(log.warning)(
-            "model=%r: in %s, responses that share a row see each other (they differ by %.1g). Each "
-            "gets a row of its own, padded to the longest in its micro-batch: rollouts/padding is "
-            "what that costs.",
-            *(network.name_or_path, type(network).__name__, packed),
-        )
-    elif why_no_tree:
-        rank_zero_only(log.warning)(
-            "model=%r: each response carries its own copy of the prompt through training, because in "
-            "%s %s. With long prompts a step takes several times as long.",
-            *(network.name_or_path, type(network).__name__, why_no_tree),
+            "model=%r: each response has %s in training (%s: %s). A step takes longer for it.",
+            *(network.name_or_path, what, type(network).__name__, why),
         )
     return shared
 

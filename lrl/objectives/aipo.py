@@ -2,9 +2,8 @@
 truncated on one side.
 
 The gradient is  sum_t min(pi_t / mu_t, rho) * A * grad log pi_t,  with mu the policy that wrote the
-token and pi the policy that learns. Truncation as in IMPALA's V-trace (1802.01561), not PPO's
-two-sided clip: the responses may come from any older policy, so the weight corrects towards the
-newest policy and does not hold it near the last one.
+token and pi the policy that learns. As in IMPALA's V-trace (1802.01561), and unlike PPO's clip, the
+weight corrects towards the newest policy and does not hold it near the last one.
 """
 
 from torch import Tensor

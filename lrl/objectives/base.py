@@ -86,8 +86,7 @@ class Tokens(NamedTuple):
     def sums(self, values: Tensor) -> Tensor:
         """Returns the sum of `values` [n] over each response: [S].
 
-        Raises:
-            ConfigError: A response lacks tokens; of the others alone the sum would be wrong.
+        Raises ConfigError if a response lacks tokens.
         """
         if self.partial:
             raise ConfigError(

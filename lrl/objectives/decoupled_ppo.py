@@ -3,8 +3,7 @@ than the writer.
 
 The loss is  -w min(u A, clip(u, 1 - epsilon_low, 1 + epsilon_high) A)  with w = pi_prox / mu,
 detached, and u = pi / pi_prox. mu wrote the token; pi_prox, the proximal policy, is one step behind
-the policy that learns. So the trust region moves along with the policy, however old the response
-is.
+the policy that learns, so the trust region moves along with it.
 
 AReaL runs the model once more for log pi_prox. Here it is interpolated from the token's lag d, as
 AReaL offers too (A-3PO, 2512.06547):  log pi_prox = log mu + (1 - 1/d) (log pi - log mu),

@@ -6,8 +6,7 @@ elsewhere. Truncation (TIS, AIPO) keeps an outlier with the largest weight; IceP
 error of computation and drops it, on both sides.
 
 Use it when trainer and generator compute the policy differently (mixture of experts, quantised
-generators), so that large ratios are noise. When they come from lag they are signal, and AIPO keeps
-it.
+generators), so that large ratios are noise. When they come from lag, AIPO keeps the signal.
 """
 
 from torch import Tensor

@@ -3,9 +3,8 @@
 The loss is  -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)  with r = pi / mu. A larger
 upper bound is DAPO's clip-higher (2503.14476, equation 10), which lets unlikely tokens grow.
 
-Use it when the responses come from the version just before, or nearly. The trust region lies around
-the policy that wrote the token: the larger the lag, the more tokens are outside it from the start
-and learn nothing. docs/results/learning.md has measurements.
+Use it when the responses come from about the version before: the larger the lag, the more tokens
+are outside the trust region from the start and learn nothing (docs/results/learning.md).
 """
 
 import torch

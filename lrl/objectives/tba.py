@@ -8,8 +8,6 @@ of any age. On-policy its gradient is REINFORCE with A_j = (r_j - mean r) - beta
 the loss here is multiplied by beta / 2, which makes the gradients equal in size too.
 
 The mean needs all responses of a group under the newest policy, so micro-batches hold groups whole.
-(The published code takes the mean over consecutive responses, which is right only while a
-micro-batch holds a single prompt.)
 
 Use it with a replay buffer (`data.replay`), on responses too old for importance weights. Advantages
 must be rewards minus the group's mean (`GroupMean`), not divided by anything.
@@ -48,9 +46,8 @@ class TBA(Objective):
         # Log pi(y) - log pi_ref(y): [S].
         excess = tokens.sums(tokens.logprobs - tokens.reference_logprobs)
         group = tokens.means(tokens.groups.float()).round().long()  # [S]
-        # An advantage is the reward minus a number that its group shares, and the mean below
-        # removes shared numbers. It is over the trained responses alone; with `data.mask_truncated`
-        # the baseline was over more.
+        # An advantage is the reward minus a number that its group shares, which the mean below,
+        # over the trained responses alone, removes.
         minus_c = excess - tokens.means(tokens.advantages) / self.beta
         count = tokens.num_groups
         responses = sum_by(group, torch.ones_like(minus_c), count)

@@ -7,8 +7,7 @@ pushing down one that is already unlikely breaks uncorrected off-policy training
 rise above 0 and needs no weight.
 
 Use it for old or foreign responses: replay, large lags, responses of another model. The paper
-weighs the reward itself; here, as everywhere in lrl, it is the advantage, so the baseline decides
-which responses are good.
+weighs the reward itself; here it is the advantage, so the baseline decides what is good.
 """
 
 import torch

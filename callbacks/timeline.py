@@ -33,7 +33,6 @@ class Timeline(OnRankZero):
 
     A run that resumes in the same folder removes the records of steps that it trains again. On a GPU
     the trainer waits for the end of every backward pass, so that each has its own time.
-
     """
 
     def __init__(self) -> None:

@@ -13,16 +13,10 @@ EXPECTED = (ValueError, FileNotFoundError)
 class LrlError(Exception):
     """Base of all errors that lrl raises itself."""
 
-    shown_alone = False
-    """Whether its message needs no traceback: a script that it ends shows the message alone
-    (`_show`)."""
-
 
 class ConfigError(LrlError, ValueError):
     """A wrong setting, or a wrong input that a setting names: the message gives name, value and
     remedy."""
-
-    shown_alone = True
 
 
 class RewardFailuresError(LrlError, ValueError):
@@ -32,8 +26,6 @@ class RewardFailuresError(LrlError, ValueError):
 class ServerError(LrlError, RuntimeError):
     """A failed start; the message has the exit status, the cause found in the log, and the log's
     path."""
-
-    shown_alone = True
 
 
 class GeneratorError(LrlError, RuntimeError):
@@ -55,14 +47,10 @@ class NoGenerators(LrlError, RuntimeError):
 class RankLostError(LrlError, RuntimeError):
     """Another rank has ended, or did not answer in time."""
 
-    shown_alone = True
-
 
 class RendezvousError(LrlError, RuntimeError):
     """The ranks did not meet; the message names the missing ranks, or the ended ones with their
     reasons."""
-
-    shown_alone = True
 
 
 class CollectiveBroken(LrlError, RuntimeError):
@@ -129,8 +117,6 @@ class TeacherError(CountedError):
     """Log-probs that the server of a teacher has not given; the message names its address. Its kind
     is `teacher_refused` (it would refuse again) or `teacher_failed` (no answer in time)."""
 
-    shown_alone = True
-
 
 class NoEnvironments(LrlError, RuntimeError):
     """An outage of all environments that was longer than its limit."""
@@ -161,7 +147,9 @@ class UntrustedFile(LrlError, PermissionError):
 class ExportError(LrlError, OSError):
     """A trained policy that no folder could take; the message has the folders and the remedy."""
 
-    shown_alone = True
+
+SHOWN_ALONE = (ConfigError, ServerError, RankLostError, RendezvousError, TeacherError, ExportError)
+"""Their messages need no traceback: a script that they end shows the message alone."""
 
 
 # ---- checks of the settings of `where`, given by name: ConfigError for the first wrong one
@@ -203,7 +191,7 @@ def instances(where: str, **kinds_and_values: tuple[type, object]) -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    if getattr(error, "shown_alone", False):
+    if isinstance(error, SHOWN_ALONE):
         sys.stderr.write(f"lrl: error: {error}\n")
     else:
         _previous_hook(kind, error, traceback)

@@ -1,5 +1,5 @@
 """Settings of trainer, policy and data that must fit together; Lightning's flags and callbacks that
-would be ignored or wrong (docs/lightning.md has the table; each row has a test)."""
+would be ignored or wrong (docs/lightning.md has the table)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning's features: what works and what is refused, row by row of docs/lightning.md.
+"""Lightning's features that docs/lightning.md lists: what works and what is refused.
 
 What works is shown by two runs on a real server that use all of it at once; what is refused never
 gets to a server.
@@ -8,7 +8,6 @@ Covers lrl/preflight/settings.py.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -48,7 +47,6 @@ from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from tests.lent_server import Borrowing, LentServer
 
-DOCS = Path(__file__).parents[2] / "docs" / "lightning.md"
 PROMPTS = [{"prompt": f"{n}+1="} for n in range(10, 50)]
 
 
@@ -172,94 +170,36 @@ def second(
     )
 
 
-@pytest.fixture(scope="module")
-def quick(
-    lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
-    settings = {"enable_progress_bar": False, "enable_model_summary": False, "callbacks": []}
-    return fit(
-        lent_server,
-        policy_folder,
-        tmp_path_factory.mktemp("quick"),
-        fast_dev_run=1,
-        precision="bf16-mixed",
-        **settings,
-    )
+def test_what_the_first_run_uses_works(first: Run) -> None:
+    assert (first.trainer.current_epoch, first.steps, first.data.loaders) == (2, 4, 2)
+    assert len(set(first.prompts)) == len(first.prompts) == 8
+    for metric in ("reward/mean", "policy/mismatch_kl", "lr-AdamW"):
+        assert metric in first.columns
+    assert any(first.folder.glob("board/**/events*"))
+    assert first.saved("csv/**/*.ckpt") == [f"step={step}.ckpt" for step in range(1, 5)]
+    path = first.folder / "mine.ckpt"
+    first.trainer.save_checkpoint(path)
+    loaded = lrl.PolicyModule.load_from_checkpoint(path, model=first.policy.model)
+    weights = zip(first.policy.parameters(), loaded.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in weights)
 
 
-def loads(run: Run) -> bool:
-    path = run.folder / "mine.ckpt"
-    run.trainer.save_checkpoint(path)
-    loaded = lrl.PolicyModule.load_from_checkpoint(path, model=run.policy.model)
-    weights = zip(run.policy.parameters(), loaded.parameters(), strict=True)
-    return all(torch.equal(one, other) for one, other in weights)
-
-
-FIRST: dict[str, Callable[[Run], bool]] = {
-    "max_epochs, max_steps": lambda run: (run.trainer.current_epoch, run.steps) == (2, 4),
-    "limit_train_batches": lambda run: len(set(run.prompts)) == len(run.prompts) == 8,
-    "reload_dataloaders_every_n_epochs": lambda run: run.data.loaders == 2,
-    "logger (any, several, False)": lambda run: (
-        "reward/mean" in run.columns and any(run.folder.glob("board/**/events*"))
-    ),
-    "LearningRateMonitor": lambda run: "lr-AdamW" in run.columns,
-    "ModelCheckpoint(every_n_train_steps, save_top_k)": lambda run: (
-        run.saved("csv/**/*.ckpt") == [f"step={step}.ckpt" for step in range(1, 5)]
-    ),
-    "LambdaCallback and callbacks of one's own": lambda run: len(run.prompts) == 8,
-    "callbacks without WeightSync": lambda run: "policy/mismatch_kl" in run.columns,
-    "trainer.save_checkpoint, load_from_checkpoint": loads,
-}
-
-SECOND: dict[str, Callable[[Run], bool]] = {
-    'ckpt_path="last"': lambda run: len(run.prompts) == 4,
-    "min_steps, min_epochs, trainer.should_stop": lambda run: run.steps == 6,
-    "ModelCheckpoint(train_time_interval, save_last)": lambda run: Path(
-        run.callbacks[-1].last_model_path
-    ).exists(),
-    "plugins (CheckpointIO)": lambda run: isinstance(
-        run.trainer.strategy.checkpoint_io, AsyncCheckpointIO
-    ),
-}
-
-QUICK: dict[str, Callable[[Run], bool]] = {
-    "fast_dev_run": lambda run: run.steps == 1 and not run.saved() and len(run.prompts) == 2,
-    "precision=bf16-mixed, 32-true": lambda run: run.trainer.precision == "bf16-mixed",
-}
-
-IN_USE = (
-    *("profiler", "max_time, Timer", "use_distributed_sampler", "DeviceStatsMonitor"),
-    *("ThroughputMonitor", "ModelSummary, RichModelSummary", "TQDMProgressBar", "RichProgressBar"),
-    *("detect_anomaly", "deterministic, benchmark"),
-)
-"""Rows that the runs use, and that are Lightning's own."""
-
-ELSEWHERE = (
-    "trainer.validate",  # tests/runs/test_recipes.py
-    "ModelCheckpoint(monitor)",  # tests/callbacks/test_monitors.py
-    "EarlyStopping",  # tests/callbacks/test_monitors.py
-    "configure_optimizers of one's own",  # tests/training/test_optimizers.py
-    "enable_checkpointing=False",  # tests/callbacks/test_last_checkpoint.py
-    "several devices (lrl.AsyncDDP)",  # tests/strategies/test_ranks_run.py
-)
-"""Rows that other tests hold."""
-
-
-RUNS = {"first": FIRST, "second": SECOND, "quick": QUICK}
-
-
-@pytest.mark.parametrize(("run", "row"), [(run, row) for run, rows in RUNS.items() for row in rows])
-def test_it_works(run: str, row: str, request: pytest.FixtureRequest) -> None:
-    assert RUNS[run][row](request.getfixturevalue(run))
-
-
-def test_no_prompt_is_trained_twice_when_the_newest_checkpoint_is_named_last(
+def test_a_run_that_names_its_checkpoint_last_stops_when_told_and_trains_no_prompt_twice(
     first: Run, second: Run
 ) -> None:
+    assert second.steps == 6 and len(second.prompts) == 4
+    assert Path(second.callbacks[-1].last_model_path).exists()
+    assert isinstance(second.trainer.strategy.checkpoint_io, AsyncCheckpointIO)
     assert not set(first.prompts) & set(second.prompts)
 
 
-SECOND_FIT = "trainer.fit twice"
+def test_a_fast_run_in_mixed_precision_saves_nothing(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    settings = {"enable_progress_bar": False, "enable_model_summary": False, "callbacks": []}
+    how = {"fast_dev_run": 1, "precision": "bf16-mixed"} | settings
+    run = fit(lent_server, policy_folder, tmp_path, **how)
+    assert run.steps == 1 and not run.saved() and len(run.prompts) == 2
 
 
 def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(second: Run) -> None:
@@ -274,49 +214,40 @@ def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(s
     assert not {group.prompt.text for group in groups} & set(second.prompts)
 
 
-FLAGS = [
-    ("gradient_clip_val", 0.5, "model.max_grad_norm"),
-    ("accumulate_grad_batches", 2, "data.micro_batch_tokens and data.groups_per_step"),
-    ("val_check_interval", 5, "Evaluation.every_n_steps"),
-    ("check_val_every_n_epoch", 2, "Evaluation.every_n_steps"),
-    ("overfit_batches", 2, "data.prompts.limit"),
-]
-CALLBACKS: dict[str, tuple[L.Callback, str]] = {
-    "GradientAccumulationScheduler": (
-        GradientAccumulationScheduler({0: 2}),
-        "data.micro_batch_tokens",
-    ),
-    "StochasticWeightAveraging": (StochasticWeightAveraging(1e-2), "the policy itself"),
-    "WeightAveraging, EMAWeightAveraging": (WeightAveraging(), "the policy itself"),
-    "BatchSizeFinder, Tuner.scale_batch_size": (BatchSizeFinder(), "data.micro_batch_tokens"),
-    "LearningRateFinder, Tuner.lr_find": (LearningRateFinder(), "by reward or accuracy"),
-    "ModelPruning": (ModelPruning("l1_unstructured"), "know them by their names"),
-    "BackboneFinetuning": (BackboneFinetuning(), "a PolicyModule of your own"),
-    "OnExceptionCheckpoint": (
-        OnExceptionCheckpoint("."),
-        "saves by itself when an error or a signal ends it",
-    ),
-    "SpikeDetection": (SpikeDetection(), "lrl.callbacks.Health"),
-}
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "strategy (Lightning's own)": (
+    "Lightning's own strategy": (
         {"devices": 1, "strategy": "auto"},
         ("SingleDeviceStrategy", "lrl.AsyncDDP"),
     ),
-    "precision=bf16-true, 16-true, 64-true, transformer-engine": (
+    "double precision": (
         {"precision": "64-true"},
         ("trainer.precision='64-true'", "bf16-mixed", "model.dtype=bfloat16"),
     ),
-    "num_nodes with AsyncSingleDevice": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
-    "trainer.test": ({"verb": "test"}, ("trainer.test", "trainer.validate")),
-    "trainer.predict": ({"verb": "predict"}, ("trainer.predict", "lrl chat")),
-    **{flag: ({flag: value}, (f"trainer.{flag}={value}", remedy)) for flag, value, remedy in FLAGS},
+    "several nodes": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
+    "a test": ({"verb": "test"}, ("trainer.test", "trainer.validate")),
+    "a prediction": ({"verb": "predict"}, ("trainer.predict", "lrl chat")),
+    "a clip": (
+        {"gradient_clip_val": 0.5},
+        ("trainer.gradient_clip_val=0.5", "model.max_grad_norm"),
+    ),
+    "accumulation": ({"accumulate_grad_batches": 2}, ("data.groups_per_step",)),
+    "validation after some steps": ({"val_check_interval": 5}, ("Evaluation.every_n_steps",)),
+    "validation after some epochs": (
+        {"check_val_every_n_epoch": 2},
+        ("Evaluation.every_n_steps",),
+    ),
+    "few batches": ({"overfit_batches": 2}, ("data.prompts.limit",)),
     **{
-        row: ({"callbacks": [callback]}, ("trainer.callbacks has", reason))
-        for row, (callback, reason) in CALLBACKS.items()
+        type(one).__name__: ({"callbacks": [one]}, (f"trainer.callbacks has {type(one).__name__}",))
+        for one in (
+            *(GradientAccumulationScheduler({0: 2}), StochasticWeightAveraging(1e-2)),
+            *(WeightAveraging(), BatchSizeFinder(), LearningRateFinder()),
+            *(ModelPruning("l1_unstructured"), BackboneFinetuning(), OnExceptionCheckpoint(".")),
+            SpikeDetection(),
+        )
     },
 }
-"""The rows of docs/lightning.md that are refused: the trainer's settings, and words of the error."""
+"""What would be ignored or wrong: the trainer's settings, and words of the error."""
 
 
 @pytest.fixture
@@ -349,17 +280,3 @@ def test_what_would_be_ignored_or_wrong_is_refused(row: str, refused: Callable[.
     settings, named = REFUSED[row]
     message = refused(**settings)
     assert all(name in message for name in named), message
-
-
-def documented() -> dict[str, str]:
-    """Returns the rows of the page's tables, with `works` or `refused`."""
-    lines = re.findall(r"^\| `(.+?)` \| (works|refused) \|", DOCS.read_text(), re.MULTILINE)
-    return dict(lines)
-
-
-def test_the_table_agrees_with_the_tests() -> None:
-    works = [*FIRST, *SECOND, *QUICK, *IN_USE, *ELSEWHERE]
-    message = documented()
-    assert {row for row, verdict in message.items() if verdict == "works"} == set(works)
-    refused = {row for row, verdict in message.items() if verdict == "refused"}
-    assert refused == {*REFUSED, SECOND_FIT}

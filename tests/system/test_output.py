@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lrl.callbacks import Export
-from lrl.errors import ExportError
+from lrl.errors import SHOWN_ALONE, ExportError
 from lrl.system.output import best_effort, may_not_log
 from tests.checkpoints.test_checkpoint_file import limit_files
 from tests.run_without_generators import fit, trainer
@@ -71,7 +71,7 @@ def test_an_export_that_fits_nowhere_ends_in_one_error_with_the_remedy(
             Export(str(tmp_path / "again")).on_train_end(running, running.lightning_module)
     finally:
         limit_files(None)
-    assert ended.value.shown_alone
+    assert isinstance(ended.value, SHOWN_ALONE)
     assert f"cannot be written to {tmp_path / 'again'}" in str(ended.value)
     assert "nor to the temporary folder" in str(ended.value)
     assert "lrl export CHECKPOINT FOLDER" in str(ended.value)

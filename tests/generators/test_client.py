@@ -246,15 +246,11 @@ async def never(request: web.Request) -> web.Response:
     return web.Response()
 
 
-@pytest.mark.parametrize("posted", ["before", "never before"])
-def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure(
-    posted: str,
-) -> None:
+def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure() -> None:
     """A sync may come to a generator just as an eviction closes its connections."""
 
     async def close_and_post(client: GeneratorClient) -> None:
-        if posted == "before":
-            await client.post("/resume", deadline_s=60.0)
+        await client.post("/resume", deadline_s=60.0)
         closing = asyncio.create_task(client.close())
         await asyncio.sleep(0)
         for _ in range(2):

@@ -246,11 +246,7 @@ class SkewnessAware(LeastTokens):
         decode_latency: A generator's time for a token.
     """
 
-    def __init__(
-        self,
-        long_tail: float = 0.2,
-        decode_latency: DecodeLatency | None = None,
-    ) -> None:
+    def __init__(self, long_tail: float = 0.2, decode_latency: DecodeLatency | None = None) -> None:
         super().__init__()
         if not 0 < long_tail < 1:
             raise ConfigError(

@@ -74,12 +74,7 @@ def test_after_an_update_every_family_computes_what_the_policy_computes(tmp_path
         "VLLM_PLUGINS": "lrl",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "tests.generators.test_updated_families",
-        str(tmp_path),
-    ]
+    command = [sys.executable, "-m", "tests.generators.test_updated_families", str(tmp_path)]
     environment = own | cpu_environment(ServerSettings(), dict(own))
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=900, check=False

@@ -22,12 +22,7 @@ import pytest
 import torch
 
 from lrl.routing import rankers
-from lrl.routing.rankers import (
-    SMALLEST_RESIDUAL,
-    FineTuned,
-    LanguageModelRanker,
-    fit_ridge,
-)
+from lrl.routing.rankers import SMALLEST_RESIDUAL, FineTuned, LanguageModelRanker, fit_ridge
 from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words

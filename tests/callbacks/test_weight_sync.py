@@ -22,7 +22,7 @@ from lrl.generators.generator import Generator
 from lrl.weights.sync import RunEnded
 from tests.callbacks.model_run import ModelRun, serving
 from tests.leftovers import wait_for
-from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, make_generators
+from tests.weights.model_sync import PAUSE, UPDATE, Copying, make_generators
 
 
 @pytest.fixture
@@ -44,24 +44,6 @@ def copying() -> Iterator[ModelRun]:
 def proofs(model_run: ModelRun) -> list[int]:
     """Returns how often each generator was proved."""
     return [client.posted.count("proof") for client in model_run.clients]
-
-
-def test_between_two_proofs_neither_policy_nor_generator_computes_log_probs(
-    model_run: ModelRun,
-) -> None:
-    computed: list[int] = []
-
-    def logprobs(tokens: list[int], *formats: Any) -> list[float]:
-        computed.append(model_run.trainer.global_step)
-        return [-1.0] * 2
-
-    policy: Any = model_run.policy
-    policy.prompt_logprobs = logprobs
-    for version in range(1, 7):
-        model_run.step(version)
-        assert serving(model_run.pool.generators) == [version, version]
-    model_run.syncs[model_run.pool].wait()
-    assert computed == [3, 6] and proofs(model_run) == [3, 3]
 
 
 def test_only_the_first_proof_of_a_run_is_waited_for(model_run: ModelRun) -> None:
@@ -120,16 +102,6 @@ def test_a_generator_that_fails_a_proof_beside_the_step_is_evicted_at_once_and_t
     assert "What it wrote since its last proof may be of wrong weights" in (liar.eviction or "")
     model_run.step(4)
     assert model_run.pool.generators == [healthy] and serving([healthy]) == [4]
-
-
-def test_a_new_generator_with_wrong_weights_never_serves(model_run: ModelRun) -> None:
-    newcomer = make_generators()[0]
-    newcomer.client.logprobs = [-1.0, -9.0]  # type: ignore[attr-defined]
-    model_run.pool.pending.append(newcomer)
-    model_run.step(1)
-    wait_for(lambda: newcomer.eviction)
-    assert newcomer.served_from is None and len(model_run.pool.serving) == 2
-    assert "since its last proof" not in (newcomer.eviction or "")
 
 
 def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_replaces_none() -> (
@@ -269,18 +241,6 @@ def test_a_generator_that_fails_both_attempts_is_evicted_by_name_and_never_write
     assert UPDATE in (behind.eviction or "") and copying.pool.generators == [healthy]
     client: Any = behind.client
     assert client.posted.count("/resume") == 1, "that of the first sync"
-
-
-def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_trainer_waits(
-    copying: ModelRun, caplog: pytest.LogCaptureFixture
-) -> None:
-    newcomer = make_generators()[0]
-    newcomer.client.failing = {INIT: 1}  # type: ignore[attr-defined]
-    copying.pool.pending.append(newcomer)
-    copying.step(1)
-    assert f"attempt 1: {INIT} for weight version 1 failed" in caplog.text
-    assert newcomer in copying.pool.generators and copying.versions == [0, 1]
-    wait_for(lambda: serving(copying.pool.generators) == [1, 1, 1])
 
 
 @pytest.mark.parametrize("trainer", ["trains", "waits for it"])

@@ -60,8 +60,8 @@ def main(argv: Sequence[str]) -> int:
 def open_policy(
     folder: Path, temperature: float, max_tokens: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns the model, on the GPU if there is one and with these settings of sampling, and its
-    tokenizer; raises ValueError if the folder is not a whole policy."""
+    """Returns the model, on the GPU if there is one, and its tokenizer; raises ValueError if the
+    folder is not a whole policy."""
     if not (folder / "config.json").is_file():  # transformers would look for the name on the hub
         raise ValueError(
             f"{folder} holds no policy (there is no {folder / 'config.json'}).\n"
@@ -105,7 +105,6 @@ def respond(
 
     class Stream(TextStreamer):
         def put(self, value: torch.Tensor) -> None:
-            """Takes the prompt, then one token after the other."""
             if self.next_tokens_are_prompt or value.item() not in ends:
                 super().put(value)
 
@@ -122,9 +121,8 @@ def respond(
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any] = NO_FORM
 ) -> BatchEncoding:
-    """Encodes a typed prompt as in training, by the `Prompts.form` of the run; if that is empty, as a
-    chat if the tokenizer has a template, else as plain text. Returns input_ids of shape [1, n].
-    Raises ValueError if the tokenizer cannot, or the run's template needs other columns."""
+    """Returns the input_ids, [1, n], of a typed prompt, made as in training by the `Prompts.form` of
+    the run. Raises ValueError if the run's template needs other columns."""
     from transformers import BatchEncoding
 
     from lrl.rollouts.prompts import Prompts

@@ -44,11 +44,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
-    """Writes the policy of a checkpoint, with its tokenizer; returns the steps it has done.
-
-    Adapters are merged into it, and also stand alone in its folder `adapter`, in peft's format.
-    `model` is what the run began with, if that was moved.
-    """
+    """Writes the policy of a checkpoint, with its tokenizer and adapters merged; returns the steps it
+    has done. `model` is what the run began with, if that was moved."""
     with quick_imports():
         from lrl.training.export import save_policy
         from lrl.training.lora import whole_adapters
@@ -109,8 +106,7 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], pr
 
 
 def read(checkpoint: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns a checkpoint, and the policy's weights, on the CPU; checks that `folder`, the target,
-    is new or empty."""
+    """Returns a checkpoint and its policy's weights, on the CPU, if `folder` is new or empty."""
     import torch
 
     from lrl.checkpoints.checkpoint_file import READ_ERRORS

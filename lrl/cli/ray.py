@@ -130,8 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str], asked: Request) -> int:
     """Runs `lrl` with these words on the nodes, and prints what they print; returns the exit status.
-    Raises OSError without a cluster, or a place in it, and RayError if a node cannot start the
-    command."""
+    Raises OSError or RayError if it cannot be placed or started."""
     ray.init(address=asked.address, log_to_driver=False, logging_level=logging.ERROR)
     received: list[int] = []
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ray's own handler would end this process
@@ -146,7 +145,7 @@ def run(words: Sequence[str], asked: Request) -> int:
 
 
 def wait_for_place(group: PlacementGroup, asked: Request, received: list[int]) -> None:
-    """Waits until Ray has reserved the nodes, or a signal has come; raises TimeoutError."""
+    """Waits until Ray has reserved the nodes, or a signal has come."""
     nodes = "; ".join(_named(node["Resources"]) for node in ray.nodes() if node["Alive"])
     place = (
         f"{asked.nodes} times {_named(asked.bundles[0])}, each on a node of its own. The nodes have "
@@ -228,7 +227,6 @@ class NodeActor:
             time.sleep(POLL_S)
 
     def send(self, signum: int) -> None:
-        """Sends a signal to the guard."""
         self._process.send_signal(signum)
 
 
@@ -238,14 +236,10 @@ class Node:
 
     name: str
     actor: Any
-    prefix: str
-    """Before each line that it prints."""
-    status: int | None = None
-    """Exit status; None while it runs."""
-    at: int = 0
-    """Bytes that have been read."""
-    line: bytes = b""
-    """The beginning of a line whose end is missing."""
+    prefix: str  # of each line that it prints
+    status: int | None = None  # None while it runs
+    at: int = 0  # bytes that have been read
+    line: bytes = b""  # the beginning of a line whose end is missing
 
     def take(self, call: Any) -> bool:
         """Prints the answer of `NodeActor.read`; returns whether the command still runs."""
@@ -326,7 +320,6 @@ def follow(nodes: Sequence[Node], received: list[int]) -> int:
 
 
 def say(what: str) -> None:
-    """Prints a line of this program's own."""
     sys.stderr.write(f"lrl ray: {what}\n")
     sys.stderr.flush()
 

@@ -73,11 +73,8 @@ TrainerCosts = LinearTrainer | RooflineTrainer
 
 
 def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
-    """Fits the costs of one of a run's generators; `kv_tokens` is given, as no timeline has it.
-
-    Work of which the timeline has no example costs 0. With a constant number of responses, the
-    costs of a decode step and of a response cannot be separated.
-    """
+    """Fits the costs of one of a run's generators; `kv_tokens` is given, as no timeline has it. Work
+    of which the timeline has no example costs 0."""
     work = [record for record in records if isinstance(record, GeneratorRecord)]
     rows = []
     for record in work:
@@ -114,11 +111,7 @@ def _median(records: Sequence[Record], part: str) -> float:
 
 def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -> list[float]:
     """Returns the coefficients c >= 0 of least sum((rows c - seconds)^2 / expected), with expected
-    = rows c.
-
-    A record's variance grows with its expected seconds, so the fitted seconds add up to the
-    measured ones at any scatter. Errors relative to the measured seconds would favour fast records.
-    """
+    = rows c: so the fitted seconds add up to the measured ones at any scatter."""
     used = [index for index, length in enumerate(seconds) if length > 0]
     if not used:
         raise ValueError(f'The timeline has no record of kind "{kind}" that took time.')

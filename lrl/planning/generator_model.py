@@ -29,7 +29,7 @@ HEADROOM = 0.01
 
 @dataclass(eq=False, slots=True)
 class SimulatedResponse:
-    """One response that is being written."""
+    """A response that is being written."""
 
     prompt_tokens: int
     length: int
@@ -74,7 +74,6 @@ class ModelGenerator(GeneratorLoad):
         """Tokens written so far."""
         self.busy_s = self.paused_s = self.idle_s = 0.0
         """Seconds of work, of pause in syncs and without a response: the time since its start."""
-        self.preemptions = 0
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
@@ -222,7 +221,6 @@ class ModelGenerator(GeneratorLoad):
             last = max(self._batch, key=_order)
             self._leave(last)
             insort(self._waiting, last, key=_order)
-            self.preemptions += 1
         to_end = self._batch[0].last_step - self._steps
         return min(to_end, self._room()) if len(self._batch) > 1 else to_end
 

@@ -1,10 +1,9 @@
 """Data sheets of accelerators, clusters of them, and a cost model of a model's shape on both: memory
 on each device, and seconds as the longer of reading memory and of computing.
 
-Sheets have the makers' peaks, dense and in one direction. Their gigabyte is read as 10^9 bytes; the
-parts hold about 7 % more, which is left to the driver. One set of constants serves every model and
-device; none is fitted to a row of a table. A roofline does not see costs of an implementation
-(kernels per layer, graph capture, quantised kernels): they are in the constants, or missing.
+Sheets have the makers' peaks, dense and in one direction, in gigabytes of 10^9 bytes. One set of
+constants serves every model and device; none is fitted to a row of a table. What an implementation
+costs beyond a roofline (kernels per layer, graph capture) is in the constants, or missing.
 """
 
 import math
@@ -22,9 +21,8 @@ STATES = 4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 """Of a number by `model.dtype`."""
 INNER_WIDTHS, INNER_KEY_WIDTHS = 19, 5
-"""Widths of the residual stream, and of the keys, that a layer keeps for its backward pass besides
-its feed-forward network, as bfloat16: as in Qwen3 under autocast, which keeps the most of Llama,
-Qwen2 and Qwen3 (counted in transformers 5.19)."""
+"""Widths of the residual stream, and of the keys, that a layer keeps in bfloat16 for its backward
+pass, as Qwen3 under autocast, which keeps the most (counted in transformers 5.19)."""
 HEAD_CHUNK_TOKENS = 1024
 """Tokens with their logits in memory at once (`model.head_chunk_tokens`)."""
 UPDATE_BYTES = 30
@@ -35,32 +33,27 @@ MATMUL_SHARE = 0.55
 """Reached share of peak FLOP/s in large matrix products. Llama 3 trained with 0.38 to 0.43,
 communication and pipeline bubbles included (2407.21783, table 4)."""
 BANDWIDTH_SHARE = 0.8
-"""Reached share of a memory's bandwidth: a guess, between the 0.9 of a plain copy and attention over
-many short sequences."""
+"""Reached share of a memory's bandwidth: a guess; a plain copy has 0.9."""
 LINK_SHARE = 0.8
 """Reached share of a link's bandwidth in large collectives; not measured here."""
 STEP_OVERHEAD_S = 3.0e-3
-"""Seconds of a decode step without computing: the rest of the 8.4 ms of one response by a 7B model on
-an H800 (StreamRL, figure 6, its first point) after reading the weights."""
+"""Seconds of a decode step besides reading the weights: StreamRL's figure 6, its first point."""
 NODE_LATENCY_S = 10e-6
 """Seconds of a tiny all-reduce within a node: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator."""
+    """One accelerator, in FLOP/s of dense products, bytes and bytes/s."""
 
     name: str
     bf16_flops: float
-    """FLOP/s of dense bfloat16 matrix products."""
     memory: float
-    """Bytes."""
     bandwidth: float
-    """Bytes/s between memory and processor."""
     node_link: float
-    """Bytes/s sent within its node, while it receives as many (half of a sheet's figure)."""
+    """Sent within its node, while it receives as many (half of a sheet's figure)."""
     network: float
-    """Bytes/s sent to other nodes; a property of the node it is sold in."""
+    """Sent to other nodes; a property of the node it is sold in."""
 
 
 SHEETS = tuple(
@@ -119,8 +112,7 @@ class Cluster:
         """Returns the bytes/s of each of `members` devices in a collective; every `stride`-th
         device takes part.
 
-        Within a node it is the node's own link. Across nodes the members of a node share their
-        network ports, so a ring over all of them enters a node through all of its ports at once.
+        Across nodes a ring enters a node through the network ports of all members in it.
         """
         together = max(1, self.devices_per_node // stride)
         if members <= together:
@@ -185,13 +177,11 @@ def usable(device: Device) -> float:
 def training_memory(shape: ModelShape, shards: int, tp: int, held: Held = Held()) -> Memory:
     """Returns training's memory on a device, by the tokens of its micro-batch.
 
-    Fixed: the state, spread over `shards` devices (FSDP and tensor parallelism together); the
-    bfloat16 weights at work (FSDP's: the current layer, the prefetched one and the ends of the
-    network; those that autocast makes of whole float32 weights: every layer's that is not
-    recomputed, for the backward pass); the logits of one chunk with their softmax and gradient in
-    float32. Each token: a layer's input for the backward pass, the inner values of the layers that
-    are not recomputed, and the inner values and gradients of one layer (about 10 widths and 4
-    feed-forward widths, for every expert of a token).
+    Fixed: the state, spread over `shards` devices; the bfloat16 weights at work (FSDP's: two layers
+    and the ends of the network; autocast's copies: of every layer that is not recomputed); one
+    chunk's logits, softmax and gradient in float32. Each token: every layer's input, the inner
+    values of layers that are not recomputed, and of one layer those and their gradients (about 10
+    widths and 4 feed-forward widths for each of its experts).
     """
     kept_whole = shape.layers - held.recomputed(shape)
     at_work = 0
@@ -241,8 +231,7 @@ class RooflineGenerator:
         return max(0, self.memory.tokens_in(usable(self.cluster.device)))
 
     def decode_s(self, responses: float, context_tokens: float) -> float:
-        """Weights and attention each take the longer of reading and computing; two all-reduces a
-        layer and a step's overhead come on top."""
+        """Weights and attention each take the longer of reading and computing."""
         if responses <= 0:
             return 0.0
         reads = self._reads_s(context_tokens * self.memory.per_token)
@@ -255,8 +244,7 @@ class RooflineGenerator:
 
     @property
     def sync_pause_s(self) -> float:
-        """Each device receives its own shard of the weights once (LlamaRL's DDMA); many generators
-        are served along a tree (StreamRL, section on weight transfer), which costs no more."""
+        """Each device receives its own shard of the weights once (LlamaRL's DDMA)."""
         shard = BF16_BYTES * self.shape.parameters / self.tp
         return shard / (self.cluster.outward * LINK_SHARE)
 
@@ -291,9 +279,8 @@ class RooflineTrainer:
     """Weights are sent from the devices without a copy."""
 
     def micro_batch_s(self, tokens: float, tokens_squared: float) -> float:
-        """The longer of computing and of FSDP's traffic, which overlaps with it (weights gathered
-        for forward and backward, gradient scattered); tensor parallelism's all-reduces come on top:
-        two a layer in each of forward, recomputation and backward."""
+        """The longer of computing and of FSDP's traffic (weights gathered twice, gradient scattered);
+        tensor parallelism's all-reduces come on top, two a layer in each pass."""
         again = self.held.recomputed(self.shape) / self.shape.layers
         attention = self.shape.attention_flops * tokens_squared / 2  # causal: half of the square
         flops = (PASSES + again) * (self.shape.flops_per_token * tokens + attention)

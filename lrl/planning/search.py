@@ -40,7 +40,7 @@ class Training:
 
     costs: RooflineTrainer
     micro_batch_tokens: int
-    """Tokens that each rank (group of `costs.tp` devices) has in a micro-batch."""
+    """Of each rank (group of `costs.tp` devices)."""
     seconds: float
     """All micro-batches and the update."""
     last_s: float
@@ -54,8 +54,7 @@ class Generation:
     """A step's generation."""
 
     generators: int
-    costs: RooflineGenerator
-    """Costs of one generator."""
+    costs: RooflineGenerator  # of one
     writing: GenerationPhase
     memory: float
     """Bytes of each device with all slots taken."""

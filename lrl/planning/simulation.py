@@ -41,11 +41,7 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """A run to forecast. Settings have their names and meanings in a run.
-
-    Raises:
-        ValueError: max_lag is not 0 on shared devices.
-    """
+    """A run to forecast. Settings have their names and meanings in a run."""
 
     generators: Sequence[GeneratorCosts]
     trainer: TrainerCosts
@@ -334,8 +330,7 @@ class ModelTrainer:
 
     async def _sync(self, version: int) -> tuple[float, float]:
         """Moves the weights and admits more groups; returns the seconds of the sync and of its
-        longest pause, or of the sync before if the pause overlaps the next step. The trainer's work
-        beyond the pause runs while the generators still write."""
+        longest pause, or of the sync before if the pause overlaps the next step."""
         started, overlaps = self._loop.time(), self.costs.pause_overlaps
         last_s = await self._delivery if self._delivery else 0.0
         self._delivery = None

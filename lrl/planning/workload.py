@@ -261,11 +261,9 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
     """Returns the phase of a step in a steady flow: the next step's responses start at once. `lag`
     is at least 1.
 
-    Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on
-    average, or as many as fit; the generator is then at its fastest. If the longest response
-    becomes too slow for the bound on lag, steps take longer and fewer responses are in flight,
-    until both agree: the more responses share the generator, the sooner a step's worth is written,
-    and the later each of them ends.
+    Pacing lets `lag + 1/2` steps' responses be in flight on average, or as many as fit. If the longest
+    response becomes too slow for the bound on lag, fewer are in flight: the more responses share
+    the generator, the sooner a step's worth is written, and the later each of them ends.
     """
     responses = workload.samples / generators
     longest = float(workload.lengths.of(workload.samples)[-1])

@@ -15,17 +15,8 @@ INSTRUCTIONS = "Call the calculator, then answer."
 
 
 async def solve(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
-    """Solves a word problem; `data.rewards` judge the last turn.
-
-    Args:
-        prompt: The problem.
-        base_url: Of the policy, which it takes for a model of OpenAI's interface.
-        api_key: The key there.
-        columns: The row's others.
-
-    Raises:
-        ConfigError: pydantic-ai is not installed.
-    """
+    """Solves a word problem with the policy at `base_url`, which it takes for a model of OpenAI's
+    interface; `data.rewards` judge the last turn."""
     if find_spec("pydantic_ai") is None:
         raise ConfigError(f"the package pydantic-ai-slim is not installed: {REMEDY}.")
     from pydantic_ai import Agent, UnexpectedModelBehavior

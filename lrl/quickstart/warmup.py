@@ -88,18 +88,14 @@ def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
 
 
 def find_or_make(folder: Path, found: Callable[[Path], bool], make: Callable[[Path], None]) -> Path:
-    """Returns `folder`, made if it is not there: complete or not at all.
-
-    All ranks may call it at once: the first one makes the folder, the others wait and find it.
+    """Returns `folder`, which appears complete or not at all. All ranks may call it at once: the first
+    one makes it, the others wait.
 
     Args:
         folder: The folder.
-        found: Tells whether the folder holds what is wanted; removes what may be made again, and
-            raises if it holds anything else.
+        found: Tells whether it holds what is wanted; removes what may be made again, and raises if
+            it holds anything else.
         make: Fills a folder of another name, which does not exist.
-
-    Raises:
-        filelock.Timeout: Another process has held the folder's lock for 15 minutes.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock", timeout=LOCK_TIMEOUT):
@@ -149,10 +145,7 @@ def train(
     warm_up: WarmUp,
     rng: random.Random,
 ) -> int:
-    """Teaches the working, then the habit of leaving it out, in place; returns the number of steps.
-
-    Raises RuntimeError if the working was not learned in `max_steps`.
-    """
+    """Teaches the working, then the habit of leaving it out, in place; returns the number of steps."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
     recent = deque([math.inf] * 20, maxlen=20)

@@ -73,12 +73,9 @@ def truncate(path: Path, step: int) -> int:
 class GroupLines:
     """A group of the file: its lines, and what the first one says."""
 
-    line: int
-    """Number of the first one, from 1 on."""
     start: int
-    """Its first byte."""
     end: int
-    """The byte after the last one."""
+    """First byte, and the one after the last."""
     shown: Record
 
     def matches(self, wanted: Wanted) -> bool:
@@ -149,15 +146,11 @@ class RolloutIndex:
     """Grows with every change of `groups`."""
     unreadable: int = 0
     """Lines between groups that are part of no whole one."""
-    faults: dict[int, str] = field(default_factory=dict)
-    """What is wrong with the first lines of groups, by line."""
     cut_short: bool = False
     """Whether the file ends within a group: it is being written, or the run was killed then."""
     _inode: int = 0
     _end: int = 0
     """End of the last whole group."""
-    _lines: int = 0
-    """Lines up to there."""
 
     def refresh(self) -> None:
         """Reads what was written since the last call. Raises OSError if the file cannot be read."""
@@ -165,9 +158,8 @@ class RolloutIndex:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._end:
                 self._inode = status.st_ino
-                self._end = self._lines = self.unreadable = 0
+                self._end = self.unreadable = 0
                 self.groups = []
-                self.faults = {}
                 self.revision += 1
             file.seek(self._end)
             self._read(file)
@@ -180,7 +172,7 @@ class RolloutIndex:
         for line in file:
             lines += 1
             if line.startswith(GROUP):
-                group = self._group(line, self._lines + lines, at)
+                group = _group(line, at)
                 to_come = 1 + len(group.shown["responses"]) if group else 0
             elif line.startswith(OTHERS) and line.endswith(END):
                 to_come -= 1
@@ -190,53 +182,36 @@ class RolloutIndex:
             if group is not None and not to_come:
                 self.unreadable += lines - 2 - len(group.shown["responses"])
                 group.end = self._end = at
-                self._lines += lines
                 self.groups.append(group)
                 self.revision += 1
                 group, lines = None, 0
         self.cut_short = at > self._end
-
-    def _group(self, line: bytes, number: int, start: int) -> GroupLines | None:
-        """Returns the group whose first line is given; None, and notes the fault, if it is broken."""
-        if not line.endswith(END):
-            return None  # the run is writing it
-        try:
-            shown = _parsed(line)
-            if lacking := [name for name in NEEDED if name not in shown]:
-                raise ValueError(f"it has no {', '.join(lacking)}")
-        except ValueError as error:
-            self.faults[number] = str(error)
-            return None
-        del shown["kind"]
-        return GroupLines(number, start, start, shown)
 
     def find(self, wanted: Wanted, order: str) -> list[GroupLines]:
         """Returns the wanted groups in an order of `ORDERS`."""
         return sorted((one for one in self.groups if one.matches(wanted)), key=ORDERS[order])
 
     def read(self, step: int, index: int) -> Record | None:
-        """Returns a group with its prompt and its responses' tokens, or None; raises ValueError with
-        file and line if a line of it is broken."""
-        found = [one for one in self.groups if one.shown["step"] == step]
-        group = next((one for one in found if one.shown["index"] == index), None)
+        """Returns a group with its prompt and its responses' tokens, or None; raises ValueError if a
+        line of it is broken."""
+        places = {(one.shown["step"], one.shown["index"]): one for one in self.groups}
+        group = places.get((step, index))
         if group is None:
             return None
         with self.path.open("rb") as file:
             file.seek(group.start)
             lines = file.read(group.end - group.start).splitlines()
-        parsed = []
-        for number, line in enumerate(lines[1:], group.line + 1):
-            try:
-                parsed.append(_parsed(line))
-            except ValueError as error:
-                raise ValueError(f"{self.path}, line {number}: {error}.") from error
-        return group.shown | {"prompt": parsed[0], "responses": parsed[1:]}
+        prompt, *responses = map(json.loads, lines[1:])
+        return group.shown | {"prompt": prompt, "responses": responses}
 
 
-def _parsed(line: bytes) -> Record:
-    """Returns the object of a line; raises ValueError, with the fault, if it is none."""
+def _group(line: bytes, start: int) -> GroupLines | None:
+    """Returns the group whose first line is given; None if it is not whole, or broken."""
     try:
-        found: Record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"it is no JSON ({error})") from error
-    return found
+        shown = json.loads(line) if line.endswith(END) else {}
+    except ValueError:
+        return None
+    if any(name not in shown for name in NEEDED):
+        return None
+    del shown["kind"]
+    return GroupLines(start, start, shown)

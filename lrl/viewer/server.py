@@ -89,7 +89,8 @@ class Viewer:
         try:
             found = self.index.read(*place)
         except ValueError as error:
-            raise web.HTTPUnprocessableEntity(text=str(error)) from error
+            text = f"A line of it in {self.index.path} is no JSON: {error}."
+            raise web.HTTPUnprocessableEntity(text=text) from error
         if found is None:
             raise web.HTTPNotFound(text="The run has no such group; it may have been resumed.")
         return _json(found)
@@ -151,9 +152,6 @@ def overview(index: RolloutIndex) -> dict[str, Any]:
 def notes(index: RolloutIndex) -> list[str]:
     """Returns what a reader should know about the file."""
     found = []
-    for line in sorted(index.faults)[:1]:
-        more = f" (and {len(index.faults) - 1} more)" * (len(index.faults) > 1)
-        found.append(f"{index.path.name}, line {line}{more}: {index.faults[line]}.")
     if index.cut_short:
         found.append(
             "The last group is not whole: it is being written, or the run was killed then."

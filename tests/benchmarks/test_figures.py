@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import forecast, overlap, timed_run
+from benchmarks import forecast, overlap
 from benchmarks.against_trl import speed
-from benchmarks.forced_lengths import equal, long_tailed
+from benchmarks.forced_lengths import long_tailed
 from benchmarks.lag_sweep import lag_cell
 from benchmarks.records import accuracy_interval
 from benchmarks.skewness import OTHERS, Oracle
-from lrl.callbacks.throughput import StepTimes
 from lrl.evaluation import wilson_interval
 from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.rollouts.timeline import Record
@@ -31,12 +30,6 @@ def test_an_interval_is_as_wide_as_the_seeds_spread_and_never_narrower_than_the_
     assert accuracy_interval([0.1, 0.9], 500)[1:] == (0.0, 1.0)
 
 
-def test_drawn_lengths_have_the_stated_mean_and_maximum() -> None:
-    drawn = [length for group in range(400) for length in long_tailed().of(group, group, 16)]
-    assert 62 < sum(drawn) / len(drawn) < 66 and max(drawn) == 512
-    assert set(equal().of(3, 3, 16)) == {64}
-
-
 def test_an_oracle_expects_the_drawn_responses_and_an_epoch_before_had_others() -> None:
     lengths = long_tailed(seed=3, prompt_share=0.5)
     oracle = Oracle(lengths, prompts=64, responses=4)
@@ -45,13 +38,6 @@ def test_an_oracle_expects_the_drawn_responses_and_an_epoch_before_had_others() 
         assert oracle.expected(Prompt(id=prompt, token_ids=[1], text="")) == sum(drawn) / 4
     assert oracle.quantile(1.0) == max(max(lengths.of(prompt, prompt, 4)) for prompt in range(64))
     assert lengths.of(7, OTHERS + 7, 4) != lengths.of(7, 7, 4)
-
-
-def test_a_mean_counts_the_step_that_waited() -> None:
-    found = timed_run.means(
-        [StepTimes({"train": 1.0}), StepTimes({"train": 1.0, "wait_last": 3.0})]
-    )
-    assert found["step"] == 2.5 and found["wait"] == 1.5 and found["train"] == 1.0
 
 
 def test_lag_is_a_mean_over_tokens_and_steps_without_tokens_have_none() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from lrl.callbacks.summary import chat_command
 from lrl.cli import chat
@@ -44,21 +44,13 @@ def test_a_prompt_on_the_command_line_is_answered(folder: Path, say: Say) -> Non
     assert say("chat", folder, "--max_tokens", "4", "1+7=")[:2] == (0, "8\n")
 
 
-LINES = {
-    "until an empty one": (b"1+7=\nhello\n2+6=\n\n3+5=\n", "8\n8\n", "hello"),
-    "until the end": (b"1+7=", "8\n", ""),
-}
-
-
-@pytest.mark.parametrize("case", LINES)
-def test_lines_are_answered(
-    case: str, folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+def test_lines_are_answered_until_an_empty_one(
+    folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, answers, told = LINES[case]
-    stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
+    stdin = io.TextIOWrapper(io.BytesIO(b"1+7=\nhello\n2+6=\n\n3+5=\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
     status, out, error = say("chat", folder)
-    assert (status, out) == (0, answers) and told in error
+    assert (status, out) == (0, "8\n8\n") and "hello" in error
 
 
 NO_WEIGHTS = {"config.json": '{"model_type": "llama"}'}
@@ -96,16 +88,6 @@ def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Pa
     assert not greedy.do_sample and not greedy.repetition_penalty and greedy.max_new_tokens == 7
     assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.top_k) == (True, 0.5, 1.0, 0)
     assert greedy.eos_token_id == [EOS, 5]
-
-
-def test_special_tokens_are_printed_and_the_end_of_a_response_is_not(
-    folder: Path, tmp_path: Path, say: Say
-) -> None:
-    policy = shutil.copytree(folder, tmp_path / "policy")
-    tokenizer = AutoTokenizer.from_pretrained(policy)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["8"]})
-    tokenizer.save_pretrained(policy)
-    assert say("chat", policy, "1+7=")[1] == "8\n"
 
 
 def test_a_response_without_an_end_is_no_longer_than_the_policy_was_made_for(

@@ -114,10 +114,3 @@ def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
     errors = done.stderr[done.stderr.index("lrl: error:") :]
     assert done.returncode == 1 and message in errors, done.stderr
     assert "Traceback" not in done.stderr and len(errors.splitlines()) <= 3
-
-
-def test_a_fault_of_the_program_keeps_its_traceback(readers_folder: Path) -> None:
-    script = "import lrl.errors\nraise KeyError('nobody meant this')\n"
-    done = run_script(script, readers_folder)
-    assert done.returncode == 1 and "Traceback" in done.stderr
-    assert "nobody meant this" in done.stderr

@@ -6,7 +6,6 @@ Covers lrl/cli/parsing.py.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -182,25 +181,3 @@ def test_a_setting_that_another_class_does_not_take_is_named_once(
         "lrl.objectives.GSPO does not take what was set for lrl.objectives.AIPO, so this is left "
         "out: rho."
     ]
-
-
-def test_a_bare_name_imports_the_class_that_it_names_and_no_other() -> None:
-    program = """
-import sys
-from lrl.cli.main import main
-try:
-    main(sys.argv[1:])
-finally:
-    print(*[name for name in sys.modules if name.startswith("lrl.")], file=sys.stderr)
-"""
-    words = ["fit", "--config", "quickstart", "--model.objective", "TBA", "--print_config"]
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=240
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert yaml.safe_load(ended.stdout)["model"]["init_args"]["objective"]["class_path"] == (
-        "lrl.objectives.TBA"
-    )
-    imported = set(ended.stderr.split())
-    others = ("lrl.objectives.gspo", "lrl.rewards.code", "lrl.strategies.several_ranks")
-    assert "lrl.objectives.tba" in imported and not imported & set(others)

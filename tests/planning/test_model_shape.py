@@ -60,18 +60,6 @@ def test_adapters_are_as_many_numbers_as_peft_makes(kind: str) -> None:
     assert read_shape(config.to_dict()).adapter_parameters(4) == made
 
 
-def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
-    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
-    shape = read_shape({"model_type": "mixtral", **SIZES, **experts})
-
-    def reads(experts: int) -> float:
-        return shape.layers * shape.matrices_of_a_layer(experts) + shape.embedding_parameters
-
-    one, many, all_of_them = (shape.read_parameters(tokens) for tokens in (1, 4, 10_000))
-    assert one == pytest.approx(reads(2)) and all_of_them == pytest.approx(reads(8))
-    assert one < many < all_of_them
-
-
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -83,8 +71,3 @@ def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
 def test_an_unknown_shape_is_an_error_with_its_name(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         read_shape(config)
-
-
-def test_a_missing_model_is_an_error_with_its_path() -> None:
-    with pytest.raises(FileNotFoundError, match="meta-llama/Llama-3.1-8B.*nothing is downloaded"):
-        read_shape("meta-llama/Llama-3.1-8B")

@@ -102,11 +102,6 @@ def test_plans_have_whole_nodes_on_each_side_or_the_same_division_on_all_nodes()
         assert shards > 1 or trainers == 1 or plan in one_node
 
 
-def test_tensor_parallelism_has_two_groups_or_more() -> None:
-    assert {one.costs.tp for one in LLAMA.trainings(4, shards=4)} == {1, 2}
-    assert {one.costs.tp for one in QWEN.trainings(4, shards=1)} == {1}
-
-
 def test_a_policy_that_fits_no_trainer_has_no_plan() -> None:
     assert not list(replace(LLAMA, cluster=parse_cluster("2xH100")).plans(max_lag=1))
     assert list(replace(LLAMA, cluster=parse_cluster("2xH200")).plans(max_lag=1))

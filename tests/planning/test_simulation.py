@@ -158,23 +158,3 @@ def test_an_overlapping_pause_costs_the_trainer_nothing_unless_lag_is_0(
     assert forecast.steps[2].pause_s == pytest.approx(3.0)
     assert forecast.generators[0].paused_s >= 9.0
     assert forecast.steps[2].train_s == 400 * 0.125
-
-
-def test_waits_are_for_the_first_group_for_the_last_and_for_those_between() -> None:
-    class OneASecond(Lognormal):
-        def of(self, prompt: int, index: int, responses: int) -> list[int]:
-            return [1 + index]
-
-    scene = equal_responses(
-        generators=[LinearGenerator(kv_tokens=100, step_s=1.0)],
-        trainer=LinearTrainer(),
-        lengths=OneASecond(1, 0.0, 1),
-        steps=1,
-        groups_per_step=8,
-        rollouts_per_group=1,
-        micro_batch_tokens=20,
-        prompt_tokens=1,
-    )
-    # Groups come at 1, 2, ... 8 s.
-    (step,) = scene.run().steps
-    assert (step.wait_first_s, step.wait_more_s, step.wait_last_s) == (1.0, 6.0, 1.0)

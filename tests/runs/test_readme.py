@@ -224,21 +224,3 @@ def test_the_file_tree_names_only_what_exists() -> None:
         path = (folder if line.startswith(" ") else ROOT) / name
         assert path.exists(), name
         folder = path if not line.startswith(" ") else folder
-
-
-def test_every_table_on_the_pages_is_whole() -> None:
-    """A header, a rule, rows of as many cells, and no gap: behind one, a renderer shows rows as
-    plain text."""
-    tables = 0
-    for page in PAGES:
-        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-        for block in re.findall(r"(?:^[ ]{0,3}\|.*\n?)+", text, re.MULTILINE):
-            header, *rows = (
-                re.split(r"(?<!\\)\|", line.strip())[1:-1] for line in block.splitlines()
-            )
-            assert rows and all(re.fullmatch(r" ?:?-+:? ?", cell) for cell in rows[0]), (
-                f"{page.name}: {block[:200]}"
-            )
-            assert all(len(row) == len(header) for row in rows), f"{page.name}: {block[:200]}"
-            tables += 1
-    assert tables > 10

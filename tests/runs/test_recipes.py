@@ -31,7 +31,6 @@ from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import RECIPES as FOLDER
 from lrl.cli.main import main, recipes
 from lrl.planning.roofline import Held, parse_cluster, training_memory, usable
-from lrl.routing.dispatch import LeastLoaded
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.chat_templates import FAMILIES
@@ -157,25 +156,6 @@ def test_a_module_that_saves_its_settings_gets_those_of_lightnings_command_line(
     assert seen and all(seen)
 
 
-def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: Path) -> None:
-    config = tmp_path / "tails.yaml"
-    latency = {"step_ms": 5.0}
-    settings = {"long_tail": 0.1, "decode_latency": latency}
-    rule = {"class_path": "lrl.routing.dispatch.SkewnessAware", "init_args": settings}
-    config.write_text(yaml.safe_dump({"data": {"init_args": {"dispatch": rule}}}))
-    migration = "--data.migration Migration --data.migration.prefill_ms 0.5"
-    _, _, data = build("--config", "quickstart", "--config", str(config), *migration.split())
-    found = data.dispatch
-    assert (found.long_tail, found.decode_latency.step_ms) == (0.1, 5.0)
-    assert data.length_predictor is not None and data.migration.prefill_ms == 0.5
-
-    predictor = "--data.length_predictor LengthPredictor --data.length_predictor.seen_prompts 9"
-    words = f"--config quickstart --data.dispatch LeastLoaded {predictor}"
-    _, _, data = build(*words.split())
-    assert isinstance(data.dispatch, LeastLoaded) and data.migration is None
-    assert data.length_predictor.seen_prompts == 9
-
-
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", gsm8k_rows(3)), ("math", math_rows(3))])
 def test_a_file_takes_the_place_of_a_recipes_data_set(
     build: Any, name: str, rows: list[dict[str, Any]], tmp_path: Path
@@ -218,10 +198,6 @@ def test_a_run_fits_the_gpus_for_which_the_page_names_it(gpus: str, build: Any) 
     assert server.dtype == "bfloat16", "what is left of the recipe"
     devices = len(strategy.parallel_devices) + len(strategy.generator_devices)
     assert devices == int(count)
-
-
-def test_the_page_names_a_run_for_each_size_of_a_gpu() -> None:
-    assert {gpus.partition(" of ")[2] for gpus in ON_GPUS} == CARDS.keys()
 
 
 @dataclass(frozen=True)

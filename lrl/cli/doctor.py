@@ -19,8 +19,6 @@ from typing import Literal, NamedTuple
 import psutil
 from packaging.requirements import Requirement
 
-from lrl.generators.settings import INSTALL_LIBRARY, LIBRARY, lacks_library
-
 GIB = 2**30
 NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
 REINSTALL = "rm -rf .venv && make setup"
@@ -122,8 +120,6 @@ def vllm_build(of_cuda: bool) -> Check:
         install = f"pip uninstall {' '.join(builds)}; {install}"
     elif not all(one.contains(builds[right], prereleases=True) for one in supported):
         fault = f"{found} was never tried with this lrl; {supported[0]} was"
-    elif not of_cuda and lacks_library():
-        fault, install = f"{found} lacks {LIBRARY}", INSTALL_LIBRARY
     elif "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
         fault, install = f"{found} does not find lrl's plugin", REINSTALL
     else:

@@ -5,7 +5,6 @@ the server's command and rejected here: a run with other values would train on w
 """
 
 import contextlib
-import ctypes
 import json
 import re
 from collections.abc import Iterator
@@ -46,12 +45,6 @@ NICE = ["nice", "-n", "10"]
 """A generator sometimes needs more than its half of the cores: engine and API server, besides the
 trainer's thread that reads their streams. On two cores a trainer with the other half then waited 8
 to 15 % of its time for a core, and 2 to 3 % when generators had a lower priority."""
-
-LIBRARY = "libnuma.so.1"
-"""A system library that vLLM's CPU build needs; no Python package brings it, and small systems lack
-it."""
-INSTALL_LIBRARY = "sudo apt-get install libnuma1"
-"""The command that installs it on Debian and Ubuntu; on Fedora and RHEL it is in numactl-libs."""
 
 
 @dataclass(kw_only=True)
@@ -214,16 +207,6 @@ def as_flags(values: dict[str, Any]) -> Iterator[str]:
             yield from map(str, value)
         elif value is not None and not isinstance(value, bool):
             yield str(value)
-
-
-def lacks_library() -> bool:
-    """Whether the machine lacks `LIBRARY`. vLLM then warns only, and fails later at an operator
-    that is not there."""
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError:
-        return True
-    return False
 
 
 def cpu_flags(settings: ServerSettings) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class CheckpointFolder(CheckpointFile):
         parts = {"state_dict": whole.pop("state_dict")}
         for number, state in enumerate(whole.pop("optimizer_states", [])):
             parts[f"optimizer_{number}"] = state
-        _clear(unfinished)
         try:
             save_parts(parts, unfinished)
             if leads:
@@ -53,24 +52,12 @@ class CheckpointFolder(CheckpointFile):
                 _remove(unfinished)
 
 
-def _clear(unfinished: Path) -> None:
-    """Removes a killed run's rest before any rank writes; raises rank 0's error on all ranks."""
-    found: list[OSError | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            _remove(unfinished)
-        except OSError as error:
-            found = [error]
-    dist.broadcast_object_list(found, src=0)
-    if found[0] is not None:
-        raise found[0]
-
-
 def save_parts(parts: dict[str, Any], folder: Path) -> None:
-    """Writes the parts of all ranks; raises one rank's error on all ranks, an OSError first."""
+    """Writes the parts of all ranks over what a killed run has left; raises one rank's error on all
+    ranks, an OSError first."""
     try:
         with explain_broken_collective():
-            dcp.save(parts, checkpoint_id=folder)
+            dcp.save(parts, storage_writer=dcp.FileSystemWriter(folder, overwrite=True))
     except CheckpointException as error:
         # It is neither an Exception nor of the class of its cause.
         causes = [cause for cause, _ in error.failures.values()]

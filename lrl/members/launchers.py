@@ -31,7 +31,7 @@ from lrl.members.registry import (
 from lrl.system.endpoint import Location
 from lrl.system.processes import bound_to_this_process
 
-__all__ = ["Command", "Given", "Job", "Launcher", "Local", "Ray", "Slurm"]
+__all__ = ["Command", "Given", "Job", "Launcher", "Ray", "Slurm"]
 
 OWN_END_S = 20.0
 """Seconds in which a job must end by itself after the run has announced its end."""
@@ -94,6 +94,8 @@ class Launcher:
     """Whether it starts something; otherwise somebody does who has the run's token."""
     gpus = 0
     """GPUs of each job; a run sets it."""
+    placements: Sequence[Sequence[int]] = ()
+    """CUDA indices of each job, on a trainer node that rank 0 is not on."""
     cores: int | None = None
     """CPU cores of each job; None if the job can see by itself how many it may use."""
 
@@ -107,7 +109,7 @@ class Launcher:
 
     def devices(self, index: int) -> Sequence[int]:
         """Returns the CUDA indices of job `index` among those that it sees; empty on a CPU."""
-        return range(self.gpus)
+        return self.placements[index] if self.placements else range(self.gpus)
 
     def start(
         self,
@@ -170,22 +172,6 @@ class Command(Launcher):
 
     def line(self) -> str:
         return self.command
-
-
-class Local(Launcher):
-    """Starts one on each group of this machine's generator devices, for a trainer node that rank 0
-    is not on.
-
-    Args:
-        placements: CUDA indices of each job; empty for one on a CPU.
-    """
-
-    def __init__(self, placements: Sequence[Sequence[int]]) -> None:
-        super().__init__(len(placements))
-        self.placements = placements
-
-    def devices(self, index: int) -> Sequence[int]:
-        return self.placements[index]
 
 
 class Slurm(Launcher):

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, RendezvousError, above
-from lrl.members.launchers import LaunchedMembers, Local
+from lrl.members.launchers import LaunchedMembers, Launcher
 from lrl.members.registry import Kind, RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.endpoint import is_loopback
@@ -138,8 +138,10 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         if not self.is_global_zero and self.generators_of_other_nodes:
             location, token = self.ranks.receive()
             if self.local_rank == 0:
+                launcher = Launcher(len(self.placements()))  # `lrl join` itself
+                launcher.placements = self.placements()
                 self._node_generators = LaunchedMembers(
-                    Local(self.placements()),
+                    launcher,
                     Kind.GENERATOR,
                     RunClient(location, token),
                     location=location,

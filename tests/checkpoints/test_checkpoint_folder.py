@@ -1,4 +1,4 @@
-"""A checkpoint in parts begins on all ranks together, or on none."""
+"""A checkpoint in parts is written over what a killed run has left."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lrl.checkpoints import checkpoint_folder
 from lrl.checkpoints.checkpoint_file import UNFINISHED
-from lrl.checkpoints.checkpoint_folder import CheckpointFolder
+from lrl.checkpoints.checkpoint_folder import CheckpointFolder, read_weights
 
 
 @pytest.fixture
@@ -21,29 +20,10 @@ def alone(tmp_path: Path) -> Any:
     dist.destroy_process_group()
 
 
-def save(path: Path) -> CheckpointFolder:
-    folder = CheckpointFolder()
-    folder.save_checkpoint({"global_step": 3, "state_dict": {"weight": torch.ones(2)}}, path)
-    return folder
-
-
-def test_what_a_killed_run_has_left_is_gone_before_any_rank_writes(
-    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = tmp_path / f"step{UNFINISHED}"
-    left.mkdir()
-    (left / "part").write_text("of a killed run")
-    agreed = []
-    shared, saved = dist.broadcast_object_list, checkpoint_folder.save_parts
-
-    def share(*objects: Any, **how: Any) -> None:
-        agreed.append(left.exists())
-        shared(*objects, **how)
-
-    def parts(*arguments: Any) -> None:
-        assert agreed == [False], "the ranks have met after the removal"
-        saved(*arguments)
-
-    monkeypatch.setattr(dist, "broadcast_object_list", share)
-    monkeypatch.setattr(checkpoint_folder, "save_parts", parts)
-    assert save(tmp_path / "step").newest_step == 3
+def test_the_rest_of_a_killed_run_is_overwritten(alone: None, tmp_path: Path) -> None:
+    path, left = tmp_path / "step", tmp_path / f"step{UNFINISHED}"
+    for number in range(2):
+        checkpoint = {"global_step": 3, "state_dict": {"weight": torch.full((2,), float(number))}}
+        CheckpointFolder().save_checkpoint(checkpoint, path)
+        assert read_weights(path)["weight"].tolist() == [number, number]
+        path.rename(left)

@@ -28,12 +28,8 @@ class Verdict(NamedTuple):
 
 
 class Code(Reward):
-    r"""1 if the program in the response passes all tests of its row, else 0. It runs in a sandbox
-    (bubblewrap).
-
-    The program is the last fenced block of Python in the response. A row's tests are Python that
-    calls the program from a process of its own, or pairs of what a program reads on standard input
-    and has to write on standard output. Tests that an empty program passes are an error.
+    r"""1 if the program in the response, its last fenced block of Python, passes all tests of its
+    row in a sandbox (bubblewrap), else 0. Tests that an empty program passes are an error.
 
     Args:
         tests: The column with the tests: asserts, `check(candidate)`, functions of pytest, classes

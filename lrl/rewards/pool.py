@@ -65,20 +65,8 @@ _USUAL_TIMEOUT_S = 10.0
 
 
 class RewardPool:
-    """Worker processes that score groups. Await `score` on one event loop, between `start` and
-    `close`.
-
-    Args:
-        rewards: The rewards; their weighted sum is trained on. A function or an import path becomes
-            a `Function`.
-        workers: Processes on this machine.
-        timeout_s: Seconds for one response, all rewards together; None for 10, or as many as their
-            own limits need.
-        memory_gib: GiB that a worker may allocate once the rewards are loaded; None for no limit.
-        max_failures: Largest share of the last `WINDOW` responses that may get no reward, in
-            (0, 1]; 1 allows any.
-        start_timeout_s: Most seconds for the start of a worker.
-    """
+    """Worker processes that score groups, with the settings of `lrl.RolloutDataModule`. Await
+    `score` on one event loop, between `start` and `close`."""
 
     def __init__(
         self,

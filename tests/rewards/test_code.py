@@ -14,7 +14,6 @@ from lrl.errors import ConfigError
 from lrl.rewards import Code, GaveUp
 from lrl.rewards.code import program_in
 from lrl.rewards.sandbox import session
-from lrl.rewards.sandbox.forms import tests_in as read_tests
 from lrl.rewards.verifiers.math import within
 from tests.leftovers import wait_for
 from tests.rewards.bubblewrap_here import LACKING, needs_bubblewrap
@@ -124,19 +123,6 @@ def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for()
     assert (found.passed, found.tests) == (0, 3) and "AssertionError" in found.reason
     found = judge.verdict("```python\nprint(7)\n```", tests=PAIRS)
     assert (found.passed, found.tests) == (0, 2) and "'7\\n', not '3\\n'" in found.reason
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["", "assert (", [], None, 3, ["assert ("], [{"input": "1"}], [{"input": 1, "output": "1"}]],
-)
-def test_a_row_without_tests_is_an_error_and_not_a_zero(value):
-    judge = code()
-    for call in (judge.check_row, lambda row: judge("", "x = 1", **row)):
-        with pytest.raises(ValueError, match="the column `tests`"):
-            call({"tests": value})
-    with pytest.raises(ValueError, match="no column `tests`"):
-        read_tests({"test": "assert True"}, "tests")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import json
 
 import pytest
 
-from lrl.rewards.sandbox.forms import tests_in as read_tests
 from tests.rewards.test_code import code
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -125,11 +124,14 @@ def test_a_right_program_is_worth_1_and_a_wrong_one_0_in_the_public_forms(form):
         ("class B(A):\n    pass\nassert B().f() == 1", "inherits"),
         ("[]", "has no tests"),
         ("Add the numbers.", "invalid syntax"),
+        ([{"input": 1, "output": "1"}], "have to be lists, or texts"),
+        *((value, "the column `tests`") for value in ("", [], None, 3, ["assert ("])),
     ],
 )
 def test_a_form_that_no_program_could_be_judged_by_is_refused_by_name(tests, named):
-    with pytest.raises(ValueError, match=named):
-        read_tests({"tests": tests}, "tests")
+    for call in (code().check_row, lambda row: code()("", "x = 1", **row)):
+        with pytest.raises(ValueError, match=named):
+            call({"tests": tests})
 
 
 @pytest.mark.parametrize(

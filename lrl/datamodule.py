@@ -54,59 +54,50 @@ class RolloutDataModule(L.LightningDataModule):
             of rows.
         rewards: One or several rewards: `lrl.rewards.Reward`s, Python callables, or their names
             (`module:function`, `file.py:function`). With an environment its own are added.
-        groups_per_step: Prompts of one optimizer step; the last step of an epoch has those that
-            are left.
+        groups_per_step: Prompts of one optimizer step; the last of an epoch has what is left.
         rollouts_per_group: Responses to each prompt; one needs a critic (`model.critic`).
-        max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is
-            on-policy.
+        max_lag: Most versions from writing a token to training it; 0 is on-policy.
         stragglers: What happens when a group has reached that bound and still runs: `wait` holds
             the trainer, `mask` masks the group's too old tokens out of the loss when it comes.
         max_prompt_tokens: Longest prompt; of an agent, which writes it, its first request.
         max_response_tokens: Longest response; with the prompt it is the generators' context length.
-        temperature: Sampling temperature, also of the policy's logits; at least 0.01, vLLM's
-            lowest.
+        temperature: Sampling temperature, also of the policy's logits; at least 0.01.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
         share_prefixes: Whether the responses to a prompt read it once in training, where the model
             can (`lrl.training.prefix_tree`); no result depends on it.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
-        max_skipped_per_step: Most groups with advantages of 0, per policy version, that are skipped
-            and replaced by fresh prompts; 0 trains them all. With skipping, the steps of an epoch
-            consume more prompts than the data set has, and continue into the next shuffle.
-        mask_truncated: Whether a response cut at `max_response_tokens` counts in the baseline
-            alone, not in the loss.
+        max_skipped_per_step: Most groups with advantages of 0, per policy version, that are
+            replaced by fresh prompts, if need be of the next epoch; 0 trains them all.
+        mask_truncated: Whether a cut response counts in the baseline alone, not in the loss.
         replay: Trains older groups again, besides a step's own; null never does.
-        dispatch: The dispatch policy, which chooses a generator for each prompt; default
-            `lrl.routing.dispatch.LeastLoaded`.
+        dispatch: Chooses a generator for each prompt; default `LeastLoaded`.
         migration: Moves half-written responses to idle generators; null never does.
         length_predictor: Learns which prompts have long responses; null does so only if `dispatch`
             or `migration` needs it.
         reward_workers: Processes that score responses on the trainer's machine.
-        worker_launcher: What starts workers on other machines (`lrl.members.launchers`), which
-            score, and play episodes if there is an environment; null for none.
+        worker_launcher: Starts workers on other machines (`lrl.members.launchers`), which score and
+            play episodes; null for none.
         reward_timeout_s: Most seconds of all rewards for one response; null for 10, or as many as
             their own limits need.
-        reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
-            limit.
-        worker_start_timeout_s: Most seconds for the start of a process of the rewards, or of the
-            environment, which imports the script that is run and their modules.
+        reward_memory_gib: GiB that scoring may allocate in one worker; null for no limit.
+        worker_start_timeout_s: Most seconds for the start of a worker, which imports your script
+            and modules.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward,
             in (0, 1]; above it the run ends with an error. 1 never ends it.
-        skip_special_tokens: Whether rewards and logs see responses without special tokens; false
-            keeps those that are no end, such as a model's `<think>`.
+        skip_special_tokens: Whether rewards and logs see no special tokens; false keeps those that
+            end no response, such as `<think>`.
         prepend_opened_tag: Whether that text begins with the tag that the prompt has opened at its
             end, such as the `<think>` of a chat template.
-        rollout_timeout_s: Most seconds for the responses to one prompt; with an environment, for a
-            turn.
-        environment: Answers the policy's turns (`lrl.environments.Turns`); null for responses of
-            a single turn.
+        rollout_timeout_s: Most seconds for the responses to one prompt, or for a turn.
+        environment: Answers the policy's turns (`lrl.environments.Turns`); null for single turns.
         max_turns: Turns after which an episode is cut.
         max_turn_tokens: Longest turn; null for `max_response_tokens`, which is of the whole
             episode, with what the environment writes.
         turn_timeout_s: Most seconds of the environment for one turn.
         episode_timeout_s: Most seconds of an episode after its first turn.
-        environment_workers: Processes of the trainer's machine that play episodes, each many of
-            them at once; 0 if others alone play.
-        environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
+        environment_workers: Processes of the trainer's machine that play episodes, each many at
+            once; 0 if others alone play.
+        environment_memory_gib: GiB that one of them may allocate; null for no limit.
     """
 
     resumes_from: str | None = None

@@ -51,22 +51,18 @@ class PolicyModule(PolicyModel):
     """A causal language model, trained by an objective on packed rollouts.
 
     Args:
-        model: Hub name, folder in Hugging Face format, or `module:function`: a Python function
-            without arguments that makes such a folder and returns its path. Code from the hub is
-            never run.
+        model: Hub name, folder in Hugging Face format, or `module:function`, which makes such a
+            folder and returns its path. Code from the hub is never run.
         objective: The loss; AIPO() if not given.
         normalise_by: Divisor of the losses of a step: `token`, `sequence`, or a number of tokens
             per response (`lrl.objectives.base`); null takes the objective's default.
-        lora: Train low-rank adapters in the place of the weights (`lrl.LoRA`); null trains all
-            weights.
+        lora: Train low-rank adapters (`lrl.LoRA`); null trains all weights.
         reference: A frozen policy to stay near to (`lrl.Reference`), or to learn from
             (`lrl.Teacher`); null loads none.
-        critic: A value head that learns the return of each token (`lrl.Critic`, for
-            `lrl.advantages.GAE`) or the values of each turn (`lrl.TurnCritic`, for
-            `lrl.advantages.ArCHer`); null for none.
-        abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the
-            version in the trainer wrote itself (`policy/mismatch_kl`, nats) is above this: the
-            generators then compute something else.
+        critic: A value head that learns the return of each token (`lrl.Critic`, for `GAE`) or the
+            values of each turn (`lrl.TurnCritic`, for `ArCHer`); null for none.
+        abort_on_mismatch: Stop the run, before the update, if `policy/mismatch_kl` (nats) is above
+            this: the generators then compute something else.
         lr: Peak learning rate of AdamW.
         betas: AdamW's decay of the first and second moment.
         weight_decay: AdamW's weight decay, on every weight.
@@ -78,18 +74,15 @@ class PolicyModule(PolicyModel):
             and goes with `trainer.precision: bf16-mixed`; `bfloat16` takes 8, and AdamW rounds its
             updates at random, right in the mean (`lrl.training.optimizers`).
         gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a
-            third more time. A number n recomputes every n-th layer only, which takes an n-th of
-            that time; 1 is as true.
-        attention: Null takes `varlen`, lrl's own, which has no masks, on a GPU with passes in 16 bits
-            where the model can have it, and elsewhere what transformers chooses. Or a name: `varlen`,
-            or one of transformers (`sdpa`, `eager`, `flash_attention_2`, ...).
-        kernels: Kernels of the layers. `eager`: one after another, as transformers has them.
-            `liger`: RMSNorm, rotary embedding and SwiGLU fused by Liger (`pip install lrl[liger]`),
-            on CUDA GPUs, for the families that it knows. `compile`: each layer by torch.compile,
-            of any family; the first step takes a minute or more, and so does a step with another
-            kind of mask. Both also compile the head's log-probs. They are tried before a server
-            starts: log-probs and gradients must be those of `eager` but for rounding. `auto` takes
-            `liger` where it works, else `eager`.
+            third more time. A number n recomputes every n-th layer only.
+        attention: `varlen`, lrl's own without masks, or one of transformers (`sdpa`, `eager`,
+            `flash_attention_2`, ...). Null takes `varlen` on a GPU with passes in 16 bits where the
+            model can have it, and elsewhere what transformers chooses.
+        kernels: Kernels of the layers. `eager`: as transformers has them. `liger`: fused by Liger
+            (`pip install lrl[liger]`), on CUDA GPUs, for the families that it knows. `compile`:
+            each layer by torch.compile; the first step takes a minute or more. Both also compile
+            the head's log-probs, and are tried before a server starts: numbers must be those of
+            `eager` but for rounding. `auto` takes `liger` where it works, else `eager`.
         head_chunk_tokens: Response tokens with logits in memory at once.
     """
 

@@ -59,7 +59,7 @@ WORDS = [
     ("--model broken_module.Policy", "SyntaxError", "broken_module.py, line 2"),
     ("--data.environment tests.environments.broken.Unmade", "there is no level1.txt"),
     ("--config quickstrat", "Did you mean quickstart?", "Shipped are agent, calculator"),
-    ("--config {in}/broken.yaml", "broken.yaml: line 3"),
+    ("--config {in}/broken.yaml", "broken.yaml", "line 3"),
     ("--trainer.max_steps '${data.init_args.max_lagg}'", "data.init_args.max_lagg", "not found"),
 ]
 """What the command line cannot read."""

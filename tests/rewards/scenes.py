@@ -1,9 +1,13 @@
 """Responses to score, and pools that score them."""
 
 import asyncio
+import shutil
+import subprocess
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+
+import pytest
 
 from lrl.rewards import RewardPool
 from lrl.rewards.pool import KINDS, FailureStats
@@ -46,3 +50,16 @@ def counted(pool):
     """Returns the counts of responses that are not 0."""
     names = ("scored", "zero", "retried", *KINDS)
     return {name: pool.counts[name] for name in names if pool.counts[name]}
+
+
+def _lacking():
+    """Why bubblewrap can make no sandbox here, asked without lrl's own code."""
+    if (program := shutil.which("bwrap")) is None:
+        return "bubblewrap is not installed"
+    command = [program, "--unshare-all", "--ro-bind", "/", "/", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return "" if done.returncode == 0 else f"bubblewrap cannot be used here: {done.stderr.strip()}"
+
+
+LACKING = _lacking()
+needs_bubblewrap = pytest.mark.skipif(bool(LACKING), reason=LACKING)

@@ -16,8 +16,7 @@ from lrl.rewards.code import program_in
 from lrl.rewards.sandbox import session
 from lrl.rewards.verifiers.math import within
 from tests.leftovers import wait_for
-from tests.rewards.bubblewrap_here import LACKING, needs_bubblewrap
-from tests.rewards.scenes import counted, scored, started
+from tests.rewards.scenes import LACKING, counted, needs_bubblewrap, scored, started
 
 ISOLATION = "none" if LACKING else "bubblewrap"
 DOUBLE = "def double(x):\n    return 2 * x\n"

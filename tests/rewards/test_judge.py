@@ -230,15 +230,6 @@ def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, t
         assert score(judge_at(other.url, cache=str(tmp_path))) == 0.2, "another endpoint's own"
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"text": "a"}', b"\xff"])
-def test_a_damaged_answer_is_asked_again(server, tmp_path, damage):
-    judge = judge_at(server.url, cache=str(tmp_path))
-    score(judge)
-    (file,) = answer_files(tmp_path)
-    file.write_bytes(damage)
-    assert [score(judge), score(judge)] == [0.7, 0.7] and server.asked["r"] == 2
-
-
 def test_in_a_worker_a_group_is_judged_at_once_and_each_failure_has_its_name(server):
     server.replies = {
         "worst": [verdict(0)],

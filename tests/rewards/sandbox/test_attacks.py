@@ -21,7 +21,7 @@ import pytest
 
 from lrl.rewards import Code
 from tests.leftovers import wait_for, wait_for_none
-from tests.rewards.bubblewrap_here import needs_bubblewrap
+from tests.rewards.scenes import needs_bubblewrap
 
 ROOT = Path(__file__).parents[3]
 pytestmark = needs_bubblewrap

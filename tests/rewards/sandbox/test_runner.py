@@ -14,7 +14,7 @@ import pytest
 
 from lrl.rewards import Code
 from lrl.rewards.sandbox.session import ARCHITECTURES, DENIED, Session, seccomp_filter
-from tests.rewards.bubblewrap_here import LACKING, needs_bubblewrap
+from tests.rewards.scenes import LACKING, needs_bubblewrap
 
 IMPORTS = (
     "import ctypes, fcntl, mmap, os, resource, socket, threading, time\n"

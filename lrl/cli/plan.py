@@ -13,7 +13,7 @@ import yaml
 
 from lrl.cli.main import recipes
 from lrl.planning.model_shape import read_shape
-from lrl.planning.report import bottleneck, compare, recipe_of, table
+from lrl.planning.report import BOTTLENECKS, compare, recipe_of, table
 from lrl.planning.roofline import (
     DEVICES_PER_NODE,
     GB,
@@ -111,7 +111,7 @@ def plan(args: argparse.Namespace) -> None:
         f"parameters on {cluster}."
     )
     print(table(plans, workload))
-    print(f"Plan 1. {bottleneck(plans[0], workload)}")
+    print(f"Plan 1. {BOTTLENECKS[plans[0].bound]}")
     if args.out is not None:
         recipe = recipe_of(plans[0], workload, cluster, base=base, model=args.model)
         args.out.write_text(recipe)

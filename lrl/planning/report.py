@@ -78,19 +78,13 @@ def table(plans: Sequence[Plan], workload: Workload) -> str:
     return f"Forecasts; nothing here was measured:\n{aligned([heads, *cells])}"
 
 
-def bottleneck(plan: Plan, workload: Workload) -> str:
-    """Explains a plan's step time and how to shorten it."""
-    writing, lag = plan.generation.writing, plan.lag
-    train_s, span_s = f"{plan.training.seconds:.3g} s", f"{writing.span_s:.3g} s"
-    longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
-    return {
-        "training": f"Training binds: it takes {train_s}, and pacing holds the generators back. A "
-        "larger cluster or fewer responses would shorten the step; more lag would not.",
-        "writing": f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's "
-        "responses. A larger cluster, or fewer or shorter responses would shorten the step.",
-        "longest response": f"The longest response binds: {longest} take {span_s} from admission, "
-        f"with a lag of {lag} within {lag + 1} steps. More lag or shorter ones would help.",
-    }[plan.bound]
+BOTTLENECKS = {
+    "training": "Training binds: pacing holds the generators back. A larger cluster or fewer responses "
+    "would shorten the step; more lag would not.",
+    "writing": "Writing binds: a larger cluster, or fewer or shorter responses would shorten the step.",
+    "longest response": "The longest response binds: more lag or shorter ones would help.",
+}
+"""What `Plan.bound` means."""
 
 
 def recipe_of(plan: Plan, workload: Workload, cluster: Cluster, *, base: Path, model: Path) -> str:

@@ -224,7 +224,6 @@ LONG = "--data.max_prompt_tokens 1024"
 TWO_RANKS = f"{OF_GPUS} --trainer.strategy.generator_devices 1 --trainer.devices 3"
 RECIPES = {
     "gsm8k": OnCpu("chatml", {"gsm8k", "math500"}, 900, settings=OF_GPUS),
-    "math": OnCpu("chatml", MATH, 450, settings=OF_GPUS),
     "one_gpu_24gb": OnCpu("chatml", {"gsm8k"}, 450, settings=f"{OF_GPUS} {LONG}"),
     "qwen3": OnCpu("thinking", MATH, 450, settings=OF_GPUS),
     "word_problems": OnCpu(

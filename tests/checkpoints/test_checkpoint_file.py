@@ -44,11 +44,19 @@ def limit_files(free: int | None) -> None:
 
 
 class FullDisk(L.Callback):
-    def __init__(self, steps: range) -> None:
+    """Has a rank's disk full during some steps; after the last one there is room."""
+
+    def __init__(self, steps: range, rank: int = 0, free: int = 100_000) -> None:
         self.steps = steps
+        self.rank = rank
+        self.free = free
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        limit_files(100_000 if trainer.global_step in self.steps else None)
+        full = trainer.global_rank == self.rank and trainer.global_step in self.steps
+        limit_files(self.free if full else None)
+
+    def on_train_end(self, *args: Any) -> None:
+        limit_files(None)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from lrl.training.collate import blank
 from lrl.training.pieces import whole_tensors
 from lrl.training.sharding import on_cpu
 from lrl.weights.staging import StageOrder
-from tests.checkpoints.test_checkpoint_file import limit_files
+from tests.checkpoints.test_checkpoint_file import FullDisk
 from tests.policies import FakeStep
 from tests.run_without_generators import micro_batches, trainer
 
@@ -126,20 +126,6 @@ def fit(
     return {"policy": on_cpu(whole_tensors(policy)), "reference": reference, "own": own}
 
 
-class FullDisk(L.Callback):
-    """Makes the disk of rank 1 full during one step; after the last one there is room."""
-
-    def __init__(self, step: int | None) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        full = trainer.global_rank == 1 and trainer.global_step + 1 == self.step
-        limit_files(1000 if full else None)
-
-    def on_train_end(self, *args: Any) -> None:
-        limit_files(None)
-
-
 def main(
     folder: str,
     results: str,
@@ -154,9 +140,10 @@ def main(
     deadline_s: float = 300.0,
     **settings: Any,
 ) -> None:
+    full = range(0) if full_disk_at is None else range(full_disk_at - 1, full_disk_at)
     running = trainer(
         Path(results),
-        *(NoSync(), StageWeights(deadline_s), FullDisk(full_disk_at)),
+        *(NoSync(), StageWeights(deadline_s), FullDisk(full, rank=1, free=1000)),
         ModelCheckpoint(results, filename="{step}", every_n_train_steps=1, save_top_k=-1),
         accelerator="cpu",
         devices=ranks,

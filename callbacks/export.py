@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 from huggingface_hub import HfApi, ModelCardData, get_token
 from huggingface_hub.errors import HTTPError
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
 from lrl.callbacks.base import OnRankZero, find_all
@@ -37,6 +38,9 @@ class Export(OnRankZero):
         push_to_hub: Name on the Hugging Face hub, `user/name`, to which the folder is uploaded as
             well; null uploads nothing.
         private: Whether only its owner sees it there, if it is new.
+
+    Raises:
+        ValueError: The hub would not take such a name.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Export(OnRankZero):
         self.folder = folder
         self.push_to_hub = push_to_hub
         self.private = private
+        if push_to_hub is not None:
+            validate_repo_id(push_to_hub)
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Raises ConfigError, before any server starts, if the folder is the model's own, the hub

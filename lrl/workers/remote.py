@@ -136,7 +136,11 @@ class RemoteWorkers:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
                 session.request(
-                    method, self.location.url + route, json=message or {}, headers=headers
+                    method,
+                    self.location.url + route,
+                    json=message or {},
+                    headers=headers,
+                    allow_redirects=False,  # the token is for this address alone
                 ) as response,
             ):
                 if response.status != 200:

@@ -158,4 +158,6 @@ def test_an_upload_that_cannot_begin_is_refused_before_a_step(
     reach.cache_clear()
     with pytest.raises(ConfigError, match="cannot be reached"):
         fit(policy, running)
+    with pytest.raises(ValueError, match="a/b/c"):
+        Export(push_to_hub="a/b/c")
     assert running.global_step == 0

@@ -151,6 +151,16 @@ def test_a_request_continues_the_longest_history_that_says_the_same_and_else_beg
     serve(test, branches=True)
 
 
+def test_an_agent_of_this_process_takes_and_ends_no_episode() -> None:
+    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
+        key, url = address["api_key"], address["base_url"]
+        root = url.partition(f"/{key}")[0]
+        for route in (f"{root}/episodes", f"{url}/end"):
+            assert (await ask(route, {"reward": 1}, key))[0] == 404
+
+    serve(test)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -217,6 +217,16 @@ def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
     wait_for_none(left, 20.0, "what the function has started")
 
 
+def test_what_ends_an_episode_and_long_words_arrive() -> None:
+    async def play(made: EnvironmentPool) -> tuple[Reply, Reply]:
+        one = made.open(PROMPT)
+        await one.begin()
+        return await one.reply(say("x" * 2_000_000)), await one.reply(say("end"))
+
+    long, end = run(play)
+    assert len(long.observation) > 2_000_000 and end == Reply("", True, 1.0)
+
+
 def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:
     made = processes()
 

@@ -83,4 +83,6 @@ class Odd(Turns):
                 return 7, False, 0.0
             case "set":
                 return [{"role": "user", "content": "one", "names": {1}}], False, 0.0
+            case "end":
+                return "", True, 1.0
         return "|".join(self.history), False, 0.25

@@ -203,6 +203,15 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     assert "Fix the reward: " in message and "data.max_reward_failures is 0.1" in message
 
 
+def test_another_pool_has_the_same_limits():
+    limits = {"timeout_s": 3.0, "memory_gib": None, "start_timeout_s": 9.0}
+    pool = RewardPool([odd_rewards.obey], max_failures=0.25, **limits)
+    other = pool.like([odd_rewards.length], workers=1)
+    spec = other.workers.spec
+    assert {name: getattr(spec, name) for name in limits} == limits
+    assert other._failure_stats.max_failures == 0.25
+
+
 def test_the_share_is_that_of_the_last_responses():
     stats = FailureStats(0.5)
     for number in range(3 * WINDOW // 2):

@@ -201,6 +201,18 @@ def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     assert list(later.finished) == [0] and list(later.running) == [2] and admit(later, 1) == [4, 5]
 
 
+def test_a_group_that_an_unfinished_step_gave_up_is_handed_out_again_and_listed_then() -> None:
+    ledger = Ledger(make_pacing((4, 2, 0, True)))
+    finish(ledger, *admit(ledger, 0))
+    ledger.give_up(ledger.take(0))
+    ledger.take(0)
+    other = resumed(ledger, 0)
+    assert other.given_up == {} and admit(other, 0) == []
+    other.give_up(other.take(0))
+    other.take(0)
+    assert other.state_dict(0)["given_up"] == {} and resumed(other, 1).given_up == {0: 100}
+
+
 @pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])
 def test_a_checkpoint_of_a_run_with_other_steps_is_refused(other: tuple) -> None:
     state = Run(make_pacing((4, 2, 0, True)), seed=0).go(3).ledger.state_dict(3)

@@ -56,7 +56,12 @@ class Successor:
         return 1.0 if int(answer or "x") == int(entry["answer"]) else 0.25
 
 
-TASKS = {"after": (Successor, Range), "later": (Successor, Range)}
+class Broken(Successor):
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        raise RuntimeError("broken scorer")
+
+
+TASKS = {"after": (Successor, Range), "later": (Successor, Range), "broken": (Broken, Range)}
 
 
 @pytest.fixture
@@ -105,6 +110,14 @@ def test_a_response_is_judged_by_the_scorer_of_its_task_with_the_settings_of_its
         assert score(row, "7<answer>-1</answer>") == 0.25
         unread = score(row, f"It is {right}, I think.")
         assert isinstance(unread, GaveUp) and unread == 0.0 and "ValueError" in unread.reason
+
+
+def test_a_scorer_that_fails_at_its_own_right_answer_is_an_error_and_not_a_reward(
+    stand_in: None,
+) -> None:
+    (row,) = rows("broken", size=1)
+    with pytest.raises(RuntimeError, match="broken scorer"):
+        score(row, "5")
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,23 @@ class Undeclared(Wanders):
     branches = False
 
 
-def test_a_branch_that_is_not_declared_is_an_error_of_the_environment() -> None:
-    episodes = Episodes(Sampler().write, Here(Undeclared([(0.0, []), (0.0, [])])), **terms())
+class TooFar(Wanders):
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        await policy.turn([1], after=0)
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        (Undeclared([(0.0, []), (0.0, [])]), "`branches` is not true"),
+        (TooFar([]), "the policy has written 0 turns"),
+    ],
+)
+def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
+    environment: Environment, why: str
+) -> None:
+    episodes = Episodes(Sampler().write, Here(environment), **terms())
     rollout = Rollout()
     run(episodes.generate(PROMPT, [rollout], Sampling(max_tokens=50), priority=0))
-    assert "`branches` is not true" in rollout.failure
+    assert why in rollout.failure

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from lrl.environments import Observation, ParsedTurn, Policy, ToolCall, Turns
+from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
 from lrl.environments.base import Answer
 from lrl.planning.clock import run
 from lrl.rollouts.controller import score
-from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
+from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, NO_PARSER, Episodes
 from lrl.rollouts.episodes.observations import Transcript
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
-from tests.chat_templates import MISTRAL, merging_tokenizer
+from tests.chat_templates import CHATML, MISTRAL, merging_tokenizer
 from tests.checkpoints.through_files import through_a_file
 from tests.environments.here import Here
+from tests.rollouts.episodes.test_observations import ADD, HIGHER, opened
 
 PROMPT = Prompt(id=0, token_ids=[7, 8], text="go")
 STOP = 9
@@ -229,6 +230,29 @@ def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> N
     assert [one.reward for one in rollouts] == [None, None, 1.0, None, None]
     assert {one.finish_reason for one in rollouts if one.failure} == {"failed"}
     assert len(slow.turns) == 2 and "the token 1001" in unreadable.failure
+
+
+class PaysAtOnce(Environment):
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        await policy.turn("go", reward=1.0)
+        return 0.5
+
+
+def test_a_reward_that_no_turn_has_earned_fails_the_episode_and_is_not_dropped() -> None:
+    rollout = one(Here(PaysAtOnce()), [[4, 2]])
+    assert rollout.failure.startswith("environment_error: the episode has the reward 1.0 before")
+
+
+class SendsTools(Environment):
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        await policy.turn(HIGHER, tools=[ADD])
+        return 0.5
+
+
+def test_an_agent_that_sends_tools_to_a_run_without_a_parser_fails_its_episode() -> None:
+    transcript = opened(CHATML, opens=True, writes_prompt=True)
+    rollout = one(Here(SendsTools()), [[4, 2]], observations=lambda prompt: transcript)
+    assert rollout.failure == f"environment_error: {NO_PARSER}" and not rollout.turns
 
 
 def unwritten(script: list[list[int]], rollout: Rollout) -> list[list[int]]:

@@ -69,6 +69,7 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.lost = ""  # why it takes no more calls; empty if it does
+        self.refused = False  # whether it could not load the code
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when it has loaded the code; ConfigError if it cannot, TimeoutError if late."""
         self._spec = spec
@@ -152,6 +153,7 @@ class WorkerProcess:
                 self._answer(job, answer)
 
     def _refuse(self, why: str) -> None:
+        self.refused = True
         refusal = f"{self._spec.setting} cannot be loaded in a worker: {why}"
         remedy = (
             "A worker imports its modules anew, without what this process has set up: see that "
@@ -306,6 +308,9 @@ class LocalWorkers:
     def _alive(self) -> list[WorkerProcess]:
         self._running()
         alive = [process for process in self._processes if not process.lost]
+        for process in self._processes:
+            if process.refused:  # at the first start this is an error instead
+                log.warning("A worker of %s is replaced: %s", self.spec.setting, process.lost)
         self._replaced += len(self._processes) - len(alive)
         while len(alive) < self.count:
             alive.append(WorkerProcess(self.spec))

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from lrl.workers.worker import ask_this_machine_itself
 from tests.leftovers import lives, wait_for
 from tests.workers.jobs import KINDS, REWARDS, done, pid_of
 
@@ -53,6 +55,21 @@ def test_a_worker_that_is_stopped_is_replaced_after_its_deadlines(kind):
         assert done(jobs, "fine") == [""] and jobs.replaced == 1
     finally:
         jobs.pool.close()
+
+
+def test_a_worker_that_cannot_load_its_code_says_so_at_each_replacement(kind, caplog):
+    jobs = kind()
+    jobs.pool.start()
+    local = jobs.pool.workers.local
+    why = f"{jobs.setting} cannot be loaded in a worker: EOFError"
+    try:
+        local.spec = replace(local.spec, code=b"")
+        os.kill(pid_of(jobs.pool.workers), signal.SIGKILL)
+        found = done(jobs, "fine", "fine")
+    finally:
+        jobs.pool.close()
+    assert any(why in each for each in found)
+    assert f"A worker of {jobs.setting} is replaced: {why}" in caplog.text
 
 
 def test_ctrl_c_does_not_reach_the_workers(shared):
@@ -121,6 +138,22 @@ def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind):
     words = rf"{jobs.setting} was ready after data\.worker_start_timeout_s=0\.001\. .*or raise it"
     with pytest.raises(TimeoutError, match=words):
         jobs.pool.start()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, ("127.0.0.1", "127.0.0.1")),
+        ({"NO_PROXY": ".corp"}, (".corp,127.0.0.1", ".corp,127.0.0.1")),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, ("a,127.0.0.1", "b,127.0.0.1")),
+        ({"no_proxy": "*"}, ("*", "*")),
+    ],
+)
+def test_what_no_proxy_names_stays(before, after, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, before.get(name, ""))
+    ask_this_machine_itself()
+    assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == after
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ one over it. Each open group keeps the version that admitted it, so the bound ho
 A skipped group is done without a step: it is never admitted again, and another group starts at once
 in its place, under the version the generators hold at that moment. So the groups admitted by
 version v or an older one number at most `groups_before(v + max_lag + 1)` plus the skipped ones, and
-the bound holds. The steps of an epoch train as many groups as the data set has prompts; with skipping they
-consume more of the row, and continue into the next epoch's shuffle.
+the bound holds. The steps of an epoch train as many groups as the data set has prompts; with
+skipping they consume more of the row, and continue into the next epoch's shuffle.
 """
 
 import logging

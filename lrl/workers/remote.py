@@ -1,5 +1,9 @@
 """The workers of other machines, which serve over HTTP: as rank 0 sees them, and their own side.
 
+    POST   /calls/<pool>/<job>    a call; returns the answer
+    DELETE /calls/<pool>/<job>    ends an episode
+    DELETE /calls                 ends all episodes
+
 What a lost member was asked fails at once, and whoever has asked gives it to others.
 """
 

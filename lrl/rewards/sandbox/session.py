@@ -42,6 +42,7 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # a verdict does not depend on the order of a set
 }
 """All variables of a program, and of bwrap."""
+# Without the user's packages and bytecode, all text in UTF-8, integers of any length as text.
 _OPTIONS = ("-s", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
 
 

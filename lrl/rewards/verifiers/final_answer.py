@@ -33,6 +33,7 @@ _SEPARATOR = re.compile(
     r"(?:\s|[,;&$]|\\[,;:!()\[\]]|\\q?quad\b|\\text\s*\{\s*(?:and|or)\s*\}"
     r"|\b(?:and|or)\b|[a-zA-Z]_?\w?\s*=)*"
 )
+# A word that is not a name in mathematics; two letters may also be a product.
 _WORD = re.compile(
     r"(?<![a-zA-Z\\{])(?!(?:and|or|sqrt|pi|sin|cos|tan|cot|log|ln)\b)"
     r"(?:[a-zA-Z]{3,}|\b(?i:is|it|so|of|to|in|we|at|by|be|he|as)\b)"

@@ -8,6 +8,8 @@ of any age. On-policy its gradient is REINFORCE with A_j = (r_j - mean r) - beta
 the loss here is multiplied by beta / 2, which makes the gradients equal in size too.
 
 The mean needs all responses of a group under the newest policy, so micro-batches hold groups whole.
+(The published code takes the mean over consecutive responses, which is right only while a
+micro-batch holds a single prompt.)
 
 Use it with a replay buffer (`data.replay`), on responses too old for importance weights. Advantages
 must be rewards minus the group's mean (`GroupMean`), not divided by anything.

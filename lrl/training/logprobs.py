@@ -10,6 +10,9 @@ chunk nothing is computed twice.
 
 Logits have the dtype of the weights (of autocast if it is on) and become float32 for the softmax,
 as in vLLM; then the temperature divides them. docs/logprobs.md has measurements.
+
+Eager kernels write each of these steps to memory, so they work on a few rows at a time. Compiled,
+they are fused, and work on a whole chunk.
 """
 
 import math

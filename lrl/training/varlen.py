@@ -5,7 +5,8 @@ A model's own masks, from positions, are wrong where samples share their first t
 them there. With a mask torch has no flash kernel, so in `varlen` every sequence of a micro-batch
 (`lrl.types.SequenceBounds`) is one of the kernel's. In front of the keys of a branch the shared
 ones are copied (again for the backward pass), and the kernel aligns its diagonal to the end: one
-call computes prompts and branches, with windows, too.
+call computes prompts and branches, with windows, too. (Two calls, merged by log-sum-exp, would
+need no copies, but in the prompt's a window would have another width for each query.)
 
 torch's operators are called themselves: `torch.nn.attention.varlen.varlen_attn` has other arguments
 in each release since 2.11.

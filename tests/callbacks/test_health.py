@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Callable
@@ -100,6 +101,15 @@ def test_every_rule_speaks_outside_of_its_bound_and_not_within(lines: Lines) -> 
     told = lines([outside] * 4)
     assert [line.split(": ")[1].split(" is ")[0] for line in told] == list(RULES)
     assert max(map(len, told)) <= 2 * 80, "two lines of a narrow terminal"
+
+
+def test_the_settings_that_the_advice_names_exist() -> None:
+    owners = {"data": lrl.RolloutDataModule, "model": lrl.PolicyModule}
+    advice = " ".join(text for _, text in RULES.values())
+    named = set(re.findall(r"\b(data|model)\.(\w+)", advice))
+    assert {("data", "max_lag"), ("model", "lr")} <= named
+    for owner, name in named:
+        assert name in inspect.signature(owners[owner]).parameters, f"{owner}.{name}"
 
 
 def test_the_page_has_the_ranges_of_the_rules() -> None:

@@ -127,6 +127,16 @@ def test_each_token_of_a_branch_stands_once_with_its_own_numbers(
     assert found["forks"] == [[2, 1]] and found["advantages"] == [[0.5, 5]]
 
 
+def test_a_number_that_json_has_not_is_none(tmp_path: Path) -> None:
+    odd = rollout([11, 12], 1.0)
+    odd.logprobs, odd.reward_parts = [float("-inf"), -0.123456], {"right": float("nan")}
+    index = run(tmp_path, RolloutFile(), [[group(0, odd, rollout([1], 0.0))]])
+    found = index.read(0, 0)
+    assert found is not None
+    assert found["responses"][0]["logprobs"] == [None, -0.1235]
+    assert found["responses"][0]["parts"] == {"right": None}
+
+
 def test_a_full_file_gets_fewer_steps_loses_none_and_never_passes_its_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,6 +87,15 @@ def test_an_export_in_bfloat16_has_the_weights_that_the_generators_had(
     torch.testing.assert_close(exported, generators, rtol=0, atol=0)
 
 
+def test_adapters_of_weights_in_bfloat16_are_trained_in_float32(folder: str) -> None:
+    policy = adapted(folder, dtype="bfloat16")
+    dtypes = {(".lora_" in name, weight.dtype) for name, weight in policy.named_parameters()}
+    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+    policy.compute_loss(pack(GROUPS)[0]).backward()
+    trained = [weight for weight in policy.parameters() if weight.requires_grad]
+    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in trained)
+
+
 def test_peft_opens_the_exported_adapters(folder: str, tmp_path: Path) -> None:
     policy = adapted(folder)
     policy.export(tmp_path)

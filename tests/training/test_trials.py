@@ -124,6 +124,10 @@ def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> No
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
 
 
+def test_a_leaking_policy_trains_unpacked(tmp_path: Path) -> None:
+    assert not opened(str(save_tiny("bloom", tmp_path, 4.0))).responses_share.rows
+
+
 @pytest.mark.parametrize(
     ("family", "dtype", "settings"),
     [

@@ -23,6 +23,7 @@ from lrl.rollouts.packing import Packer
 from lrl.system.ranks import Ranks
 from lrl.training.beside.critic import Critic, TurnCritic
 from lrl.training.beside.reference import Reference
+from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.policies import (
@@ -311,6 +312,17 @@ def test_values_and_log_probs_are_the_same_where_the_prompt_is_read_once(
                 torch.testing.assert_close(
                     *(torch.tensor(getattr(each, name) or []) for each in (one, other))
                 )
+
+
+def test_the_critic_lives_beside_adapters_and_in_their_checkpoint(folder: str) -> None:
+    policy = learner(folder, lora=LoRA(rank=2))
+    before = weights(policy.critic)
+    run(policy, 3)
+    assert not torch.equal(weights(policy.critic), before)
+    assert not any("critic" in name for name, _ in policy.whole_weights())
+    saved = policy.state_dict().keys()
+    assert {"critic.head.weight", "critic.head.bias"} < saved
+    assert all("lora_" in name for name in saved if not name.startswith("critic."))
 
 
 def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:

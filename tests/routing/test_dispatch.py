@@ -142,6 +142,14 @@ def copy(what: Request | str) -> Request | str:
     )
 
 
+def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -> None:
+    generators = [Model(), Model(1), Model()]
+    dispatch = RoundRobin()
+    for priority in range(6):
+        dispatch.add(request(1, priority=priority))
+    assert [position for _, position in send_all(dispatch, generators)] == [0, 1, 2, 0, 2, 0]
+
+
 def test_least_tokens_counts_the_tokens_that_responses_still_need() -> None:
     generators = [Model(8, has=[request(1, responses=5)]), Model(8, has=[request(1)])]
     generators[1].has[0].tokens = 100.0

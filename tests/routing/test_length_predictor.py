@@ -73,6 +73,13 @@ def test_a_step_is_judged_before_it_is_learnt() -> None:
     assert lengths.metrics()["length_predictor/recall_20"] < 0.4
 
 
+def test_newer_responses_to_a_prompt_count_more() -> None:
+    lengths, others = LengthPredictor(), [answered(make_prompt(id, id), 100) for id in range(1, 50)]
+    for length in (100, 100, 1000):
+        lengths.end_step([*others, answered(make_prompt(0), length)])
+    assert 280 < lengths.expected(make_prompt(0)) < 400  # half of the way, in the logarithm
+
+
 def test_the_expected_length_of_a_seen_prompt_grows_with_all_responses() -> None:
     lengths = LengthPredictor(newest_weight=1.0)
     lengths.end_step([answered(make_prompt(0), 200), answered(make_prompt(1), 50)])

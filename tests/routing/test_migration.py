@@ -3,6 +3,7 @@ clock."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import run
-from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
+from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from tests.generators.model_fleet import Known, ModelClient, ask, gather, make_pool, resync
 
@@ -61,6 +62,31 @@ def test_a_response_whose_move_costs_more_than_it_gains_stays(
     pool.requests.dispatch.lengths = Known() if known else None
     answer(pool, 100, 3, 90, 3)
     assert pool.requests.moved == 0 and len(second.requests) == 2
+
+
+def test_no_response_moves_while_a_request_waits() -> None:
+    class HoldsThree(LeastLoaded):
+        def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+            held = request.responses == 3 and not released
+            return None if held else super().pick(request, generators)
+
+    pool, _ = make_moving_crew(8, 8, migration=Migration(), dispatch=HoldsThree())
+    released = False
+
+    async def scene() -> None:
+        nonlocal released
+        questions = [
+            asyncio.create_task(ask(pool, n, seconds))
+            for n, seconds in ((2, 100), (2, 3), (2, 100), (3, 9))
+        ]
+        await asyncio.sleep(9.5)
+        assert pool.requests.moved == 0 and pool.generators[1].in_flight == 0
+        released = True
+        pool.requests.send_soon()
+        await asyncio.wait(questions)
+
+    run(scene())
+    assert pool.requests.moved > 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,12 +8,16 @@ Where no process matters, the model learns on a thread of the test.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
@@ -157,6 +161,37 @@ def test_a_process_that_is_stopped_or_lost_blocks_nothing_and_the_n_grams_contin
     assert [ranker.model in record.getMessage() for record in caplog.records] == [True]
     assert ranker.guess(fresh) == ranker._ngrams.guess(fresh)
     wait_for(lambda: processes_of(os.getpid()) <= before, 60.0, "its end")
+
+
+def hold_a_ranker(model: str, started: Event) -> None:
+    """Is a trainer with a ranker."""
+    ranker = LanguageModelRanker(model, "cpu")
+    ranker.start()
+    wait(ranker)
+    started.set()
+    time.sleep(DEADLINE_S)
+
+
+def test_its_process_dies_with_a_trainer_that_is_killed(model: str) -> None:
+    fork = multiprocessing.get_context("fork")  # it has imported all that it needs
+    started = fork.Event()
+    trainer = fork.Process(target=hold_a_ranker, args=(model, started))
+    trainer.start()
+    processes: set[int] = set()
+    try:
+        assert trainer.pid is not None and started.wait(DEADLINE_S)
+        processes = processes_of(trainer.pid)
+        for process in processes:  # one that is busy does not look for its trainer either
+            os.kill(process, signal.SIGSTOP)
+        trainer.kill()
+        trainer.join(DEADLINE_S)
+        assert processes
+        wait_for(lambda: not any(map(psutil.pid_exists, processes)), 60.0, "their end")
+    finally:
+        trainer.kill()
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def test_the_fit_solves_the_normal_equations_and_does_not_penalise_the_intercept() -> None:

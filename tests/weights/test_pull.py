@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import lrl
 from benchmarks.weight_links import Trainer, generators_on, slow_links
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
@@ -22,6 +24,7 @@ from lrl.weights.parts import FETCH, PARTS
 from lrl.weights.pool_calls import Failures, PoolCalls
 from lrl.weights.pull import Pull
 from lrl.weights.version_file import check_file
+from tests.certificates import self_signed
 from tests.http_call import call
 from tests.leftovers import wait_for
 from tests.network_namespace import network_namespace
@@ -231,6 +234,23 @@ def test_neither_route_of_a_generator_answers_without_the_token(scene: PullScene
     assert call(url, "GET", f"{PARTS}run-0-2/0/0", allowed)[0] == 409, "it may still come"
 
 
+def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(
+    tmp_path: Path, elsewhere: None
+) -> None:
+    cert, key = self_signed(tmp_path)
+    settings = ServerSettings(dtype="bfloat16", tls_cert=cert, tls_key=key)
+    with fetching_generators(3, tmp_path, settings) as generators:
+        scene = PullScene(generators)
+        assert scene.move() == {} and scene.hold(*generators)
+        locations = [
+            scene.transport._location(scene.transport._served[0], generators[0]),
+            *(one.server.location for one in generators),
+        ]
+        assert all(one.url.startswith("https://") and one.certificate for one in locations)
+        assert scene.transport.sent_bytes < scene.transport.fetched_bytes
+        scene.close()
+
+
 def test_another_attempt_at_a_version_keeps_its_delta(scene: PullScene) -> None:
     scene.move()
     scene.move()
@@ -254,6 +274,19 @@ def test_while_they_fetch_generators_take_requests(scene: PullScene) -> None:
     scene.version += 1
     scene.syncs.sync(scene.version, in_background=True)
     assert scene.syncs.wait() == {} and serving == [True] and scene.hold(*scene.generators)
+
+
+def test_a_run_by_pull_gives_its_servers_the_routes(tmp_path: Path) -> None:
+    strategy = lrl.AsyncSingleDevice(weight_transfer="pull")
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    run: Any = SimpleNamespace(
+        strategy=strategy,
+        policy=SimpleNamespace(policy_folder="a/model", dtype_name="float32", lora=None),
+        data=SimpleNamespace(max_model_tokens=64, resumes_from=None),
+        trainer=SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(tmp_path)),
+    )
+    (server,) = strategy.make_servers(run)
+    assert set(Pull.middleware) <= set(server.command()) and server.backend == "pull"
 
 
 @pytest.mark.parametrize("whose", ["a generator's", "a trainer rank's"])

@@ -99,8 +99,10 @@ class Elastic(OnRankZero):
 
     def _start(self, command: str, advice: str, joined: int) -> None:
         """Starts the command, unless the last one may still bring a generator."""
-        if self._started and joined == self._joined_before and not self._started[-1].poll():
-            return
+        if self._started and joined == self._joined_before:
+            if not (status := self._started[-1].poll()):
+                return
+            log.warning("The last one has failed with exit status %d.", status)
         log.warning("%s Starting: %s", advice, command)
         self._joined_before = joined
         try:

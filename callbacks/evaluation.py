@@ -29,7 +29,7 @@ from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.prompts import Prompts
 from lrl.system.output import best_effort, progress_bar
-from lrl.types import Group, Sampling
+from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -68,6 +68,12 @@ class Evaluation(OnRankZero):
         at_least(1, "Evaluation", every_n_steps=every_n_steps, samples=samples)
         at_least(0, "Evaluation", temperature=temperature)
         above(0, "Evaluation", timeout_s=timeout_s)
+        at_least(samples, "Evaluation", concurrency=concurrency)
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"Evaluation.temperature is {temperature}; vLLM samples at 0 or from "
+                f"{LEAST_TEMPERATURE} on."
+            )
         if samples > 1 and temperature == 0:
             raise ConfigError(
                 f"Evaluation.samples is {samples} with temperature 0: all responses would be the "

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 from huggingface_hub import HfApi, ModelCardData, get_token
-from huggingface_hub.errors import HTTPError
+from huggingface_hub.errors import HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
@@ -40,7 +40,7 @@ class Export(OnRankZero):
         private: Whether only its owner sees it there, if it is new.
 
     Raises:
-        ValueError: The hub would not take such a name.
+        ConfigError: The hub would not take such a name.
     """
 
     def __init__(
@@ -50,7 +50,10 @@ class Export(OnRankZero):
         self.push_to_hub = push_to_hub
         self.private = private
         if push_to_hub is not None:
-            validate_repo_id(push_to_hub)
+            try:
+                validate_repo_id(push_to_hub)
+            except HFValidationError as error:
+                raise ConfigError(f"Export.push_to_hub: {error}") from error
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Raises ConfigError, before any server starts, if the folder is the model's own, the hub

@@ -13,7 +13,8 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
-from lrl.checkpoints.resume import Settings, changes, find_by_lrl
+from lrl.checkpoints.made_with import Settings, changes
+from lrl.checkpoints.resume import find_by_lrl
 from lrl.environments import Environment
 from lrl.errors import ConfigError, above, at_least, instances, one_of
 from lrl.generators.pool import GeneratorPool

@@ -107,7 +107,7 @@ def readable_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """
     whole, faults = dict(checkpoint), list[str]()
     for name, entry in checkpoint.items():
-        if type(entry) is dict:
+        if isinstance(entry, dict):  # an OrderedDict, too: the policy's weights
             whole[name] = {key: part for key, part in entry.items() if is_readable((key, part))}
             faults += [f"{name}.{key}" for key in entry if key not in whole[name]]
         elif not is_readable(entry):

@@ -1,24 +1,18 @@
-"""A resume: which checkpoint a run continues, and under which settings it uses what is in it.
+"""A resume: which checkpoint a run continues.
 
 For `ckpt_path="last"` Lightning looks for names that begin with `last` in the new run's own folder,
 where there is none yet, and so trains from scratch. Without a `ckpt_path` it continues what any job
 of SLURM has left where the run starts.
-
-Each thing that is saved says the settings on which it depends. Where they differ at a resume, it is
-made anew, and the log says why.
 """
 
-import inspect
 import os
 import re
-import zlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
@@ -29,11 +23,6 @@ from lrl.system.signals import run_of_job
 
 SLURM_RUN = "slurm_run"
 """Entry of a checkpoint: the command and the job of SLURM that have written it."""
-Settings = dict[str, float | str]
-"""Settings by their public names: a number as it is, all else as `fingerprint` or a word."""
-PRINTED_TYPES = (bool, int, float, complex, str, bytes, np.generic, type(None))
-DEFAULT_REPR: Any = object.__repr__
-"""The `repr` of a class that defines none."""
 
 
 def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
@@ -127,59 +116,3 @@ def _read(path: Path, name: str) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True)[name]
     except READ_ERRORS:
         return None
-
-
-def changes(saved: Settings | None, current: Settings) -> str:
-    """Returns the changes since `saved` in words for the log; empty if there are none."""
-    if saved is None:
-        return "the checkpoint does not say what they were made with"
-    found = []
-    for name in saved | current:
-        before, after = saved.get(name), current.get(name)
-        if isinstance(before, int | float) and isinstance(after, int | float) and before != after:
-            found.append(f"{name} was {before:g} and is {after:g}")
-        elif before != after:
-            found.append(f"{name} has changed")
-    return ", ".join(found)
-
-
-def fingerprint(value: Any) -> str:
-    """Returns a text that changes with a value and is the same in every process.
-
-    Of a function or a class it covers the name and the source code, of another object its class and
-    its attributes. What they import is not covered.
-    """
-    return f"{zlib.crc32(_text(value, set()).encode(errors='surrogatepass')):08x}"
-
-
-def _text(value: Any, seen: set[int]) -> str:
-    """Writes a value down; `seen` has the ids of objects whose attributes are written already."""
-    kind = type(value)
-    if isinstance(value, PRINTED_TYPES):
-        return f"{kind.__name__} {value!r}"
-    if isinstance(value, Mapping):
-        pairs = sorted((_text(key, seen), _text(each, seen)) for key, each in value.items())
-        return f"{kind.__name__} {pairs}"
-    if isinstance(value, Set):  # in every process in another order
-        return f"{kind.__name__} {sorted(_text(each, seen) for each in value)}"
-    if isinstance(value, list | tuple):
-        return f"{kind.__name__} {[_text(each, seen) for each in value]}"
-    if isinstance(value, np.ndarray):
-        return f"array {value.dtype} {value.shape} {_text(value.tolist(), seen)}"
-    if isinstance(value, re.Pattern):
-        return f"pattern {value.pattern!r} {value.flags}"
-    if callable(value) and hasattr(value, "__qualname__"):  # a function or a class
-        return f"{value.__module__}.{value.__qualname__} {_source(value)}"
-    if kind.__repr__ is not DEFAULT_REPR:
-        return f"{kind.__qualname__} {re.sub(' at 0x[0-9a-f]+', '', repr(value))}"
-    if id(value) in seen or not hasattr(value, "__dict__"):
-        return kind.__qualname__
-    seen.add(id(value))
-    return f"{kind.__qualname__} {_text(vars(value), seen)}"
-
-
-def _source(thing: Any) -> str:
-    try:
-        return inspect.getsource(thing)
-    except (OSError, TypeError):  # built in, or typed at a prompt
-        return ""

@@ -71,9 +71,9 @@ def prompt(argv: Sequence[str]) -> int:
         "OPENAI_BASE_URL": f"{generator.location.url}/v1",
         "OPENAI_API_KEY": generator.token,
     }
-    if generator.certificate:
-        variables["SSL_CERT_FILE"] = generator.certificate
     sys.stdout.write("# The token is the run's: its holder can also stop the run.\n")
+    if generator.certificate:  # with this variable a shell trusts no other server
+        sys.stdout.write(f"# For this one alone: SSL_CERT_FILE={generator.certificate}\n")
     for name, value in variables.items():
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
     return 0

@@ -81,6 +81,8 @@ def run_command(words: list[str]) -> int:
 
         sys.stdout.write(settings.help_of(words[0], sorted(recipes())))
         return 0
+    if set(words[1:2]) & recipes().keys():
+        return bad_input(f"Did you mean lrl {words[0]} --config {words[1]}?")
     try:
         words = with_recipe_paths(words)
     except (FileNotFoundError, ValueError) as error:
@@ -144,6 +146,10 @@ def _check(option: str, value: str) -> None:
         text = Path(value).read_text(encoding="utf-8-sig") if _is_yaml_file(value) else value
         if not isinstance(yaml.load(text, Loader), dict) and option in CONFIG:
             raise ValueError("it maps no settings to values, as in `data: {max_lag: 1}`")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"{option} {value}: {place}: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ValueError(f"{option} {value}: {' '.join(str(error).split())}") from error
 

@@ -168,6 +168,10 @@ class Command(Launcher):
                 f"Command.command is {command!r}, and starts no member: put {{join}} where `lrl "
                 "join` belongs."
             )
+        try:
+            shlex.split(command)
+        except ValueError as error:
+            raise ConfigError(f"Command.command is {command!r}: {error}.") from error
         self.command = command
 
     def line(self) -> str:

@@ -32,7 +32,7 @@ def check_run(run: Run) -> None:
     read = check_data(data, run.evaluations)
     shape = check_policy(policy, data, read, run.strategy.server_settings.max_model_len)
     if run.trains:
-        check_prompts_per_step(data)
+        check_prompts_per_step(data, len(data.prompts))
     check_resources(run, shape)
     if data.resumes_from is not None:
         check_checkpoint(run, data.resumes_from, shape.trained)

@@ -39,6 +39,7 @@ def check_data(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> li
     read = []
     if data.trains:
         _check_columns(data.prompts, "data.prompts", data.reward_pool.rewards)
+        check_prompts_per_step(data, len(data.prompts.rows))
         read.append(data.prompts)
     for evaluation in evaluations:
         prompts = evaluation.prompts
@@ -53,9 +54,9 @@ def check_data(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> li
     return read
 
 
-def check_prompts_per_step(data: RolloutDataModule) -> None:
-    """Checks that a step finds its groups among the prompts that are not skipped."""
-    count = len(data.prompts)
+def check_prompts_per_step(data: RolloutDataModule, count: int) -> None:
+    """Checks that a step finds its groups among `count` prompts: all rows, or those that are not
+    skipped."""
     if count < data.groups_per_step:
         raise ConfigError(
             f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {count} "

@@ -3,6 +3,7 @@ would be ignored or wrong (docs/lightning.md has the table)."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 from collections import Counter
@@ -64,6 +65,9 @@ def check_strategy(trainer: L.Trainer) -> None:
     if isinstance(launcher, _SubprocessScriptLauncher):
         launcher.kill(signal.SIGKILL)
         launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
+        os.environ.pop(
+            "LOCAL_RANK", None
+        )  # by it the next run would be a rank that waits for others
     raise ConfigError(WITHOUT_GENERATORS.format(type(trainer.strategy).__name__))
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lrl.advantages import Advantages, GroupMean
-from lrl.checkpoints.resume import Settings, changes, fingerprint
+from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.rollouts.ledger import Ledger, PromptRow
 from lrl.types import Decode, Group, Prompt, Rollout, Sampling
 

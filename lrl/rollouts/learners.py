@@ -21,7 +21,7 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lrl.advantages import Advantages, rewards_of
-from lrl.checkpoints.resume import Settings, changes, fingerprint
+from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.errors import ConfigError, at_least
 from lrl.rewards import Reward
 from lrl.rollouts.ledger import has_same_columns, load_group, save_group

@@ -37,7 +37,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from lrl.checkpoints.resume import fingerprint
+from lrl.checkpoints.made_with import fingerprint
 from lrl.types import Fork, Group, Prompt, Rollout
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -223,6 +224,7 @@ class RankLauncher(_SubprocessScriptLauncher):
             num_devices=self.num_processes, num_nodes=self.num_nodes
         )
         if not self.cluster_environment.creates_processes_externally:
+            check_program(self.num_processes)
             os.environ[STARTED_BY] = str(os.getpid())
             try:
                 self._call_children_scripts()
@@ -236,6 +238,17 @@ class RankLauncher(_SubprocessScriptLauncher):
         super().kill(signum)
         if self.procs:  # with it this process's next run took itself for another's rank, and waited
             os.environ.pop("LOCAL_RANK", None)
+
+
+def check_program(ranks: int) -> None:
+    """Raises ConfigError if other ranks are to run this program and it is in no file: Lightning would
+    start `python ./-c`, which ends at once, and rank 0 would wait for it for `MEETING`."""
+    main = sys.modules["__main__"]
+    if ranks > 1 and getattr(main, "__spec__", None) is None and not Path(sys.argv[0]).is_file():
+        raise ConfigError(
+            f"{ranks} ranks are to train, each in a process that runs this program again, and "
+            f"{sys.argv[0]!r} is no file: write it to a file, such as train.py, and run that."
+        )
 
 
 def meet(

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,6 +33,14 @@ from lrl.training.varlen import VARLEN, is_flash
 log = logging.getLogger(__name__)
 
 Dtype = Literal["float32", "bfloat16"]
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Numbers that are weights as they are, by their names in a file of safetensors."""
+PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
+"""The ends of names of weights; a buffer of integers, such as a mask, has another."""
+LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
+"""Words in errors of an installation that does not fit, never of a model."""
+FUSED_HEAD = "lrl_fused_head"
+"""The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
 REMEDY = "Take the bfloat16 copy from which it was made."
 
 
@@ -151,6 +159,27 @@ def _check_whole(folder: str, config: Any) -> None:
             settings = entry if isinstance(entry, Mapping) else vars(entry)
             method = f"quant_method {settings.get('quant_method', 'unknown')}"
             raise ConfigError(f"model={folder!r} is quantised ({method}). {REMEDY}")
+    here = hub.on_this_machine(folder)
+    if here is not None and (found := _quantised(here)):
+        name, numbers = found
+        raise ConfigError(
+            f"model={folder!r} is quantised: {name} is stored as {numbers}, without a "
+            f"quantization_config in config.json. {REMEDY}"
+        )
+
+
+def _quantised(folder: Path) -> tuple[str, str] | None:
+    """Returns the first weight in another number format than `FLOATS`, and that format."""
+    try:
+        for file in sorted(folder.glob("model*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    numbers = tensors.get_slice(name).get_dtype()
+                    if numbers not in FLOATS and (numbers[0] == "F" or name.endswith(PACKED)):
+                        return name, numbers
+    except (OSError, SafetensorError):
+        return None  # transformers says what is wrong with the files
+    return None
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:

@@ -64,7 +64,13 @@ class Proof:
 
     def __post_init__(self) -> None:
         self._expected = {
-            held: Expected(self.prompt_logprobs, self.policy_dtype, self.tokens, held)
+            held: Expected(
+                self.prompt_logprobs,
+                self.policy_dtype,
+                self.tokens,
+                held,
+                measures=self.tolerance is None,
+            )
             for held in {format_of(one.server.settings) for one in self.generators}
         }
 
@@ -103,17 +109,24 @@ class Expected:
     Args:
         prompt_logprobs, policy_dtype, tokens: See `Proof`.
         held: The generators' format (`format_of`).
+        measures: Whether `limit` needs what rounding does to the policy, which costs another pass.
     """
 
     def __init__(
-        self, prompt_logprobs: PromptLogprobs, policy_dtype: str, tokens: list[int], held: str
+        self,
+        prompt_logprobs: PromptLogprobs,
+        policy_dtype: str,
+        tokens: list[int],
+        held: str,
+        *,
+        measures: bool = True,
     ) -> None:
         self._dtype = max(policy_dtype, held, key=list(MAX_TOLERANCE_NATS).index)
         weights_as = held if policy_dtype == "float32" and held in UNIT else None
         self.logprobs = prompt_logprobs(tokens, None, weights_as)
         """Log-probs of all tokens but the first, in nats."""
         self._rounded: list[float] | None = None
-        if self._dtype in UNIT:
+        if measures and self._dtype in UNIT:
             self._rounded = prompt_logprobs(tokens, self._dtype, weights_as)
 
     def limit(self, part: slice) -> float:

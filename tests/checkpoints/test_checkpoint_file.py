@@ -156,9 +156,11 @@ def test_what_cannot_be_read_is_left_out_whole_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     callbacks = {"Own": {"deep": [1, {"at": Own()}], "count": 3}, "Other": {"count": 4}}
-    kept = {"state_dict": {"w": torch.zeros(1)}, "global_step": 7}
-    whole = readable_part(kept | {"callbacks": callbacks, "mine": [Own()]})
-    assert "without callbacks.Own, mine. Only" in caplog.text
+    kept = {"state_dict": OrderedDict(w=torch.zeros(1)), "global_step": 7}
+    weights = OrderedDict(kept["state_dict"], _extra_state=Own())
+    own = {"callbacks": callbacks, "mine": [Own()], "state_dict": weights}
+    whole = readable_part(kept | own)
+    assert "without state_dict._extra_state, callbacks.Own, mine. Only" in caplog.text
     assert whole == kept | {"callbacks": {"Other": {"count": 4}}}
     assert "Own" in callbacks, "the state of the run itself is as before"
     through_a_file(whole)

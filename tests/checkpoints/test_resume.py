@@ -19,7 +19,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lrl.checkpoints.resume import changes, fingerprint, newest_checkpoint
+from lrl.checkpoints.made_with import changes, fingerprint
+from lrl.checkpoints.resume import newest_checkpoint
 from lrl.rewards import Format, Function
 from lrl.rollouts.learners import settings_of
 
@@ -93,7 +94,7 @@ def test_values_that_differ_have_different_fingerprints_and_equal_ones_the_same(
 
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     program = (
-        "from lrl.checkpoints.resume import fingerprint; import lrl; class_, set_, object_ = "
+        "from lrl.checkpoints.made_with import fingerprint; import lrl; class_, set_, object_ = "
         "lrl.rewards.GSM8K, {'a', 'b', 'c', 'd'}, type('Own', (), {})(); object_.it = object_; "
         "print(fingerprint([class_, set_, object_, object()]))"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl.cli.main import with_recipe_paths
+from lrl.cli.main import run_command, with_recipe_paths
 
 AT_AN_IMPORT = """
 import os, signal, sys
@@ -51,7 +51,7 @@ def test_an_interrupt_of_an_import_ends_a_command_without_a_traceback(
 CASES = {
     "a tab": ("data:\n\tmax_lag: 1\n", "line 2, column 1"),
     "a second colon": ("data:\n  max_lag: 1: 2\n", "line 2"),
-    "a key twice": ("data:\n  max_lag: 1\n  seed: 2\n  max_lag: 2\n", "already in line 2.*line 4"),
+    "a key twice": ("data:\n  max_lag: 1\n  seed: 2\n  max_lag: 2\n", "line 4.*already in line 2"),
     "a key twice in a list": ("a:\n- {b: 1, b: 2}\n", "b is already in line 2"),
     "a list": ("- 1\n", "maps no settings"),
     "nothing": ("", "maps no settings"),
@@ -84,3 +84,8 @@ def test_yaml_on_the_command_line_may_be_long_and_is_checked_as_well() -> None:
 def test_what_yaml_allows_is_not_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
     with_recipe_paths(["fit", "--config", str(tmp_path / "my.yaml")])
+
+
+def test_a_recipe_without_its_option_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["fit", "quickstart"]) == 2
+    assert "Did you mean lrl fit --config quickstart?" in capsys.readouterr().err

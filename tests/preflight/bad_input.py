@@ -74,6 +74,12 @@ TRAINER = [
     (only(SYNC, SYNC), "trainer.callbacks", "keep one"),
     (only(RARE), "WeightSync.every_n_steps is 4", "data.max_lag is 1", "at least 3"),
     (callback("Evaluation", prompts=ROWS, samples=4), "Evaluation.samples is 4", "temperature 0"),
+    (
+        callback("Evaluation", prompts=ROWS, samples=64, temperature=1.0),
+        "Evaluation.concurrency is 32",
+        "at least 64",
+    ),
+    (callback("Evaluation", prompts=ROWS, temperature=0.005), "Evaluation.temperature is 0.005"),
     (callback("Evaluation", prompts=ROWS, by="[level]"), "Evaluation.by", "level", "answer"),
     (f"{EVALUATION} {EVALUATION}", "lrl.callbacks.Evaluation", "'rows'", "name"),
     (callback("Export", folder="{in}/models/whole"), "Export.folder", "models/whole"),

@@ -8,7 +8,7 @@ import json
 import numpy
 import pytest
 
-from lrl.checkpoints.resume import fingerprint
+from lrl.checkpoints.made_with import fingerprint
 from lrl.errors import BadAnswer, CountedError
 from lrl.rewards import (
     ExactMatch,

@@ -64,4 +64,9 @@ def main(policy: str, folder: str, strategy: str) -> None:
         default_root_dir=folder,
     )
     rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
-    trainer.fit(SlowOnRankZero(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+    try:
+        trainer.fit(
+            SlowOnRankZero(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"])
+        )
+    finally:
+        print("is a rank of another process:", "LOCAL_RANK" in os.environ)

@@ -7,9 +7,11 @@ Covers lrl/system/ranks.py.
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -140,3 +142,16 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
     message = (tmp_path / "output").read_text()
     assert message.count("trainer.strategy is DDPStrategy, which has no generators") == 1, message
     assert "GLOBAL_RANK: 1" not in message and "Traceback" not in message
+    assert "is a rank of another process: False" in message, (
+        "its next run would wait for ranks that nobody starts"
+    )
+
+
+def test_a_program_in_no_file_is_refused_as_no_other_rank_could_run_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    several_ranks.check_program(1)
+    with pytest.raises(lrl.errors.ConfigError, match="'-c' is no file: write it to a file"):
+        several_ranks.check_program(2)

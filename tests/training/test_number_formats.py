@@ -14,6 +14,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.plugins import HalfPrecision
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import lrl
@@ -132,3 +133,27 @@ def test_a_quantised_model_is_refused(family: str, part: str | None, tmp_path: P
     for way in (ModelSource(str(tmp_path)).open, lambda: shape_of(str(tmp_path), None)):
         with pytest.raises(ValueError, match=f"{tmp_path}.*quant_method awq.*bfloat16 copy"):
             way()
+
+
+@pytest.mark.parametrize("numbers", [torch.float8_e4m3fn, torch.uint8])
+def test_quantised_weights_without_a_word_in_the_config_are_refused(
+    numbers: torch.dtype, tmp_path: Path
+) -> None:
+    save_tiny("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file(
+        weights | {name: weights[name].to(numbers)},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(ValueError, match=f"{name} is stored as"):
+        ModelSource(str(tmp_path)).open()
+
+
+def test_a_buffer_of_integers_is_no_quantised_weight(tmp_path: Path) -> None:
+    save_tiny("gpt_neo", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    mask = {"transformer.h.0.attn.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
+    save_file(weights | mask, tmp_path / "model.safetensors", {"format": "pt"})
+    assert ModelSource(str(tmp_path)).open()

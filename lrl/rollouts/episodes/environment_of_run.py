@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lrl.checkpoints.resume import Settings, fingerprint
+from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Agent, Environment, Written
 from lrl.environments.external_agents import ExternalAgents
 from lrl.environments.play import Reply

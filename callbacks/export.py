@@ -129,8 +129,10 @@ class Export(OnRankZero):
 
 def _send(name: str, folder: Path, steps: int, private: bool) -> None:
     api = HfApi()
-    api.create_repo(name, private=private, exist_ok=True)
-    api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"lrl: after {steps} steps")
+    made = api.create_repo(name, private=private, exist_ok=True)  # gives a bare name its user
+    api.upload_folder(
+        repo_id=made.repo_id, folder_path=folder, commit_message=f"lrl: after {steps} steps"
+    )
 
 
 def model_card(policy: Any, data: Any, steps: int, evaluations: Sequence[Evaluation]) -> str:

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lrl.generators.supervisor import SHM
 from tests.leftovers import MARK, living, nothing_left, prefixes, wait_for
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import fit
+from tests.runs.test_async_run import Witness, fit
 from tests.strategies import run_that_ends
 from tests.strategies.forked_ranks import Fork, have_forkserver, start_fork
 
@@ -130,3 +130,29 @@ def test_a_signal_does_not_break_off_the_checkpoint_of_a_run_that_fails(
     with pytest.raises(RuntimeError, match="of this test"):
         fit(lent_server, policy_folder, tmp_path, callbacks=callbacks)
     assert (tmp_path / "checkpoints" / f"last-step={FAILS_AT}.ckpt").exists()
+
+
+class StoppedBeforeAGradient(L.Callback):
+    """SIGTERM comes in the middle of step `FAILS_AT`."""
+
+    def on_before_backward(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == FAILS_AT:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_stopped_within_a_step_resumes_with_that_steps_prompts(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    small: dict[str, Any] = {"micro_batch_tokens": 256}  # several backward passes a step
+    whole = fit(lent_server, policy_folder, tmp_path / "whole", **small)
+    first = Witness()
+    callbacks = [ModelCheckpoint(every_n_train_steps=1000), StoppedBeforeAGradient(), first]
+    with pytest.raises(SystemExit):
+        fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, **small)
+    path = tmp_path / "checkpoints" / f"last-step={FAILS_AT}.ckpt"
+    rest = fit(lent_server, policy_folder, tmp_path / "rest", ckpt_path=str(path), **small)
+    trained = [group.prompt.id for _, group in [*first.groups, *rest.groups]]
+    assert sorted(trained) == sorted(group.prompt.id for _, group in whole.groups)
+    assert [*first.lrs, *rest.lrs] == pytest.approx(whole.lrs)
+    for name, weights in first.weights[FAILS_AT].items():
+        assert weights.equal(rest.weights[FAILS_AT][name])

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from lrl.training.lora import LoRA
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
-if (
-    "torch" not in sys.modules
-):  # which reads it once: waiting threads then sleep (`lrl.system.machine`)
+# torch reads it once: waiting threads then sleep (`lrl.system.machine`).
+if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _names, _of_module, __dir__ = lazy_names(__name__)

@@ -1,6 +1,6 @@
 """A reader finds the tests of a library file in one guess: those of `lrl/rewards/pool.py` are in
 `tests/rewards/test_pool.py`. Otherwise one test file has its name at the end of its docstring, as
-`Covers lrl/rewards/job.py, worker.py.`"""
+`Covers lrl/workers/remote.py, worker.py.`"""
 
 from __future__ import annotations
 

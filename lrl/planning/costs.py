@@ -56,7 +56,7 @@ class LinearTrainer:
     sync_s: float = 0.0
     """Of a sync: before the generators' pause if `pause_overlaps`, else around it."""
     pause_overlaps: bool = False
-    """Whether the generators' pause overlaps the next step (`lrl.weights.Transport.copies`). With
+    """Whether the generators' pause overlaps the next step (`lrl.weights.transport.Transport.copies`). With
     lag 0 it never does: the trainer has nothing to train then."""
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:

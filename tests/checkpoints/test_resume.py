@@ -1,5 +1,8 @@
 """`ckpt_path="last"` is the newest checkpoint of the run that is named, or an error. Fingerprints of
-settings are the same in every process, and others as soon as a setting differs."""
+settings are the same in every process, and others as soon as a setting differs.
+
+Covers lrl/checkpoints/made_with.py.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Rounding to bfloat16 moved the log-probs of a tiny random model by 0.0006 nats a
 SmolLM2-135M by 0.045, and a limit for all models would pass 0.18 nats that vLLM and transformers
 make of Phi-3's positions. So the limit is a few times what the less exact format's rounding does to
 this model (`lrl.training.rounding`), within fixed bounds (`benchmarks/agreement.py` at tag
-before-0.3). An old or incomplete update is often within it (`benchmarks/detection.py`): checksums
+before-0.3). An old or incomplete update is often within it (docs/results/weights.md): checksums
 and the version that is read back find those.
 """
 

@@ -9,19 +9,21 @@ callbacks) passes them on to the run, in this order:
     begin()       WeightSync.on_train_start     the first sync: proves the generators, admits prompts
     next_step()   the loader of the data        a stream of micro-batches, packed as groups finish
       (the policy's training_step adds up their gradients and does one optimizer step)
-    sync()        WeightSync.on_train_batch_end    generators get the new version; admits prompts
+    sync()        WeightSync.on_train_batch_end    copies the weights and starts giving them to the
+                                                generators; once they have them (during the next
+                                                step, with `max_lag` above 0), admits prompts
     evaluate()    Evaluation                    on slots of its own, beside the next steps
-    end()         strategy.teardown             whatever it has started has ended, after errors too
+    end()         strategy.teardown             stops all that the run started, after errors too
 
 Each rank has a run; the one of rank 0 owns the generators, the workers (processes with the user's
-rewards and environments) and the controller, and starts, syncs and evaluates. Whoever waits on it
-calls `poll()`.
+rewards and environments) and the controller, and starts, syncs and evaluates. Code that waits for
+groups or an evaluation calls `poll()` meanwhile.
 
-    lrl.rollouts.ledger         which groups may start, and which is handed out next
+    lrl.rollouts.ledger         admits prompts, and hands out groups in the order that bounds the lag
     lrl.rollouts.controller     a group's way from the request to the trainer
     lrl.routing.request_queue   requests get slots of generators, and free them
     lrl.generators.fleet        generators are watched and replaced
-    lrl.workers                 workers are started, and killed at a deadline
+    lrl.workers.process         workers are started, and killed
     lrl.weights.sync            one sync
 """
 
@@ -187,9 +189,9 @@ class Run:
         """Gives the policy's weights to the generators that write rollouts, and admits the prompts
         that may start under the new version.
 
-        It waits for the sync before, and then until the weights are copied; until the end where
-        the trainer has nothing else to do (`max_lag` 0), where no generator has served yet, and
-        with transports that do not copy.
+        Waits for the previous sync to end, then until the weights are copied. Waits for the whole
+        sync if the trainer has nothing else to do (`max_lag` 0), no generator has served yet, or the
+        transport does not copy.
         """
         version, pool = self.trainer.global_step, self.fleet.rollouts
         sync = self.syncs[pool]
@@ -233,8 +235,8 @@ class Run:
         """Begins to answer and score `prompts`, a group each; calls `done` after each. Returns the
         version of the generators at the beginning, and the groups.
 
-        `slots` responses are asked for at once, in slots that rollouts leave free; with None as many
-        as the generators write, which have nothing else to do.
+        With `slots`, that many responses are asked for at once, in slots beyond those of rollouts.
+        With None they queue behind rollouts, and as many are written as the generators can.
         """
         fleet, data = self.fleet, self.data
         pool, version, spare = fleet.rollouts, self.newest, slots is not None
@@ -308,8 +310,8 @@ class Run:
             self.strategy.signals.check()
 
     def settle(self) -> None:
-        """Waits until every token written so far is here: a checkpoint has no other. A sync that is
-        under way ends first, since a generator that loads weights does not answer."""
+        """Waits until every token written so far has arrived, since a checkpoint saves only those. A
+        sync that is under way ends first: a generator that loads weights does not answer."""
         if not self.syncs:
             return
         if self.trainer.interrupted:

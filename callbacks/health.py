@@ -57,8 +57,7 @@ RULES: dict[str, tuple[Range, str]] = {
     "generators/paused": (TIME, SYNC_LESS),
     "generators/starved": (
         TIME,
-        "Raise data.max_lag if the trainer waits too; otherwise take fewer generators, or another "
-        "data.dispatch.",
+        "Raise data.max_lag if the trainer waits too; else take fewer, or change data.dispatch.",
     ),
 }
 """By metric: its healthy range, and the settings that help. docs/metrics.md lists them. They are wider

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -73,7 +72,9 @@ def test_differences_lead_to_the_newer_part_and_free_the_older_one() -> None:
 
 def test_a_run_of_many_versions_keeps_two_parts() -> None:
     part = part_of(b"0" * 2**12)
-    for number in range(2 * sys.getrecursionlimit()):
+    for number in range(
+        600
+    ):  # parts that kept all older ones ended at 450, by the limit of recursion
         older, part = part, part_of(b"1" * 2**12, str(number), part)
         wait_for(lambda older=older: older._file.closed)
     assert part.read(0) == b"1" * 2**12

@@ -67,8 +67,8 @@ def _path_of_shipped_class(kind: Any, name: str) -> str:
 
 
 def _drop_settings_aloud(parser: Any, previous: Any, value: Any) -> None:
-    """Where a setting's class changes, jsonargparse keeps what the new class takes too, and drops
-    the rest without a word."""
+    """Warns of the settings that jsonargparse drops without a word when a setting's class changes:
+    those that the new class does not take."""
     if not isinstance(previous, Namespace) or "init_args" not in previous:
         return
     old, new, settings = previous.class_path, value["class_path"], previous.init_args

@@ -27,7 +27,7 @@ class Bucket:
     """By rank, of each tensor: the first row, and how many."""
 
     def words(self, rank: int) -> int:
-        """That a rank sends: its rows, and a checksum."""
+        """Returns how many words a rank sends: its rows, and a checksum."""
         pairs = zip(self.tensors, self.rows[rank], strict=True)
         nbytes = sum(tensor.row_bytes * count for tensor, (_, count) in pairs)
         return -(-nbytes // WORD_BYTES) + 1

@@ -84,8 +84,8 @@ def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
 
 
 def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """A tensor can be viewed as its own format only where its size divides its place, so those of
-    an odd size come last, the widest first."""
+    """Returns the tensors with those of an odd size last, the widest first: each is then at a place
+    that its number format divides, so that a view of the file is enough."""
     widest = max((one.dtype.itemsize for one in tensors), default=1)
 
     def place(one: TensorSpec) -> tuple[bool, int]:
@@ -134,7 +134,7 @@ class Header:
 
     @cached_property
     def checksum(self) -> int:
-        """Through the checksums of its blocks, that of the whole version."""
+        """Of the whole version: the table has the checksums of all blocks."""
         return xxh3_64_intdigest(self.text)
 
     @cached_property

@@ -175,7 +175,7 @@ _TOKEN = re.compile(r"⟨\d+⟩|\d+(?:\.\d*)?|\.\d+|\\[a-zA-Z]+|\S")
 
 
 class TooMuchError(BaseException):
-    """What cannot be worked out. Not an `Exception`, which a library might catch as its own."""
+    """Too much to work out. No `Exception`: a library might catch that as one of its own."""
 
 
 def check_magnitude(text: str) -> None:

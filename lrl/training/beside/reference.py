@@ -86,7 +86,7 @@ class Reference:
 
     @property
     def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
-        """What the rewards' KL penalty depends on; empty without one."""
+        """The settings behind the KL penalty in rewards; empty without such a penalty."""
         return () if self.penalty_in != "reward" else (self.coefficient, self.estimator, self.model)
 
     def open(

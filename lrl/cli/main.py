@@ -29,7 +29,6 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
              workers that score and play: lrl join https://ADDRESS:PORT --kind worker
   leave      one generator less:          lrl leave runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
-             compared with a run:         lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
   --version  lrl's version
 

@@ -1,11 +1,11 @@
 """`lrl plan`: the best few ways to train a model on a cluster, forecast from data sheets.
 
-It imports neither torch nor vLLM and runs on any machine, also without the planned devices. With
-`--compare` it compares a run with its forecast by the simulator, which needs torch.
+It imports neither torch nor vLLM and runs on any machine, also without the planned devices.
 """
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import yaml
 
 from lrl.cli.main import recipes
 from lrl.planning.model_shape import read_shape
-from lrl.planning.report import BOTTLENECKS, compare, recipe_of, table
+from lrl.planning.report import BOTTLENECKS, recipe_of, table
 from lrl.planning.roofline import (
     DEVICES_PER_NODE,
     GB,
@@ -30,28 +30,16 @@ from lrl.training.prefix_tree import attention_tokens_of
 
 def main(argv: Sequence[str]) -> int:
     """Runs `lrl plan`; returns the exit status. Raises ValueError if nothing fits."""
-    args = parser().parse_args(argv)
-    if args.compare is not None:
-        print(compare(args.compare))
-    elif args.model is None or args.cluster is None or args.lengths is None:
-        raise ValueError("give --model, --cluster and --lengths, or --compare alone.")
-    else:
-        plan(args)
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    """Returns the settings."""
-    about = (
-        "Forecast how to train a model on a cluster. With --compare RUN alone: compare a run with "
-        "its forecast."
+    words = argparse.ArgumentParser(
+        prog="lrl plan",
+        allow_abbrev=False,
+        description="Forecast how to train a model on a cluster.",
     )
-    words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description=about)
     add = words.add_argument
-    add("--compare", type=Path, metavar="RUN", help="folder of a run to compare")
-    add("--model", type=Path, help="folder in Hugging Face format, or its config.json")
-    add("--cluster", help="number and kind of devices, like 8xH100")
-    add("--lengths", help=f"of responses, or of whole episodes: {FORMS}")
+    model = "folder in Hugging Face format, or its config.json"
+    add("--model", type=Path, required=True, help=model)
+    add("--cluster", required=True, help="number and kind of devices, like 8xH100")
+    add("--lengths", required=True, help=f"of responses, or of whole episodes: {FORMS}")
     add("--prompts", type=at_least(1), default=512, help="prompts a step (%(default)s)")
     add("--responses", type=at_least(1), default=8, help="responses to each prompt (%(default)s)")
     add("--prompt-tokens", type=at_least(1), default=512, help="tokens of a prompt (%(default)s)")
@@ -64,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="file for the best plan, as a recipe")
     base = "recipe with data, rewards, callbacks for --out (%(default)s)"
     add("--base", default="gsm8k", help=base)
-    return words
+    sys.stdout.write(plan(words.parse_args(argv)))
+    return 0
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -78,8 +67,8 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def plan(args: argparse.Namespace) -> None:
-    """Searches for plans and prints them."""
+def plan(args: argparse.Namespace) -> str:
+    """Returns the best plans as text; writes the first one as a recipe if `args.out` is given."""
     base = recipes().get(args.base, Path(args.base))
     data = yaml.safe_load(base.read_text())["data"].get("init_args") or {}
     cluster = parse_cluster(args.cluster, devices_per_node=args.devices_per_node)
@@ -104,15 +93,15 @@ def plan(args: argparse.Namespace) -> None:
             f"{trainers} devices, of which plans may fill {usable(cluster.device) / GB:.0f}. Take "
             "more devices, larger ones, or a smaller model."
         )
-    print(
+    text = (
         f"A step: {workload.samples:,} responses of {workload.lengths.mean:,.0f} tokens in the mean "
         f"and {workload.lengths.longest:,.0f} at most; {workload.tokens:,.0f} tokens to train, with "
         f"each prompt read {workload.trees} times. Policy of {shape.parameters / 1e9:.3g} billion "
-        f"parameters on {cluster}."
+        f"parameters on {cluster}.\n{table(plans, workload)}\n"
+        f"Plan 1. {BOTTLENECKS[plans[0].bound]}\n"
     )
-    print(table(plans, workload))
-    print(f"Plan 1. {BOTTLENECKS[plans[0].bound]}")
     if args.out is not None:
         recipe = recipe_of(plans[0], workload, cluster, base=base, model=args.model)
         args.out.write_text(recipe)
-        print(f"{args.out}: plan 1.\nlrl fit --config {shlex.quote(str(args.out))}")
+        text += f"{args.out}: plan 1.\nlrl fit --config {shlex.quote(str(args.out))}\n"
+    return text

@@ -1,4 +1,7 @@
-"""`lrl plan`: output, recipe, errors and imports."""
+"""`lrl plan`: output, recipe, errors and imports.
+
+Covers lrl/planning/report.py.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +142,6 @@ def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
             ["--cluster", "2xRTX4090", "--lengths", "fixed:900"],
             "nothing fits: with one response, training takes",
         ),
-        (["--compare", "no/where"], "[Errno 2] No such file or directory: 'no/where/timeline"),
     ],
 )
 def test_bad_input_is_one_error_with_the_setting(

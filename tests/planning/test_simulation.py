@@ -144,6 +144,8 @@ def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
     assert last.seconds == first.seconds and last.lags == {0: 320}
     shared = replace(scene, ranks=2).run().steps[0]
     assert (shared.train_s, shared.tokens) == (first.train_s / 2, first.tokens)
+    once = replace(scene, attention_tokens=5000).run().steps[0]
+    assert once.train_s == 2 * (9 + 4 * 41) * 0.125, "all but a prompt's last token is read once"
 
 
 @pytest.mark.parametrize(("max_lag", "sync_s"), [(1, 1.0), (0, 4.0)])

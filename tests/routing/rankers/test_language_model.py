@@ -3,6 +3,8 @@ happens without its process.
 
 In its tests the n-grams learn nothing: they read a prompt's tokens, and all prompts have the same.
 Where no process matters, the model learns on a thread of the test.
+
+Covers lrl/routing/rankers/ngrams.py.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ import psutil
 import pytest
 import torch
 
-from lrl.routing import rankers
-from lrl.routing.rankers import SMALLEST_RESIDUAL, FineTuned, LanguageModelRanker, fit_ridge
+from lrl.routing.rankers import language_model
+from lrl.routing.rankers.language_model import FineTuned, LanguageModelRanker
+from lrl.routing.rankers.ngrams import SMALLEST_RESIDUAL, fit_ridge
 from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words
@@ -63,9 +66,9 @@ class OnAThread(ThreadPoolExecutor):
 
 def start_on_a_thread(ranker: LanguageModelRanker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts the ranker with a fresh model in this process."""
-    monkeypatch.setattr(rankers, "_model", FineTuned(*ranker._settings), raising=False)
+    monkeypatch.setattr(language_model, "_model", FineTuned(*ranker._settings), raising=False)
     pool: Any = OnAThread(1)
-    monkeypatch.setattr(rankers, "ProcessPoolExecutor", lambda *args, **how: pool)
+    monkeypatch.setattr(language_model, "ProcessPoolExecutor", lambda *args, **how: pool)
     ranker.start()
 
 

@@ -96,7 +96,6 @@ class Evaluation(OnRankZero):
         data = run_of(trainer).data
         n, temperature = self.sampling.n, self.sampling.temperature
         self.sampling = replace(data.requests, n=n, temperature=temperature)
-        data.load(self.prompts)
         self._pool = data.reward_pool.like(self.rewards_for_evaluation(data), workers=1)
         self._pool.start(next(iter(self.prompts)))
 

@@ -203,7 +203,6 @@ class RolloutDataModule(L.LightningDataModule):
         )
         self._environment_settings = self.environment.made_with if self.environment else {}
         self.learners = Learners(self.advantages, self.replay, self.length_predictor)
-        self._loaded: list[Prompts] = []
 
     # ---- checks
 
@@ -263,10 +262,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     # ---- prompts and responses
 
-    def load(self, prompts: Prompts) -> None:
-        self.tokenise(prompts, self._policy.tokenizer)
-        self._loaded.append(prompts)
-
     def tokenise(self, prompts: Prompts, tokenizer: Any) -> None:
         of_environment: tuple[Sequence[dict[str, Any]], PromptPart] = (), "whole"
         if self.environment is not None:
@@ -280,7 +275,9 @@ class RolloutDataModule(L.LightningDataModule):
     def probe_tokens(self, count: int) -> list[int]:
         """Returns `count` tokens of real prompts for a proof, always the same; they repeat if there
         are fewer."""
-        tokens = [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids]
+        run = self._run
+        prompts = self.prompts if run.trains else run.evaluations[0].prompts
+        tokens = [token for prompt in islice(prompts, count) for token in prompt.token_ids]
         while 0 < len(tokens) < count:
             tokens *= 2
         return tokens[:count]
@@ -415,7 +412,6 @@ class RolloutDataModule(L.LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Keeps the ledger, which a checkpoint may be made of after the run."""
         self._restored = self._ledger_state()
-        self._loaded.clear()
 
     def end_workers(self) -> None:
         """Ends the processes of rewards, environment and ranker; idempotent."""
@@ -435,10 +431,6 @@ class RolloutDataModule(L.LightningDataModule):
         # Lightning sets the trainer just before it looks for a checkpoint.
         if isinstance(trainer, L.Trainer):
             find_by_lrl(trainer, partial(setattr, self, "resumes_from"))
-
-    @property
-    def trains(self) -> bool:
-        return self.trainer is None or self.trainer.state.fn == "fit"
 
     @property
     def _run(self) -> "Run":
@@ -464,7 +456,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict["ledger"]
-        if not self.trains:
+        if self.run is not None and not self.run.trains:
             return
         prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
         self.learners.load_state_dict(state_dict, self._made_with, prompt_at)

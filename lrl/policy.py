@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.lr_scheduler import LambdaLR
 
-from lrl import preflight
 from lrl.callbacks.base import run_of
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.errors import ConfigError, above, at_least, instances, one_of
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.base import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
+from lrl.preflight.settings import check_trainer
 from lrl.system.aliases import answers_aliases
 from lrl.system.ranks import explain_broken_collective
 from lrl.training.beside.critic import Critic, ValueSums
@@ -414,7 +414,7 @@ class PolicyModule(PolicyModel):
         from lrl.datamodule import RolloutDataModule
         from lrl.run import Run  # here: it imports this module
 
-        preflight.check_trainer(self.trainer, self)
+        check_trainer(self.trainer, self)
         callbacks = default_callbacks(self.trainer)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, RolloutDataModule):

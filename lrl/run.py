@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl import preflight
 from lrl.callbacks.base import find, find_all
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.checkpoints.resume import steps_done
@@ -50,6 +49,7 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.members.run_members import RunMembers, make_members
 from lrl.policy import PolicyModule
+from lrl.preflight.settings import check_run, check_strategy
 from lrl.rewards import RewardPool
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
@@ -72,7 +72,7 @@ class Run:
     members: RunMembers
 
     def __init__(self, trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
-        preflight.check_strategy(trainer)
+        check_strategy(trainer)
         assert isinstance(trainer.strategy, GeneratorDevices)
         self.trainer = trainer
         self.policy = policy
@@ -106,7 +106,7 @@ class Run:
         ConfigError."""
         if not self.leads:
             return
-        preflight.check_run(self)
+        check_run(self)
         self._ends.callback(self.claim.release)
         self.claim.acquire_for(self.trainer)
         resumed = self.data.resumes_from if self.trains else None
@@ -118,7 +118,6 @@ class Run:
         data, first = self.data, None
         self._ends.callback(data.end_workers)
         if self.trains:
-            data.load(data.prompts)
             first = next(iter(data.prompts))
             data.reward_pool.start(first)
             if data.length_predictor is not None:

@@ -13,13 +13,12 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
-from lrl import preflight
 from lrl.checkpoints.run_folder import run_folder
 from lrl.cli import parsing
 from lrl.datamodule import RolloutDataModule
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
-from lrl.preflight.settings import WITHOUT_GENERATORS
+from lrl.preflight.settings import WITHOUT_GENERATORS, check_strategy
 from lrl.system.output import may_not_log
 from lrl.trainer import Trainer
 
@@ -69,7 +68,7 @@ class LrlCLI(LightningCLI):
         if settings.strategy in StrategyRegistry.available_strategies():
             raise ConfigError(WITHOUT_GENERATORS.format(settings.strategy))
         trainer = super().instantiate_trainer(**kwargs)
-        preflight.check_strategy(trainer)
+        check_strategy(trainer)
         return trainer
 
     def _parse_ckpt_path(self) -> None:

@@ -20,6 +20,7 @@ from lrl.training.model import open_meta_model, open_tokenizer, read_config
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
     from lrl.policy_model import PolicyModel
+    from lrl.run import Run
     from lrl.training.beside.teacher import Teacher
 
 TensorShapes = dict[str, tuple[int, ...]]
@@ -43,15 +44,14 @@ class Shape:
     """Shape of every tensor that a checkpoint has: those of the adapters, or all."""
 
 
-def check_policy(
-    policy: PolicyModel, data: RolloutDataModule, read: Sequence[Prompts], longest: int | None
-) -> Shape:
-    """Checks the policy's folder, the data sets in its tokens, and the models beside it. `longest`
-    is the context length of the generators in tokens; None is what prompts and responses need."""
+def check_policy(run: Run, read: Sequence[Prompts]) -> Shape:
+    """Checks the policy's folder, the data sets in its tokens, and the models beside it."""
+    policy, data = run.policy, run.data
     with _naming("model."):
         folder, tokenizer = policy.policy_folder, policy.tokenizer
         shape = shape_of(folder, policy.attention, policy.lora)
-    check_positions(folder, shape.config, longest or data.max_model_tokens)
+    longest = run.strategy.server_settings.max_model_len or data.max_model_tokens
+    check_positions(folder, shape.config, longest)
     # Added tokens need no row: perhaps no text has them.
     if tokenizer.vocab_size > shape.vocabulary:
         raise ConfigError(
@@ -70,7 +70,7 @@ def check_policy(
     if ranker is not None:
         with _naming("data.length_predictor.ranker."):
             read_config(ranker)
-    if data.trains and policy.asked_teacher is not None:
+    if run.trains and policy.asked_teacher is not None:
         check_teacher(policy.asked_teacher, policy, data)
     return shape
 

@@ -25,7 +25,6 @@ from lrl.system.machine import GIB, in_gib
 from lrl.weights.version_file import SHARED_MEMORY
 
 if TYPE_CHECKING:
-    from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
     from lrl.run import Run
     from lrl.strategies.generator_devices import GeneratorDevices
@@ -35,13 +34,13 @@ STATES_PER_WEIGHT = 3
 """Numbers besides each trained one: its gradient and AdamW's two moments."""
 
 
-def check_data(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
-    read = []
-    if data.trains:
+def check_data(run: Run) -> list[Prompts]:
+    data, read = run.data, []
+    if run.trains:
         _check_columns(data.prompts, "data.prompts", data.reward_pool.rewards)
         check_prompts_per_step(data, len(data.prompts.rows))
         read.append(data.prompts)
-    for evaluation in evaluations:
+    for evaluation in run.evaluations:
         prompts = evaluation.prompts
         rewards = evaluation.rewards_for_evaluation(data)
         _check_columns(prompts, "Evaluation.prompts", data.reward_pool.like(rewards, 1).rewards)
@@ -117,7 +116,7 @@ def check_checkpoint(run: Run, ckpt_path: str, trained: dict[str, tuple[int, ...
                 "model.lora, it was made with."
             )
     data, module = run.data, type(run.data).__qualname__
-    if not data.trains:
+    if not run.trains:
         return
     if module not in state:
         raise ConfigError(

@@ -23,6 +23,13 @@ from lrl.errors import ConfigError
 from lrl.generators.settings import speculates
 from lrl.members.registry import fault_without_token
 from lrl.objectives import Tokens
+from lrl.preflight.model import check_policy
+from lrl.preflight.resources import (
+    check_checkpoint,
+    check_data,
+    check_prompts_per_step,
+    check_resources,
+)
 from lrl.strategies.generator_devices import AsyncSingleDevice, GeneratorDevices
 from lrl.training.beside.reference import Reference
 from lrl.training.optimizers import check_end
@@ -127,14 +134,27 @@ def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
     yield "precision", str(trainer.precision), PRECISIONS, narrow
 
 
+def check_run(run: Run) -> None:
+    """Checks a run, on rank 0; no weight is loaded, and a model that a Python function makes is made
+    only if the rest is right. Raises ConfigError for the first fault."""
+    check_settings(run)
+    read = check_data(run)
+    shape = check_policy(run, read)
+    if run.trains:
+        check_prompts_per_step(run.data, len(run.data.prompts))
+    check_resources(run, shape)
+    if run.data.resumes_from is not None:
+        check_checkpoint(run, run.data.resumes_from, shape.trained)
+
+
 def check_settings(run: Run) -> None:
-    trainer, strategy, policy, data = run.trainer, run.strategy, run.policy, run.data
+    strategy, policy, data = run.strategy, run.policy, run.data
     strategy.plan()
     strategy.check()
     check_servers(strategy, data)
     check_placement(strategy, data)
-    check_worker_launcher(strategy, data)
-    check_callbacks(trainer, data)
+    check_worker_launcher(run)
+    check_callbacks(run)
     if run.trains:
         check_objective(policy, data)
         check_skipping(policy, data)
@@ -145,10 +165,10 @@ def check_settings(run: Run) -> None:
                 "(model.lora) and a critic's own model (model.critic.model) are not divided. Set it "
                 "to 1."
             )
-    elif trainer.world_size > 1:  # the others would wait for ever
+    elif run.trainer.world_size > 1:  # the others would wait for ever
         raise ConfigError(
-            f"{trainer.world_size} trainer ranks have nothing to do without training: lower "
-            f"trainer.devices by {trainer.world_size - 1}."
+            f"{run.trainer.world_size} trainer ranks have nothing to do without training: lower "
+            f"trainer.devices by {run.trainer.world_size - 1}."
         )
 
 
@@ -188,14 +208,14 @@ def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None
         )
 
 
-def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    launcher = data.worker_launcher
-    if launcher is None or not (data.trains or data.environment):
+def check_worker_launcher(run: Run) -> None:
+    data, launcher = run.data, run.data.worker_launcher
+    if launcher is None or not (run.trains or data.environment):
         return
     named = f"data.worker_launcher is {type(launcher).__name__}"
     script = [
         f"data.rewards has {one.name!r}"
-        for one in (data.reward_pool.rewards if data.trains else ())
+        for one in (data.reward_pool.rewards if run.trains else ())
         if names_main(pickle.dumps(one))
     ]
     environment = data.environment
@@ -206,20 +226,21 @@ def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
             f"{named}, and {script[0]}, which is defined in the script that runs: other machines "
             "cannot import it. Define it in a module that is on each of them."
         )
-    if not launcher.starts and not strategy.has_given_token:
+    if not launcher.starts and not run.strategy.has_given_token:
         fault_without_token(named, "workers")
 
 
-def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:
+def check_callbacks(run: Run) -> None:
+    trainer, max_lag = run.trainer, run.data.max_lag
     syncs = find_all(trainer, WeightSync)
     if len(syncs) > 1:
         raise ConfigError(f"trainer.callbacks has {len(syncs)} lrl.callbacks.WeightSync: keep one.")
-    for sync in syncs if data.trains else ():
-        if data.max_lag < sync.every_n_steps - 1:
+    for sync in syncs if run.trains else ():
+        if max_lag < sync.every_n_steps - 1:
             raise ConfigError(
-                f"WeightSync.every_n_steps is {sync.every_n_steps} and data.max_lag is "
-                f"{data.max_lag}: step {data.max_lag + 1} would wait for ever. Set data.max_lag to "
-                f"at least {sync.every_n_steps - 1}."
+                f"WeightSync.every_n_steps is {sync.every_n_steps} and data.max_lag is {max_lag}: "
+                f"step {max_lag + 1} would wait for ever. Set data.max_lag to at least "
+                f"{sync.every_n_steps - 1}."
             )
     names = Counter(evaluation.prompts.name for evaluation in find_all(trainer, Evaluation))
     for name, times in names.items():

@@ -35,10 +35,10 @@ def of_the_script(prompt: str, response: str, **columns: object) -> float:
     return 1.0
 
 
-def data_with(*rewards: Any) -> Any:
-    return SimpleNamespace(
-        worker_launcher=Given(1), reward_pool=RewardPool(rewards), trains=True, environment=None
-    )
+def run_with(*rewards: Any) -> Any:
+    pool = RewardPool(rewards)
+    data = SimpleNamespace(worker_launcher=Given(1), reward_pool=pool, environment=None)
+    return SimpleNamespace(strategy=lrl.AsyncSingleDevice(), data=data, trains=True)
 
 
 def test_workers_that_somebody_starts_need_a_token_that_somebody_knows(
@@ -48,9 +48,9 @@ def test_workers_that_somebody_starts_need_a_token_that_somebody_knows(
     with pytest.raises(
         ConfigError, match=r"data.worker_launcher is Given, and LRL_TOKEN is not set.*openssl rand"
     ):
-        check_worker_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))
+        check_worker_launcher(run_with(GSM8K()))
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    check_worker_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))
+    check_worker_launcher(run_with(GSM8K()))
 
 
 def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
@@ -65,7 +65,7 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
         ConfigError,
         match="'of_the_script', which is defined in the script that runs.*on each of them",
     ):
-        check_worker_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))
+        check_worker_launcher(run_with(GSM8K(), of_the_script))
 
 
 class Spread(Objective):

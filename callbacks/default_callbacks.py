@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger
 
 from lrl.callbacks.base import FollowRankZero, NewMetrics, OnRankZero, find
 from lrl.callbacks.last_checkpoint import LastCheckpoint
+from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.imports import did_you_mean
@@ -47,9 +48,9 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
     """Returns the callbacks that the trainer lacks; sorts lrl's own, and leaves rank 0's to it."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if find(trainer, FollowRankZero) is None:  # otherwise an earlier fit has done this
-        if isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
-            # Without it the generators would keep the first weights for ever.
-            callbacks.insert(0, WeightSync())
+        if isinstance(trainer.strategy, GeneratorDevices):
+            of_runs = [kind for kind in (WeightSync, Throughput) if find(trainer, kind) is None]
+            callbacks[:0] = [kind() for kind in of_runs]
         put_in_order(callbacks)
         if trainer.world_size > 1:
             let_others_follow(callbacks, trainer.is_global_zero)

@@ -23,7 +23,7 @@ from typing import Any
 import lightning as L
 
 from lrl.callbacks.base import OnRankZero, run_of
-from lrl.callbacks.throughput import StepTimes, Throughput
+from lrl.callbacks.throughput import StepTimes, times_of
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, at_least
 from lrl.system.stopwatch import GENERATOR, shares
@@ -62,12 +62,9 @@ class Elastic(OnRankZero):
         self._started: list[subprocess.Popen[bytes]] = []
         self._joined_before = 0  # joined generators when the last command was started
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        Throughput.needed_by(self, trainer)
-
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         fleet = run_of(trainer).fleet
-        times = Throughput.needed_by(self, trainer).times
+        times = times_of(trainer)
         generators = len(fleet.rollouts.alive)
         full = self.max_generators is not None and generators >= self.max_generators
         self._more = self._more + 1 if lacks_one(times, generators) else 0

@@ -106,10 +106,6 @@ class Evaluation(OnRankZero):
             rewards[0].weight = 1.0
         return rewards
 
-    def is_binary(self, data: RolloutDataModule) -> bool:
-        rewards = self.rewards_for_evaluation(data)
-        return len(rewards) == 1 and rewards[0].binary
-
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.run(trainer)
 
@@ -174,11 +170,13 @@ class Evaluation(OnRankZero):
         """Waits for the evaluation, writes responses and logs metrics."""
         step, groups = self._wait(trainer)
         self._running = None
+        assert self._pool is not None, "set up"
+        rewards = self._pool.rewards
         report = evaluate(
             self.prompts.name,
             groups,
             greedy=self.sampling.temperature == 0,
-            binary=self.is_binary(run_of(trainer).data),
+            binary=len(rewards) == 1 and rewards[0].binary,
             by=self.by,
         )
         metrics = report.metrics()

@@ -15,8 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from lrl.callbacks.base import find
-from lrl.callbacks.throughput import StepTimes, Throughput
+from lrl.callbacks.throughput import StepTimes, times_of
 from lrl.errors import at_least
 
 FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
@@ -62,9 +61,7 @@ class Progress(ProgressBar):
             self._above_the_bar.enter_context(logging_redirect_tqdm(loggers))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        throughput = find(trainer, Throughput)
-        if throughput is not None and throughput.times.step:
-            self._recent.append(throughput.times)
+        self._recent.append(times_of(trainer))
         step = trainer.global_step
         if self._bar is not None:
             shown = ", ".join(facts(trainer, self._recent))
@@ -109,8 +106,6 @@ def facts(trainer: L.Trainer, recent: Sequence[StepTimes]) -> Iterator[str]:
         value = float(trainer.callback_metrics.get(tag, float("nan")))
         if isfinite(value):
             yield f"{name} {value:{form}}"
-    if not recent:
-        return
     times = StepTimes()
     for one in recent:
         times.add(one)

@@ -12,7 +12,6 @@ from torch import Tensor
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, run_of
 from lrl.errors import at_least
 from lrl.rewards.pool import EPISODE_KINDS, KINDS
-from lrl.rollouts.controller import Resumed
 from lrl.system.output import may_not_log, writable
 from lrl.types import Group, Prompt, Rollout
 
@@ -55,7 +54,7 @@ class RolloutLog(OnRankZero):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         run = run_of(trainer)
-        data, stream, controller = run.data, run.step_stream, run.calls.controller
+        data, stream, ledger = run.data, run.step_stream, run.calls.controller.ledger
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
         if not rollouts:
             return
@@ -65,7 +64,7 @@ class RolloutLog(OnRankZero):
         counts = {
             "rollouts/discarded": stream.packer.discarded_rollouts,
             "rollouts/masked_tokens": stream.packer.masked_tokens,
-            "rollouts/skipped_groups": len(controller.ledger.skipped),
+            "rollouts/skipped_groups": len(ledger.skipped),
             "rollouts/replayed_groups": len(stream.replayed),
             **{f"rewards/{kind}": data.reward_pool.counts[kind] for kind in REWARD_COUNTS},
             "rewards/scorers": len(data.reward_pool.workers.members.ready),
@@ -75,7 +74,6 @@ class RolloutLog(OnRankZero):
             metrics
             | {"rollouts/padding": stream.packer.padding, "rollouts/shared": stream.packer.shared}
             | self._counts.to_log(counts)
-            | resumed_scalars(controller.resumed, stream.step)
             | (data.length_predictor.metrics() if data.length_predictor else {}),
             batch_size=1,
         )
@@ -93,14 +91,6 @@ class RolloutLog(OnRankZero):
 
 def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-
-
-def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
-    """Returns the counts of resumed work, at the run's first step only."""
-    if resumed is None or resumed.step != step:
-        return {}
-    counts = {"responses": resumed.responses, "tokens": resumed.tokens}
-    return {f"rollouts/resumed_{name}": float(count) for name, count in counts.items()}
 
 
 def episode_counts(data: Any) -> dict[str, int]:

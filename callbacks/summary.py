@@ -15,7 +15,7 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.health import Health
 from lrl.callbacks.rollout_file import RolloutFile
-from lrl.callbacks.throughput import StepTimes, Throughput
+from lrl.callbacks.throughput import StepTimes, times_of
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rewards.pool import EPISODE_KINDS, KINDS
 from lrl.rollouts.prompts import Prompts
@@ -45,8 +45,7 @@ class Summary(OnRankZero):
         self.tokens += len(lags)
         self.lag_sum += sum(lags)
         self.lag_max = max([self.lag_max, *lags])
-        if (throughput := find(trainer, Throughput)) is not None:
-            self.times.add(throughput.times)
+        self.times.add(times_of(trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         evaluations = find_all(trainer, Evaluation)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, find, run_of
-from lrl.errors import ConfigError
 from lrl.system.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
 if TYPE_CHECKING:
@@ -62,23 +61,21 @@ class StepTimes:
         self.generated_tokens += other.generated_tokens
 
 
+def times_of(trainer: L.Trainer) -> StepTimes:
+    """Returns the times of the step that ended last."""
+    throughput = find(trainer, Throughput)
+    assert throughput is not None, "every run has one (`default_callbacks`)"
+    return throughput.times
+
+
 class Throughput(OnRankZero):
     """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*`, `fleet/*` and `weights/*` every
-    step."""
+    step. Every run has it: other callbacks read its times."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
         self._totals = Counter[str]()
         self._counts = NonzeroCounts()
-
-    @staticmethod
-    def needed_by(callback: L.Callback, trainer: L.Trainer) -> Throughput:
-        if (found := find(trainer, Throughput)) is None:
-            raise ConfigError(
-                f"trainer.callbacks has lrl.callbacks.{type(callback).__name__} without "
-                "lrl.callbacks.Throughput, whose times it reads. Add it."
-            )
-        return found
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begins the first step, after everything before it."""

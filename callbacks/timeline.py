@@ -12,7 +12,7 @@ import lightning as L
 import torch
 
 from lrl.callbacks.base import OnRankZero, run_of
-from lrl.callbacks.throughput import StepTimes, Throughput
+from lrl.callbacks.throughput import StepTimes, times_of
 from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.generator import Generator, StatsSnapshot
 from lrl.generators.pool import GeneratorPool
@@ -40,9 +40,6 @@ class Timeline(OnRankZero):
         self._work = deque[GeneratorRecord]()
         self._sampling: Future[None] | None = None
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        Throughput.needed_by(self, trainer)
-
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +60,7 @@ class Timeline(OnRankZero):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         if self._sampling is not None and self._sampling.done():
             self._sampling.result()  # raises its error
-        times = Throughput.needed_by(self, trainer).times
+        times = times_of(trainer)
         stream = run_of(trainer).step_stream
         passes = [  # of rank 0
             MicroBatchRecord(

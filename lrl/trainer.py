@@ -10,10 +10,7 @@ from lrl import callbacks as usual
 from lrl.strategies.generator_devices import AsyncSingleDevice
 from lrl.system.aliases import answers_aliases
 
-USUAL_CALLBACKS = (
-    *("RolloutLog", "RolloutFile", "Throughput"),
-    *("Health", "Progress", "Export", "Summary"),
-)
+USUAL_CALLBACKS = ("RolloutLog", "RolloutFile", "Health", "Progress", "Export", "Summary")
 
 
 class Trainer(L.Trainer):
@@ -24,8 +21,8 @@ class Trainer(L.Trainer):
         strategy: Divides the devices between trainer and generators; `auto` is
             `lrl.AsyncSingleDevice`: one device trains, and the others generate.
         callbacks: Added to the usual ones; one of the same class replaces it.
-        usual_callbacks: Whether the run has `RolloutLog`, `RolloutFile`, `Throughput`, `Health`,
-            `Progress`, `Export` and `Summary`.
+        usual_callbacks: Whether the run has `RolloutLog`, `RolloutFile`, `Health`, `Progress`,
+            `Export` and `Summary`.
         max_epochs: Passes over the prompts; -1 for no limit.
         num_sanity_val_steps: Evaluations before the first step; `lrl.callbacks.Evaluation` makes
             one by itself.

@@ -39,8 +39,6 @@ GROUPS_ASKED_AT_ONCE = 16
 class Resumed(NamedTuple):
     """Work that a resumed run continues."""
 
-    step: int
-    """The first step after the resume."""
     responses: int
     """Half-written responses, with at least one token."""
     tokens: int
@@ -219,7 +217,7 @@ class Controller:
         lengths = [one.num_tokens for one in responses if one.num_tokens and not one.finished]
         if lengths or self.ledger.finished:
             finished = len(self.ledger.finished)
-            self.resumed = Resumed(state["steps_done"], len(lengths), sum(lengths), finished)
+            self.resumed = Resumed(len(lengths), sum(lengths), finished)
 
     def _settings(self) -> Settings:
         return {

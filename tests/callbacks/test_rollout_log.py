@@ -12,14 +12,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lrl.callbacks import RolloutLog
-from lrl.callbacks.rollout_log import (
-    histograms,
-    log_samples,
-    resumed_scalars,
-    sample,
-    scalars,
-)
-from lrl.rollouts.controller import Resumed
+from lrl.callbacks.rollout_log import histograms, log_samples, sample, scalars
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from tests.callbacks.scripted import fit
 
@@ -28,15 +21,6 @@ def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
     tokens = len(versions)
     scored = {"finish_reason": "stop", "text": "", "reward": reward}
     return Rollout(token_ids=[5] * tokens, logprobs=[-1.0] * tokens, versions=versions, **scored)
-
-
-def test_resumed_responses_are_logged_at_the_first_step_only() -> None:
-    resumed = Resumed(step=9, responses=37, tokens=4210, finished_groups=5)
-    assert resumed_scalars(resumed, 9) == {
-        "rollouts/resumed_responses": 37.0,
-        "rollouts/resumed_tokens": 4210.0,
-    }
-    assert resumed_scalars(resumed, 10) == resumed_scalars(None, 0) == {}
 
 
 class Steps(L.LightningDataModule):
@@ -48,7 +32,7 @@ class Steps(L.LightningDataModule):
         self.failures = failures
         self.length_predictor = None
         self.environment = None
-        controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
+        controller = SimpleNamespace(ledger=SimpleNamespace(skipped=[]))
         self.run = SimpleNamespace(data=self, calls=SimpleNamespace(controller=controller))
         self.reward_pool = SimpleNamespace(
             counts=Counter(), workers=SimpleNamespace(members=SimpleNamespace(ready=[]))

@@ -212,7 +212,7 @@ def test_a_resumed_run_continues_its_half_written_responses_and_requests_no_othe
     state = interrupted_run(SHORT, 7.5)  # 0 is finished; 1, 2 and 3 have 3, 2 and 1 of 4 tokens
     controller, fleet, trained = resumed_run(SHORT, state)
     assert fleet.asked == [1, 2, 3, 4, 5]
-    assert controller.resumed == Resumed(step=0, responses=6, tokens=12, finished_groups=1)
+    assert controller.resumed == Resumed(responses=6, tokens=12, finished_groups=1)
     assert [group.index for group in trained] == list(range(6))
     for group in trained:
         for rollout in group.rollouts:

@@ -71,7 +71,6 @@ SOMETHING_HAPPENED = {
     *(f"eval/<dataset>/{what}" for what in ("failures", "truncated", "version_high", "pass@<k>")),
 }
 """Absent from a run in which it did not."""
-NEEDS_A_RESUME = {"rollouts/resumed_responses", "rollouts/resumed_tokens"}
 
 
 def run_small(script: str, policy: Path, folder: Path) -> EventAccumulator:
@@ -137,7 +136,7 @@ def test_the_page_names_every_metric_of_a_run_and_no_other(
         tag for tag in logged if not any(is_tag(tag, known) for known in TAGS_ON_THE_PAGE)
     } == set()
     absent = {known for known in TAGS_ON_THE_PAGE if not any(is_tag(tag, known) for tag in logged)}
-    assert absent - SOMETHING_HAPPENED == NEEDS_A_SETTING | NEEDS_A_RESUME
+    assert absent - SOMETHING_HAPPENED == NEEDS_A_SETTING
 
 
 def test_every_chart_of_the_overview_has_a_tag_that_is_logged(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lrl.callbacks import RolloutFile, RolloutLog
+from lrl.callbacks.base import run_of
 from lrl.training.optimizers import lr_factor
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.lent_server import LentServer
@@ -59,25 +60,17 @@ class CutInTheMiddle(L.Callback):
             time.sleep(0.005)
 
 
-class FirstStep(L.Callback):
-    """Remembers what the run logs of its resume at its first step; put it behind `RolloutLog`."""
+class Beginning(L.Callback):
+    """Remembers what the run has resumed."""
 
-    def __init__(self) -> None:
-        self.logged: tuple[float, float] | None = None
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self.logged is None:
-            metrics = trainer.callback_metrics
-            self.logged = (
-                float(metrics["rollouts/resumed_responses"]),
-                float(metrics["rollouts/resumed_tokens"]),
-            )
+    def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self.resumed: Any = run_of(trainer).calls.controller.resumed
 
 
 def test_a_resumed_run_continues_its_half_written_responses_at_the_same_learning_rates(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    path, first, told = tmp_path / "cut.ckpt", Witness(), FirstStep()
+    path, first, told = tmp_path / "cut.ckpt", Witness(), Beginning()
     with pytest.raises(RuntimeError, match="power cut"):
         fit(
             lent_server,
@@ -106,7 +99,8 @@ def test_a_resumed_run_continues_its_half_written_responses_at_the_same_learning
         assert rollout.token_ids[:length] == token_ids and len(rollout.token_ids) > length
         assert rollout.logprobs[:length] == logprobs and rollout.versions[:length] == versions
         assert all(version >= CUT_AT for version in rollout.versions[length:])
-    assert told.logged == (len(begun), sum(len(token_ids) for token_ids, _, _ in begun.values()))
+    tokens = sum(len(token_ids) for token_ids, _, _ in begun.values())
+    assert (told.resumed.responses, told.resumed.tokens) == (len(begun), tokens)
     trained = [group.index for _, group in [*first.groups, *rest.groups]]
     assert sorted(trained) == list(range(STEPS * GROUPS))
     # Linear to 0 at the last step, behind a rise of two.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from lrl.errors import GeneratorError, ServerError
+from lrl.errors import GeneratorError, NotRunning, ServerError
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.pool import GeneratorPool, OutageLimit
 from lrl.generators.server import Server
@@ -64,7 +64,7 @@ class Slot(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts the job; raises OSError if that is not possible now."""
+        """Starts the job; raises OSError or NotRunning if that is not possible now."""
 
     @abstractmethod
     def condition(self) -> Condition:
@@ -91,7 +91,7 @@ class Slot(ABC):
             try:
                 self.start()
                 self.running = True
-            except OSError as error:
+            except (OSError, NotRunning) as error:
                 self._failed(f"it cannot be started: {error}")
 
     def _failed(self, why: str) -> None:

@@ -1,4 +1,5 @@
-"""Launchers start members away from the trainer, as jobs that are replaced when they fail.
+"""Launchers start members away from the trainer, as jobs that are replaced when they fail
+(`lrl.members.launched`).
 
 A scheduler places; the processes join at rank 0. Without a launcher the run starts its generators
 itself (`lrl.generators.server`), and scores and plays in processes of its own.
@@ -12,34 +13,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from lrl.errors import ConfigError, NotRunning, above, at_least
-from lrl.generators.fleet import Condition, JobState, JobSupervisor, Slot
-from lrl.members.registry import (
-    RUN_CERTIFICATE,
-    RUN_TOKEN,
-    Kind,
-    Member,
-    Registry,
-    RunClient,
-    Status,
-)
-from lrl.system.endpoint import Location
+from lrl.errors import ConfigError, above, at_least
+from lrl.members.registry import RUN_TOKEN
 from lrl.system.processes import bound_to_this_process
 
 __all__ = ["Command", "Given", "Job", "Launcher", "Ray", "Slurm"]
 
-OWN_END_S = 20.0
-"""Seconds in which a job must end by itself after the run has announced its end."""
 END_S = 20.0
 """Seconds that a process has to end after each signal."""
-POLL_S = 0.1
-ATTEMPTS = 3
-"""Jobs of each slot that may fail before a run gives up at its start."""
 RAY_GRACE_S = 10.0
 """Seconds that a member has to leave when its node of Ray is lost: it may be the last one, which
 stays."""
@@ -94,8 +78,6 @@ class Launcher:
     """Whether it starts something; otherwise somebody does who has the run's token."""
     gpus = 0
     """GPUs of each job; a run sets it."""
-    placements: Sequence[Sequence[int]] = ()
-    """CUDA indices of each job, on a trainer node that rank 0 is not on."""
     cores: int | None = None
     """CPU cores of each job; None if the job can see by itself how many it may use."""
 
@@ -106,10 +88,6 @@ class Launcher:
     def line(self) -> str:
         """Returns the command line of a job, with the places of `Command`."""
         return "{join}"
-
-    def devices(self, index: int) -> Sequence[int]:
-        """Returns the CUDA indices of job `index` among those that it sees; empty on a CPU."""
-        return self.placements[index] if self.placements else range(self.gpus)
 
     def start(
         self,
@@ -232,112 +210,3 @@ class Ray(Launcher):
         words = ["lrl", "ray", "--gpus", str(self.gpus), "--cpus", str(self.cpus)]
         words += ["--resources", json.dumps(self.resources), "--address", self.address]
         return shlex.join([*words, "--grace_s", str(RAY_GRACE_S)]) + " {join}"
-
-
-class LaunchedMembers(JobSupervisor):
-    """Keeps the jobs of a launcher running, which join the run at `location`; `roster` is the registry
-    there on rank 0, its client elsewhere."""
-
-    slots: Sequence["_LaunchedSlot"]
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        kind: Kind,
-        roster: Registry | RunClient,
-        location: Location,
-        token: str,
-        folder: Path,
-    ) -> None:
-        self.launcher = launcher
-        self.kind = kind
-        self.roster = roster
-        self.folder = folder
-        self.words = ["join", location.url, "--kind", str(kind)]
-        # The token may be in no word of a command: every user of a machine can read those.
-        self.environment = {
-            **os.environ,
-            RUN_TOKEN: token,
-            RUN_CERTIFICATE: location.certificate,
-        }
-        super().__init__(
-            [_LaunchedSlot(self, index) for index in range(launcher.jobs * launcher.starts)]
-        )
-
-    @property
-    def all_failed(self) -> bool:
-        """Whether every job has failed several times since it last served for long."""
-        return bool(self.slots) and all(slot.failures >= ATTEMPTS for slot in self.slots)
-
-    @property
-    def last_words(self) -> str:
-        """The output of the job that failed last, or the resource that a job waits for."""
-        last = max(self.slots, key=lambda slot: slot.failed_at, default=None)
-        tails = (slot.tail() for slot in self.slots)
-        return last.why if last and last.why else next(filter(None, tails), "")
-
-
-@dataclass(eq=False)
-class _LaunchedSlot(Slot):
-    """The slot of one job of a launcher."""
-
-    members: LaunchedMembers
-    index: int
-    job: Job | None = None
-    number: int = -1
-
-    def __post_init__(self) -> None:
-        self.name = str(self.members.kind)
-
-    def start(self) -> None:
-        members, kind, launcher = self.members, self.members.kind, self.members.launcher
-        try:
-            self.number = members.roster.claim(kind=kind)
-        except NotRunning as error:
-            raise ConnectionError(str(error)) from error
-        self.name = f"{kind} {self.number}"
-        own: list[str] = []
-        if kind is Kind.WORKER:
-            own = [] if launcher.cores is None else ["--workers", str(launcher.cores)]
-        elif devices := ",".join(map(str, launcher.devices(self.index))):
-            own = ["--devices", devices]
-        self.job = launcher.start(
-            f"{kind}-{self.number}",
-            self.index,
-            words=[*members.words, *own, "--number", str(self.number)],
-            environment=members.environment,
-            folder=members.folder,
-        )
-
-    def condition(self) -> Condition:
-        assert self.job is not None, "it was started"
-        kind = self.members.kind
-        try:
-            member = self.members.roster.view(kind=kind, number=self.number)
-        except NotRunning:  # on another node: the run is gone, or does not answer now
-            member = Member(kind, self.number)
-        status = member.status
-        if status.over:
-            if status is Status.ENDED or (status is Status.LEFT and not member.by_itself):
-                return Condition(JobState.LEFT)
-            why = member.why or "its process was asked to end"
-            return Condition(JobState.FAILED, f"{why}\n{self.tail()}")
-        # What serves is kept, also when its scheduler has lost sight of it: the run notices
-        # silence.
-        if status is Status.SERVING:
-            return Condition(JobState.SERVING)
-        if not self.job.alive:
-            return Condition(JobState.FAILED, f"its process has ended\n{self.tail()}")
-        return Condition(JobState.STARTING)
-
-    def end(self) -> None:
-        job, self.job = self.job, None
-        if job is None:
-            return
-        deadline = time.monotonic() + OWN_END_S
-        while job.alive and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        job.stop()
-
-    def tail(self) -> str:
-        return "" if self.job is None else self.job.tail()

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +25,14 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
-from lrl.members.launchers import ATTEMPTS, LaunchedMembers, Launcher
+from lrl.members.launched import ATTEMPTS, LaunchedMembers
 from lrl.members.registry import (
     JoinSpec,
     Kind,
     Member,
     Registry,
     RegistryServer,
+    RunClient,
     Status,
     remove_run_file,
     write_run_file,
@@ -59,67 +60,62 @@ class RunMembers:
     fleet: Fleet
     workers: Members | None
     """Members with workers; None if the run takes none."""
-    launchers: dict[Kind, Launcher]
-    """What starts members of a kind; without one they come by themselves."""
+    launched: list[LaunchedMembers]
+    """What a launcher starts, or somebody in its place; other members come by themselves."""
     settings: ServerSettings
     folder: Path
     server: RegistryServer
-    launched: dict[Kind, LaunchedMembers] = field(default_factory=dict, init=False)
 
     @property
     def registry(self) -> Registry:
         return self.server.registry
 
     def open(self) -> None:
-        """Writes and prints where members join, and admits workers."""
-        workers, server = self.workers, self.server
+        """Writes and prints where members join, admits workers, and starts the launchers' jobs."""
         with best_effort("The address for joining members", self.folder):
-            write_run_file(self.folder, server)
-        for kind in [Kind.GENERATOR] if workers is None else Kind:
-            launcher = self.launchers.get(kind)
-            by_others = launcher is not None and not launcher.starts
-            if by_others or not is_loopback(self.settings.host):
-                rank_zero_info(
-                    f"Other {kind}s join by: lrl join {server.elsewhere.url} --kind {kind}"
-                )
-        if workers is not None:
-            admission = WorkerAdmission(workers, self.registry, server.token)
+            write_run_file(self.folder, self.server)
+        by_others = [one.kind for one in self.launched if not one.launcher.starts]
+        for kind in [Kind.GENERATOR] if self.workers is None else Kind:
+            if kind in by_others or not is_loopback(self.settings.host):
+                where = self.server.elsewhere.url
+                rank_zero_info(f"Other {kind}s join by: lrl join {where} --kind {kind}")
+        if self.workers is not None:
+            admission = WorkerAdmission(self.workers, self.registry, self.server.token)
             self.fleet.run_in_background(poll_forever(admission.poll))
-            self._launch(Kind.WORKER)
+        for launched in self.launched:
+            launched.start()
 
     def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
         """Admits generators from now on, and waits for the requested members, also for `of_nodes`
         generators of other ranks' nodes; see `wait_joined`."""
         admission = GeneratorAdmission(self.fleet, self.registry, self.server.token, self.settings)
         self.fleet.run_in_background(poll_forever(admission.poll))
-        self._launch(Kind.GENERATOR)
         if of_nodes:
             self.wait_joined(Kind.GENERATOR, of_nodes, interrupted)
-        for kind, launcher in self.launchers.items():
+        for launched in self.launched:
+            launcher = launched.launcher
             rank_zero_info(
-                f"Waiting until {launcher.jobs} {kind}(s) of {type(launcher).__name__} have joined "
-                f"at {self.server.elsewhere.url}."
+                f"Waiting until {launcher.jobs} {launched.kind}(s) of {type(launcher).__name__} have "
+                f"joined at {self.server.elsewhere.url}."
             )
-            self.wait_joined(kind, launcher.jobs, interrupted)
+            self.wait_joined(launched.kind, launcher.jobs, interrupted)
 
     def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
         """Waits until so many members have joined, for `server.start_timeout_s` at most; calls
         `interrupted`, which may raise, at every look. Raises ServerError if a launcher was to start
         them, and none has joined by then, or each job has failed several times."""
-        deadline_s = self.settings.start_timeout_s
-        end = time.monotonic() + deadline_s
+        limit = f"within server.start_timeout_s={self.settings.start_timeout_s:g}"
+        end = time.monotonic() + self.settings.start_timeout_s
         while (joined := len(self.registry.joined(kind))) < wanted:
             interrupted()
             self.raise_if_all_failed()
             if time.monotonic() > end:
-                if not joined and kind in self.launchers:
-                    raise self._no_member_error(
-                        kind, f"within server.start_timeout_s={deadline_s:g}"
-                    )
+                for launched in self.launched:
+                    if launched.kind is kind and not joined:
+                        raise self._no_member_error(launched, limit)
                 log.warning(
-                    "Only %d of %d %ss have joined within server.start_timeout_s=%g; the run "
-                    "begins. Their output says why.",
-                    *(joined, wanted, kind, deadline_s),
+                    "Only %d of %d %ss have joined %s; the run begins. Their output says why.",
+                    *(joined, wanted, kind, limit),
                 )
                 return
             time.sleep(POLL_S)
@@ -127,40 +123,26 @@ class RunMembers:
     def raise_if_all_failed(self) -> None:
         """Raises ServerError if all jobs of a launcher have failed several times, and none
         serves."""
-        for kind, launched in self.launched.items():
-            if launched.all_failed and not self.registry.joined(kind):
-                raise self._no_member_error(kind, f"in {ATTEMPTS} attempts")
+        for launched in self.launched:
+            if launched.all_failed and not self.registry.joined(launched.kind):
+                raise self._no_member_error(launched, f"in {ATTEMPTS} attempts")
 
     def close(self) -> None:
         """Tells members that the run ends, and ends the launchers' jobs."""
         if self.workers is not None:
             self.workers.close()
         self.registry.end()
-        for launched in self.launched.values():
+        for launched in self.launched:
             launched.stop()
         self.server.close()
         with best_effort("The end of the run", self.folder):
             remove_run_file(self.folder)
 
-    def _launch(self, kind: Kind) -> None:
-        if (launcher := self.launchers.get(kind)) is not None:
-            if kind is Kind.GENERATOR and not self.registry.spec().on_cpu:
-                launcher.gpus = self.settings.tensor_parallel_size
-            self.launched[kind] = LaunchedMembers(
-                launcher,
-                kind,
-                self.registry,
-                location=self.server.elsewhere,
-                token=self.server.token,
-                folder=self.folder,
-            )
-            self.launched[kind].start()
-
-    def _no_member_error(self, kind: Kind, when: str) -> ServerError:
+    def _no_member_error(self, launched: LaunchedMembers, when: str) -> ServerError:
+        kind, name = launched.kind, type(launched.launcher).__name__
         found = [each.why for each in self.registry.members(kind) if each.status is Status.REFUSED]
-        words = found[-1] if found else self.launched[kind].last_words
+        words = found[-1] if found else launched.last_words
         cause = f" The last one ended with:\n{words}" if words else ""
-        name = type(self.launchers[kind]).__name__
         return ServerError(f"{SETTINGS[kind]} {name}: no {kind} has joined {when}.{cause}")
 
 
@@ -333,22 +315,18 @@ def make_members(run: Run, fleet: Fleet) -> RunMembers:
     pools = [data.reward_pool.workers] if run.trains else []
     if data.environment is not None and data.environment.workers is not None:
         pools.append(data.environment.workers)
-    launchers = {
-        Kind.GENERATOR: strategy.generator_launcher,
-        Kind.WORKER: data.worker_launcher if pools else None,
-    }
     workers = Members(*pools) if pools else None
-    settings = strategy.settings_of(run)
+    settings, folder = strategy.settings_of(run), run_folder(run.trainer)
     spec = join_spec(run, generators=len(fleet.generators))
     registry = Registry(spec, None if workers is None else workers.terms)
-    return RunMembers(
-        fleet,
-        workers=workers,
-        launchers={kind: one for kind, one in launchers.items() if one is not None},
-        settings=settings,
-        folder=run_folder(run.trainer),
-        server=RegistryServer(registry, settings.endpoint, strategy.token, strategy.join_port),
-    )
+    server = RegistryServer(registry, settings.endpoint, strategy.token, strategy.join_port)
+    client, launched = RunClient(server.elsewhere, server.token), []
+    if (launcher := strategy.generator_launcher) is not None:
+        launcher.gpus = 0 if spec.on_cpu else settings.tensor_parallel_size
+        launched.append(LaunchedMembers(launcher, Kind.GENERATOR, client, folder, registry))
+    if (launcher := data.worker_launcher) is not None and pools:
+        launched.append(LaunchedMembers(launcher, Kind.WORKER, client, folder, registry))
+    return RunMembers(fleet, workers, launched, settings, folder, server)
 
 
 def join_spec(run: Run, generators: int) -> JoinSpec:

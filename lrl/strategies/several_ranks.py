@@ -34,7 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, RendezvousError, above
-from lrl.members.launchers import LaunchedMembers, Launcher
+from lrl.members.launched import LaunchedMembers
+from lrl.members.launchers import Launcher
 from lrl.members.registry import Kind, RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.endpoint import is_loopback
@@ -139,15 +140,12 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         if not self.is_global_zero and self.generators_of_other_nodes:
             location, token = self.ranks.receive()
             if self.local_rank == 0:
-                launcher = Launcher(len(self.placements()))  # `lrl join` itself
-                launcher.placements = self.placements()
                 self._node_generators = LaunchedMembers(
-                    launcher,
+                    Launcher(len(self.placements())),  # `lrl join` itself
                     Kind.GENERATOR,
                     RunClient(location, token),
-                    location=location,
-                    token=token,
-                    folder=run_folder(trainer),
+                    run_folder(trainer),
+                    placements=self.placements(),
                 )
                 self._node_generators.start()
 

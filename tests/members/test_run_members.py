@@ -3,38 +3,33 @@ them.
 
 The jobs are models, but for the last test.
 
-Covers lrl/members/launchers.py.
+Covers lrl/members/launched.py, lrl/members/launchers.py.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import lrl
 from lrl.errors import ConfigError, ServerError
 from lrl.generators import fleet
 from lrl.generators.settings import ServerSettings
-from lrl.members import launchers
-from lrl.members.launchers import (
-    ATTEMPTS,
-    Command,
-    Given,
-    LaunchedMembers,
-    Launcher,
-    Ray,
-    Slurm,
-)
+from lrl.members import launched
+from lrl.members.launched import ATTEMPTS, LaunchedMembers
+from lrl.members.launchers import Command, Given, Launcher, Ray, Slurm
 from lrl.members.registry import Kind, RegistryServer, Status
-from lrl.members.run_members import SETTINGS, RunMembers
+from lrl.members.run_members import SETTINGS, RunMembers, make_members
 from lrl.system.endpoint import Location
 from tests.leftovers import living, nothing_left, wait_for, words
-from tests.members.served_run import TOKEN, served, spec_of
+from tests.members.served_run import TOKEN, client_of, served, spec_of
 
 RUN_ID = spec_of().run_id
 mark = pytest.fixture(nothing_left)
@@ -76,12 +71,10 @@ class Scene:
         self.kind = kind
         self.registry = server.registry
         self.launcher = launcher
-        self.launched = LaunchedMembers(
-            launcher, kind, server.registry, server.elsewhere, server.token, folder
-        )
-        settings = ServerSettings()
-        self.members = RunMembers(None, None, {kind: launcher}, settings, folder, server=server)  # type: ignore[arg-type]
-        self.members.launched[kind] = self.launched
+        client = client_of(server)
+        self.launched = LaunchedMembers(launcher, kind, client, folder, server.registry)
+        settings, launched = ServerSettings(), [self.launched]
+        self.members = RunMembers(None, None, launched, settings, folder, server)  # type: ignore[arg-type]
 
     def poll(self, times: int = 1) -> None:
         for _ in range(times):
@@ -103,7 +96,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of a job does not end by itself."""
-    monkeypatch.setattr(launchers, "OWN_END_S", 0.0)
+    monkeypatch.setattr(launched, "OWN_END_S", 0.0)
     monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.0)
 
 
@@ -140,16 +133,14 @@ def test_every_place_gets_a_job_with_a_number_of_its_own_and_the_token_in_no_wor
 def test_a_job_has_the_devices_or_the_workers_of_its_place(
     server: RegistryServer, tmp_path: Path
 ) -> None:
-    class OfDevices(ModelLauncher):
-        def devices(self, place: int) -> Sequence[int]:
-            return [2 * place, 2 * place + 1]
-
     for kind, option, of_places in (
         (Kind.GENERATOR, "--devices", ["0,1", "2,3"]),
         (Kind.WORKER, "--workers", ["3", "3"]),
     ):
-        launcher = OfDevices(2)
-        Scene(launcher, kind, server, tmp_path).poll()
+        launcher, client = ModelLauncher(2), client_of(server)
+        launched = LaunchedMembers(launcher, kind, client, tmp_path, placements=[[0, 1], [2, 3]])
+        for slot in launched.slots:
+            slot.poll()
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
 
 
@@ -227,17 +218,14 @@ def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Sce
 def test_given_members_are_waited_for_and_nothing_is_started(
     kind: Kind, server: RegistryServer, tmp_path: Path
 ) -> None:
-    settings = ServerSettings(start_timeout_s=0.1)
-    members = RunMembers(None, None, {kind: Given(2)}, settings, tmp_path, server=server)  # type: ignore[arg-type]
-    members._launch(kind)
-    assert members.launched[kind].slots == []
+    scene = Scene(Given(2), kind, server, tmp_path)
+    assert scene.launched.slots == []
     server.registry.claim(kind)
-    server.registry.register(kind, 0, Location(), "far")
-    server.registry.withdraw(kind, 0, "there is no module named 'mine'")
+    scene.refuse(0, "there is no module named 'mine'")
     with pytest.raises(
         ServerError, match=f"(?s)start_timeout_s=0.1.*{kind.capitalize()} 0 on far cannot.*'mine'"
     ):
-        members.wait_joined(kind, 2, lambda: None)
+        scene.wait(0.1)
 
 
 def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
@@ -270,14 +258,23 @@ def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
     ],
 )
 def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(
-    launcher: Launcher, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Launcher, line: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(LaunchedMembers, "start", lambda launched: None)
-    settings = ServerSettings(tensor_parallel_size=2)
-    with served(spec_of(on_cpu=False)) as server:
-        members = RunMembers(None, None, {Kind.GENERATOR: launcher}, settings, tmp_path, server)  # type: ignore[arg-type]
-        members._launch(Kind.GENERATOR)
-    assert launcher.line().startswith(line) and list(launcher.devices(0)) == [0, 1]
+    strategy = lrl.AsyncSingleDevice(
+        generator_devices=0, launcher=launcher, server=ServerSettings(tensor_parallel_size=2)
+    )
+    strategy.parallel_devices = [torch.device("cuda", 0)]
+    policy = SimpleNamespace(policy_folder="a/model", dtype_name="float32")
+    data = SimpleNamespace(max_model_tokens=64, resumes_from=None, environment=None)
+    data.worker_launcher = None
+    trainer = SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(tmp_path))
+    run = SimpleNamespace(
+        strategy=strategy, policy=policy, data=data, trainer=trainer, trains=False
+    )
+    members = make_members(run, SimpleNamespace(generators=[]))  # type: ignore[arg-type]
+    members.server.close()
+    assert launcher.line().startswith(line)
+    assert [list(slot.devices) for slot in members.launched[0].slots] == [[0, 1]]
 
 
 def test_a_command_ends_with_the_thread_that_has_started_it(tmp_path: Path, mark: str) -> None:

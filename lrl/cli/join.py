@@ -24,19 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(args, unused):
         parser.error(f"--{unused}: a member of kind {args.kind} has none")
     with_current_folder()  # for workers, which import the rewards or the environment
-    from lrl.members.join import LocalOverrides, join
+    from lrl.members.join import join
 
     endpoint = {name: value for name in ENDPOINT_OPTIONS if (value := getattr(args, name))}
     kind = Kind(args.kind)
-    overrides = LocalOverrides(
-        args.devices,
-        0 if kind is Kind.GENERATOR else args.workers or usable_cores(),
-        endpoint=endpoint,
-        run_cert=args.run_cert,
-        number=args.number,
-    )
     try:
-        return join(args.run, kind, overrides)
+        return join(
+            args.run,
+            kind,
+            number=args.number,
+            devices=args.devices,
+            workers=0 if kind is Kind.GENERATOR else args.workers or usable_cores(),
+            run_cert=args.run_cert,
+            **endpoint,
+        )
     except (NotRunning, ValueError, RuntimeError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2 if isinstance(error, NotRunning | ValueError) else 1

@@ -12,11 +12,12 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.server import Server
@@ -37,31 +38,32 @@ RUN_ENDED = "the run has ended, and so does it"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class LocalOverrides:
-    """Settings of a member that do not come from the run."""
-
-    devices: list[int] = field(default_factory=list)
-    """CUDA indices of a generator; empty on a CPU."""
-    workers: int = 0
-    endpoint: dict[str, Any] = field(default_factory=dict)
-    """The fields of `Endpoint` for this machine."""
-    run_cert: str | None = None
-    """The PEM file of a run that is given by its URL."""
-    number: int | None = None
-    """The number that the run has given it already; None to take one."""
-
-
-def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
+def join(
+    run: str,
+    kind: Kind,
+    *,
+    number: int | None = None,
+    devices: Sequence[int] = (),
+    workers: int = 0,
+    run_cert: str | None = None,
+    **endpoint: Any,
+) -> int:
     """Has a member join the run in the folder or at the URL `run`, and serve until its end; returns
     the exit status: 1 if the run did not admit the member, or evicted it.
 
-    Raises NotRunning without a live run or its token, ValueError if a member on this machine cannot
-    meet the run's requirements, RuntimeError if the server does not start, or has ended.
+    `number` is the one that the run has given it already, and `endpoint` has the fields of `Endpoint`
+    that are not the run's. Raises NotRunning without a live run or its token, ValueError if a member
+    on this machine cannot meet the run's requirements, RuntimeError if the server does not start, or
+    has ended.
     """
-    client = find_run(run, overrides.run_cert)
-    session = JoiningGenerator if kind is Kind.GENERATOR else JoiningWorkers
-    return session(run, kind, client, spec=client.spec(), overrides=overrides).run()
+    client = find_run(run, run_cert)
+    spec = client.spec()
+    if kind is Kind.GENERATOR:
+        check_generator(run, spec, devices)
+    settings = settings_here(spec, endpoint, client.location.url)
+    if kind is Kind.GENERATOR:
+        return JoiningGenerator(run, client, spec, settings, devices=devices).run(number)
+    return JoiningWorkers(run, client, spec, settings, workers).run(number)
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
@@ -98,12 +100,14 @@ class JoinEnded(Exception):
 class JoinSession(ABC):
     """A joining member, from the start of its server to the end."""
 
+    kind: ClassVar[Kind]
     run_name: str
     """Folder or URL, as the user gave it."""
-    kind: Kind
     client: RunClient
     spec: JoinSpec
-    overrides: LocalOverrides
+    settings: ServerSettings
+    """The run's, with this machine's address."""
+    workers: int = 0
 
     def __post_init__(self) -> None:
         self.number = -1
@@ -114,25 +118,20 @@ class JoinSession(ABC):
         self._requested = False  # to leave, of the run
 
     @abstractmethod
-    def start(self) -> Location:
-        """Starts the server; calls `speak` repeatedly meanwhile."""
+    def serve(self) -> AbstractContextManager[Location]:
+        """Starts the server, which ends with the block; calls `speak` repeatedly meanwhile."""
 
-    @abstractmethod
-    def stop(self) -> None:
-        """Ends the server, if it was started."""
-
-    def run(self) -> int:
-        given = self.overrides.number
-        self.number = self.client.claim(kind=self.kind) if given is None else given
+    def run(self, number: int | None = None) -> int:
+        self.number = self.client.claim(kind=self.kind) if number is None else number
         self._register()
         before = {signum: signal.signal(signum, self._interrupt) for signum in SIGNALS}
         failure = ""
         try:
-            self._location = self.start()
-            self.say(f"answers at {self._location.url}; waits for the run")
-            while True:
-                self._poll()
-                time.sleep(POLL_S)
+            with self.serve() as self._location:
+                self.say(f"answers at {self._location.url}; waits for the run")
+                while True:
+                    self._poll()
+                    time.sleep(POLL_S)
         except JoinEnded as end:
             line, status = end.args
             self.say(line)
@@ -141,13 +140,10 @@ class JoinSession(ABC):
             failure = str(error)
             raise
         finally:
-            try:
-                self.stop()
-            finally:
-                for signum, handler in before.items():
-                    signal.signal(signum, handler)
-                with contextlib.suppress(NotRunning):  # the run may have ended
-                    self.client.withdraw(kind=self.kind, number=self.number, why=failure)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+            with contextlib.suppress(NotRunning):  # the run may have ended
+                self.client.withdraw(kind=self.kind, number=self.number, why=failure)
 
     def say(self, line: str) -> None:
         sys.stdout.write(f"{self.kind} {self.number}: {line.rstrip('.')}.\n")
@@ -192,7 +188,7 @@ class JoinSession(ABC):
             run=self.spec.run_id,
             location=self._location,
             node=socket.gethostname(),
-            workers=self.overrides.workers,
+            workers=self.workers,
         )
         return member
 
@@ -216,44 +212,39 @@ def status_line(member: Member) -> str:
     return lines.get(member.status, "")
 
 
+@dataclass(eq=False)
 class JoiningGenerator(JoinSession):
+    kind = Kind.GENERATOR
+    devices: Sequence[int] = ()
     server: Server | None = None
-    copy: Path | None = None
-    """The run's model, on another machine; removed at the end."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        run, spec = self.run_name, self.spec
-        self.settings = generator_settings(run, spec, self.overrides, self.client.location.url)
-        self.folder = Path(f"join-{spec.run_id}" if "://" in run else run)
-        """Where its log goes, and its model if the run gives it."""
-        self.folder.mkdir(exist_ok=True)
-
-    def start(self) -> Location:
-        model = self.spec.model
-        if self.spec.serves_model and not self.spec.owner.here:
-            self.copy = self.folder / f"model-{self.number}"
-            self.say(f"fetches the run's model, {model}, into {self.copy}")
-            self.client.fetch_model(self.copy, self.speak)
-            model = str(self.copy)
-        self.server = self.make_server(model)
-        self.say(f"starts, with the model {model}; its log is {self.server.log_path}")
-        self.server.start()
-        self.server.wait_ready(self.speak)
-        return self.server.location
-
-    def stop(self) -> None:
-        if self.server is not None:
-            self.server.stop()
-        if self.copy is not None:
-            shutil.rmtree(self.copy, ignore_errors=True)
+    @contextmanager
+    def serve(self) -> Iterator[Location]:
+        # Where its log goes, and its model if the run gives it.
+        folder = Path(f"join-{self.spec.run_id}" if "://" in self.run_name else self.run_name)
+        folder.mkdir(exist_ok=True)
+        model, copy = self.spec.model, folder / f"model-{self.number}"
+        try:
+            if self.spec.serves_model and not self.spec.owner.here:
+                self.say(f"fetches the run's model, {model}, into {copy}")
+                self.client.fetch_model(copy, self.speak)
+                model = str(copy)
+            self.server = self.make_server(model, folder)
+            self.say(f"starts, with the model {model}; its log is {self.server.log_path}")
+            self.server.start()
+            self.server.wait_ready(self.speak)
+            yield self.server.location
+        finally:
+            if self.server is not None:
+                self.server.stop()
+            shutil.rmtree(copy, ignore_errors=True)
 
     def speak(self) -> None:
         super().speak()
         if self.server is not None and not self.server.alive:
             self.server.ready()  # raises, with the end of the log
 
-    def make_server(self, model: str) -> Server:
+    def make_server(self, model: str, folder: Path) -> Server:
         spec, number = self.spec, self.number
         transport = find_transport(spec.transport)
         variables = transport.server_environment(number, os.environ) | spec.environment
@@ -261,8 +252,8 @@ class JoiningGenerator(JoinSession):
             model,
             self.settings,
             backend=spec.transport,
-            devices=self.overrides.devices,
-            folder=self.folder,
+            devices=self.devices,
+            folder=folder,
             number=number,
             # Another run id: this supervisor must not remove the files in /dev/shm that belong to
             # the run itself.
@@ -275,38 +266,31 @@ class JoiningGenerator(JoinSession):
 
 
 class JoiningWorkers(JoinSession):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        client = self.client
-        settings = settings_here(self.spec, self.overrides.endpoint, client.location.url)
-        terms = client.terms(kind=self.kind)  # NotRunning if the run takes no such member
-        self.server = WorkersServer(terms, self.overrides.workers, settings.endpoint, client.token)
+    kind = Kind.WORKER
 
-    def start(self) -> Location:
-        location = self.server.start()
-        self.speak()
-        return location
-
-    def stop(self) -> None:
-        self.server.stop()
+    @contextmanager
+    def serve(self) -> Iterator[Location]:
+        terms = self.client.terms(kind=self.kind)
+        server = WorkersServer(terms, self.workers, self.settings.endpoint, self.client.token)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
 
 
-def generator_settings(
-    run: str, spec: JoinSpec, overrides: LocalOverrides, url: str
-) -> ServerSettings:
-    """Returns the settings of a generator on this machine; raises ValueError if it cannot join."""
+def check_generator(run: str, spec: JoinSpec, devices: Sequence[int]) -> None:
+    """Raises ValueError if a generator on this machine cannot join."""
     if why := find_transport(spec.transport).join_refusal(spec.owner.here, spec.settings["host"]):
         raise ValueError(f"{run} {why}")
     check_environment(run, spec, os.environ)
-    if spec.on_cpu == bool(overrides.devices):
+    if spec.on_cpu == bool(devices):
         needed = (
             "are on the CPU: leave it out"
             if spec.on_cpu
             else "are on GPUs: give the indices of this one's"
         )
-        devices = ",".join(map(str, overrides.devices)) or "(not given)"
-        raise ValueError(f"--devices {devices}: the run's generators {needed}.")
-    return settings_here(spec, overrides.endpoint, url)
+        given = ",".join(map(str, devices)) or "(not given)"
+        raise ValueError(f"--devices {given}: the run's generators {needed}.")
 
 
 def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) -> None:

@@ -14,7 +14,6 @@ from lrl.errors import NotRunning
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
 from lrl.members.find_run import find_generator
-from lrl.members.join import LocalOverrides
 from lrl.members.registry import Kind
 from tests.cli.conftest import Say
 from tests.http_call import call
@@ -29,8 +28,8 @@ def test_a_member_has_a_worker_for_each_core_of_its_process(
 ) -> None:
     found: list[tuple[str, Kind, int]] = []
 
-    def note(run: str, kind: Kind, own: LocalOverrides) -> int:
-        found.append((run, kind, own.workers))
+    def note(run: str, kind: Kind, *, workers: int, **own: object) -> int:
+        found.append((run, kind, workers))
         return 0
 
     monkeypatch.setattr(join, "join", note)

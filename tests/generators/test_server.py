@@ -25,7 +25,7 @@ from lrl.errors import ServerError
 from lrl.generators.server import Server, end_of, generator_seed, make_scratch, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
-from lrl.members.join import JoinSession, LocalOverrides
+from lrl.members.join import JoinSession
 from lrl.members.registry import RUN_TOKEN, Kind
 from lrl.members.run_members import join_spec
 from lrl.system.endpoint import LOOPBACK
@@ -310,9 +310,9 @@ def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(
 ) -> None:
     made: list[Server] = []
 
-    def make(session: JoinSession) -> int:
+    def make(session: JoinSession, number: None) -> int:
         session.number = session.client.claim(kind=Kind.GENERATOR)
-        made.append(session.make_server("base"))  # type: ignore[attr-defined]
+        made.append(session.make_server("base", tmp_path))  # type: ignore[attr-defined]
         return 0
 
     monkeypatch.setattr(JoinSession, "run", make)
@@ -320,7 +320,7 @@ def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(
         with served(spec_of(seed=seed), tmp_path):
             for _ in range(2):
                 monkeypatch.setenv(RUN_TOKEN, TOKEN)
-                join.join(str(tmp_path), Kind.GENERATOR, LocalOverrides())
+                join.join(str(tmp_path), Kind.GENERATOR)
     assert len({seed_of(server.command()) for server in made}) == 4
     assert seed_of(made[0].command()) == str(generator_seed(1, made[0].number, 0))
 

@@ -22,14 +22,9 @@ from lrl.generators.generator import Generator
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members import join, run_members
-from lrl.members.join import (
-    LocalOverrides,
-    check_environment,
-    generator_settings,
-)
+from lrl.members.join import check_environment
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_members import GeneratorAdmission, poll_forever
-from lrl.system.endpoint import Location
 from tests.generators.model_fleet import let_requests_succeed
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
@@ -174,10 +169,9 @@ def no_answer(cause: OSError) -> NoAnswer:
 
 
 class Session(join.JoinSession):
-    def start(self) -> Location:
-        return Location()
+    kind = Kind.GENERATOR
 
-    def stop(self) -> None: ...
+    def serve(self) -> Any: ...
 
 
 @pytest.mark.parametrize(
@@ -193,7 +187,7 @@ def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
 ) -> None:
     now, client = [1000.0], Answers()
     monkeypatch.setattr(join.time, "monotonic", lambda: now[0])
-    session = Session("", Kind.GENERATOR, client, SPEC, LocalOverrides())  # type: ignore[arg-type]
+    session = Session("", client, SPEC, ServerSettings())  # type: ignore[arg-type]
     for _ in range(3):
         client.error = error if limit_s else None
         now[0] += 0.9 * limit_s
@@ -209,7 +203,7 @@ def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
 def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> None:
     client, killed = Answers(), replace(SPEC, owner=replace(SPEC.owner, started=1))
     client.error = no_answer(ConnectionRefusedError("nobody listens"))
-    session = Session("", Kind.GENERATOR, client, killed, LocalOverrides())  # type: ignore[arg-type]
+    session = Session("", client, killed, ServerSettings())  # type: ignore[arg-type]
     with pytest.raises(join.JoinEnded, match="the run has ended"):
         session.speak()
 
@@ -233,9 +227,9 @@ AWAY = {"on_cpu": False, "owner": ELSEWHERE}
 def test_a_generator_that_cannot_join_is_an_error_before_its_start(
     spec: JoinSpec, devices: list[int], host: str, remedy: str
 ) -> None:
-    overrides = LocalOverrides(devices, endpoint={"host": host} if host else {})
     with pytest.raises(ValueError, match=remedy):
-        generator_settings("runs/1", spec, overrides, "http://127.0.0.1:1")
+        join.check_generator("runs/1", spec, devices)
+        join.settings_here(spec, {"host": host} if host else {}, "http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

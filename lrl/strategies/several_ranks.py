@@ -102,22 +102,60 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         self._launcher = RankLauncher(self.cluster_environment, processes, self.num_nodes)
 
     def meet(self) -> None:
-        """See `meet`; does nothing on one machine."""
+        """Has the ranks of several machines meet at torch's store, before anything costs time: a
+        process group would wait without a word for those that do not come. RendezvousError names
+        them."""
         if self.num_nodes == 1 or dist.is_initialized():  # by an earlier run of this process
             return
         cluster: Any = self.cluster_environment
         self.set_world_ranks()  # type: ignore[attr-defined]
-        of_node = len(self.parallel_devices or ())
-        self._store = meet(
-            cluster.main_address,
-            cluster.main_port,
-            rank=self.global_rank,
-            ranks=of_node * self.num_nodes,
-            of_node=of_node,
-            hosts=self.global_rank == 0 and not _torchelastic_use_agent_store(),
-            timeout_s=self.meeting_timeout_s,
-            silence_s=self.heartbeat_s,
-        )
+        host, port = cluster.main_address, cluster.main_port
+        opens = self.global_rank == 0 and not _torchelastic_use_agent_store()
+        try:
+            store: dist.Store = dist.TCPStore(
+                *(host, port, None, opens, timedelta(seconds=self.meeting_timeout_s)),
+                wait_for_workers=False,
+                multi_tenant=True,  # the process group's own store, later, is the same server
+            )
+            store.set_timeout(timedelta(seconds=ANSWER_S))
+            # torchrun's agent keeps the keys of the workers that it has started before.
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"lrl/{restarts}", store)
+            close_silent_connections(self.heartbeat_s)
+            found = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)
+            address = str(found[0][4][0])
+            if not is_loopback(address):
+                # A machine's own name often leads it to itself, and others to its network.
+                store.set("address", address)
+            self._wait_for_all(store)
+            if store.check(["address"]):
+                address = store.get("address").decode()
+        except dist.DistError as error:
+            raise RendezvousError(
+                f"MASTER_ADDR is {host} and MASTER_PORT {port}: {str(error).splitlines()[0]} Start "
+                "rank 0 there, or look for its error."
+            ) from error
+        take_interface(address)
+        self._store = store  # kept until all are connected: with it ends the wait of the others
+
+    def _wait_for_all(self, store: dist.Store) -> None:
+        # Rank 0 looks for all and tells them: a thousand ranks would ask a million times.
+        leads, of_node = self.global_rank == 0, len(self.parallel_devices or ())
+        keys = [f"rank/{one}" for one in range(of_node * self.num_nodes)] if leads else ["all"]
+        store.set(f"rank/{self.global_rank}", "")
+        end = time.monotonic() + self.meeting_timeout_s + (0 if leads else ANSWER_S)
+        while missing := [at for at, key in enumerate(keys) if not store.check([key])]:
+            if time.monotonic() > end:
+                names = [f"rank {one} (node {one // of_node})" for one in missing[:8]]
+                raise RendezvousError(
+                    f"After {self.meeting_timeout_s:.0f} s {', '.join(names)}"
+                    f"{' and more' * (len(missing) > 8)} has not come. Start lrl on every node with "
+                    "the same MASTER_ADDR and MASTER_PORT, look there for an error, or raise "
+                    "strategy.meeting_timeout_s."
+                )
+            time.sleep(POLL_S)
+        if leads:
+            store.set("all", "")
 
     def setup_environment(self) -> None:
         """Connects the ranks. Signals are for rank 0, which stops between two steps."""
@@ -247,77 +285,6 @@ def check_program(ranks: int) -> None:
             f"{ranks} ranks are to train, each in a process that runs this program again, and "
             f"{sys.argv[0]!r} is no file: write it to a file, such as train.py, and run that."
         )
-
-
-def meet(
-    host: str,
-    port: int,
-    *,
-    rank: int,
-    ranks: int,
-    of_node: int,
-    hosts: bool,
-    timeout_s: float,
-    silence_s: float,
-) -> dist.Store:
-    """Has the ranks of several machines meet at torch's store, before anything costs time: a process
-    group would wait without a word for those that do not come. RendezvousError names them.
-
-    Args:
-        host, port: MASTER_ADDR and MASTER_PORT.
-        rank: This process.
-        ranks, of_node: All processes, and those of each node.
-        hosts: Whether this process opens the store; torchrun's agent does so for its workers.
-        timeout_s: Longest wait for the others.
-        silence_s: A machine that is silent for so long is gone.
-
-    Returns:
-        The store, which rank 0 keeps until all are connected: with it ends the wait of the others.
-    """
-    try:
-        store: dist.Store = dist.TCPStore(
-            *(host, port, None, hosts, timedelta(seconds=timeout_s)),
-            wait_for_workers=False,
-            multi_tenant=True,  # the process group's own store, later, is the same server
-        )
-        store.set_timeout(timedelta(seconds=ANSWER_S))
-        # torchrun's agent keeps the keys of the workers that it has started before.
-        store = dist.PrefixStore(f"lrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        close_silent_connections(silence_s)
-        found = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)
-        address = str(found[0][4][0])
-        if not is_loopback(address):
-            # A machine's own name often leads it to itself, and others to its network.
-            store.set("address", address)
-        _wait_for_all(store, rank, ranks, of_node=of_node, timeout_s=timeout_s)
-        if store.check(["address"]):
-            address = store.get("address").decode()
-    except dist.DistError as error:
-        raise RendezvousError(
-            f"MASTER_ADDR is {host} and MASTER_PORT {port}: {str(error).splitlines()[0]} Start rank "
-            "0 there, or look for its error."
-        ) from error
-    take_interface(address)
-    return store
-
-
-def _wait_for_all(store: dist.Store, rank: int, ranks: int, of_node: int, timeout_s: float) -> None:
-    # Rank 0 looks for all and tells them: a thousand ranks would ask a million times.
-    leads = rank == 0
-    keys = [f"rank/{one}" for one in range(ranks)] if leads else ["all"]
-    store.set(f"rank/{rank}", "")
-    end = time.monotonic() + timeout_s + (0 if leads else ANSWER_S)
-    while missing := [at for at, key in enumerate(keys) if not store.check([key])]:
-        if time.monotonic() > end:
-            names = [f"rank {one} (node {one // of_node})" for one in missing[:8]]
-            raise RendezvousError(
-                f"After {timeout_s:.0f} s {', '.join(names)}{' and more' * (len(missing) > 8)} has "
-                "not come. Start lrl on every node with the same MASTER_ADDR and MASTER_PORT, look "
-                "there for an error, or raise strategy.meeting_timeout_s."
-            )
-        time.sleep(POLL_S)
-    if leads:
-        store.set("all", "")
 
 
 def close_silent_connections(silence_s: float) -> None:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 import lrl
 from lrl.errors import ConfigError
@@ -148,10 +150,12 @@ class Telling(L.Callback):
 
 
 def met(timeout_s: float) -> Any:
-    rank = int(os.environ["RANK"])
-    place = {"rank": rank, "ranks": int(os.environ["WORLD_SIZE"]), "of_node": 1, "hosts": rank == 0}
-    limits = {"timeout_s": timeout_s, "silence_s": 3.0}
-    return several_ranks.meet(os.environ["MASTER_ADDR"], PORT, **place, **limits)
+    strategy = lrl.AsyncDDP(generator_devices=0, meeting_timeout_s=timeout_s, heartbeat_s=3.0)
+    strategy.cluster_environment = TorchElasticEnvironment()
+    strategy.parallel_devices = [torch.device("cpu")]
+    strategy.num_nodes = int(os.environ["WORLD_SIZE"])
+    strategy.meet()
+    return strategy._store
 
 
 def meet(timeout_s: float) -> None:

@@ -141,7 +141,7 @@ def check_resources(run: Run, shape: Shape) -> None:
         check_gpu(strategy, of_a_rank)
     else:
         check_memory(strategy, of_a_rank, copy)
-    transport, servers = strategy.plan()
+    transport, servers = strategy.choose_transport(), strategy.placements()
     travels = min(trained, copy) if transport.narrows else trained
     pools = 1 + bool(strategy.num_evaluation_generators)
     check_shared_memory(transport.backend, transport.stored_bytes(travels, pools, len(servers)))

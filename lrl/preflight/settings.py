@@ -149,7 +149,6 @@ def check_run(run: Run) -> None:
 
 def check_settings(run: Run) -> None:
     strategy, policy, data = run.strategy, run.policy, run.data
-    strategy.plan()
     strategy.check()
     check_servers(strategy, data)
     check_placement(strategy, data)

@@ -178,7 +178,7 @@ class GeneratorDevices(GracefulShutdown):
         one_of("strategy", placement=(get_args(Placement), placement))
         if launcher is not None:
             generator_devices = generator_devices or 0
-            check_launcher(launcher, generator_devices, evaluation_generators)
+            check_launcher(launcher, generator_devices)
         self.num_generator_devices = generator_devices  # None until the devices are known
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
@@ -234,7 +234,15 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_devices = devices[split:]
 
     def check(self) -> None:
-        """Raises ConfigError for faults of settings that only this strategy has."""
+        """Raises ConfigError if the settings and the devices do not go together."""
+        self.choose_transport()
+        started = len(self.placements())
+        if 0 < self.num_evaluation_generators >= started:
+            raise ConfigError(
+                f"strategy.evaluation_generators is {self.num_evaluation_generators} and {started} "
+                "generators start here: none is left for rollouts, and those of strategy.launcher "
+                "write nothing else. Lower it, or raise generator_devices and trainer.devices."
+            )
 
     def check_run(self) -> None:
         if self.run is not None:
@@ -267,17 +275,6 @@ class GeneratorDevices(GracefulShutdown):
         """Whether a generator has the trainer's device, too."""
         return not self.generator_devices and self.generator_launcher is None
 
-    def plan(self) -> tuple[type[Transport], list[list[int]]]:
-        """Returns `choose_transport` and `placements`; raises ConfigError as they do."""
-        transport, placements = self.choose_transport(), self.placements()
-        if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
-            raise ConfigError(
-                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are "
-                f"{len(placements)} generators: none is left for rollouts. Lower it, or raise "
-                "generator_devices and trainer.devices."
-            )
-        return transport, placements
-
     def choose_transport(self) -> type[Transport]:
         """Returns the transport on these devices; raises ConfigError if they, or the servers'
         settings, do not allow `weight_transfer`."""
@@ -296,7 +293,7 @@ class GeneratorDevices(GracefulShutdown):
 
     def make_servers(self, run: Run) -> list[Server]:
         """Makes one server, not started, for each of `placements`."""
-        transport, placements = self.plan()
+        transport = self.choose_transport()
         return [
             Server(
                 run.policy.policy_folder,
@@ -311,7 +308,7 @@ class GeneratorDevices(GracefulShutdown):
                 middleware=transport.middleware,
                 seed=self.seed_of(run),
             )
-            for number, devices in enumerate(placements)
+            for number, devices in enumerate(self.placements())
         ]
 
     def settings_of(self, run: Run) -> ServerSettings:
@@ -374,7 +371,7 @@ class GeneratorDevices(GracefulShutdown):
             super().teardown()
 
 
-def check_launcher(launcher: Launcher, generator_devices: int, evaluation_generators: int) -> None:
+def check_launcher(launcher: Launcher, generator_devices: int) -> None:
     if generator_devices:
         raise ConfigError(
             f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
@@ -382,11 +379,6 @@ def check_launcher(launcher: Launcher, generator_devices: int, evaluation_genera
         )
     if not launcher.starts and not os.environ.get(RUN_TOKEN):
         fault_without_token(f"strategy.launcher is {type(launcher).__name__}", "generators")
-    if evaluation_generators:
-        raise ConfigError(
-            f"strategy.evaluation_generators is {evaluation_generators}, and the generators of "
-            "strategy.launcher all write rollouts: set it to 0, or leave strategy.launcher out."
-        )
 
 
 class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):

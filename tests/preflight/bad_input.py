@@ -85,7 +85,10 @@ TRAINER = [
     (callback("Export", folder="{in}/models/whole"), "Export.folder", "models/whole"),
     ("--model.schedule cosine --trainer.max_steps -1", "model.schedule='cosine'", "max_steps"),
     (f"{LAUNCHER('Command')} {STRATEGY}.launcher.command true", "put {join}"),
-    (f"{LAUNCHER('Given')} {STRATEGY}.evaluation_generators 1", "leave strategy.launcher out"),
+    (
+        f"{LAUNCHER('Given')} {STRATEGY}.evaluation_generators 1",
+        "those of strategy.launcher write nothing else",
+    ),
     (f"{SERVER}.max_model_len 95", "max_model_len is 95", "96"),
     (f"""{EXTRA} '{{"speculative-config": {{"method": "ngram"}}}}'""", "Leave speculative-config"),
     (f"""{EXTRA} '{{"top_p": 0.9}}'""", "extra_args", "top_p", "Leave it out"),

@@ -62,8 +62,8 @@ def join(
         check_generator(run, spec, devices)
     settings = settings_here(spec, endpoint, client.location.url)
     if kind is Kind.GENERATOR:
-        return JoiningGenerator(run, client, spec, settings, devices=devices).run(number)
-    return JoiningWorkers(run, client, spec, settings, workers).run(number)
+        return JoiningGenerator(run, client, spec, settings=settings, devices=devices).run(number)
+    return JoiningWorkers(run, client, spec, settings=settings, workers=workers).run(number)
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:

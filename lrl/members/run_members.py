@@ -323,10 +323,14 @@ def make_members(run: Run, fleet: Fleet) -> RunMembers:
     client, launched = RunClient(server.elsewhere, server.token), []
     if (launcher := strategy.generator_launcher) is not None:
         launcher.gpus = 0 if spec.on_cpu else settings.tensor_parallel_size
-        launched.append(LaunchedMembers(launcher, Kind.GENERATOR, client, folder, registry))
+        launched.append(
+            LaunchedMembers(launcher, Kind.GENERATOR, client, folder=folder, registry=registry)
+        )
     if (launcher := data.worker_launcher) is not None and pools:
-        launched.append(LaunchedMembers(launcher, Kind.WORKER, client, folder, registry))
-    return RunMembers(fleet, workers, launched, settings, folder, server)
+        launched.append(
+            LaunchedMembers(launcher, Kind.WORKER, client, folder=folder, registry=registry)
+        )
+    return RunMembers(fleet, workers, launched, settings=settings, folder=folder, server=server)
 
 
 def join_spec(run: Run, generators: int) -> JoinSpec:

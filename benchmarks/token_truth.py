@@ -40,6 +40,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
+from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.policy_text import PolicyText
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
@@ -226,7 +227,7 @@ async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: 
     generator.open()
     notes = Notes(GeneratorPool([generator]))
     try:
-        writer = of_run.episodes(notes.generate, text)
+        writer = Episodes(of_run, notes.generate, text)
         changed = await asyncio.gather(*(ask(server, ends) for _ in range(episodes)))
         groups = await asyncio.gather(*(play(writer, n, ends[0]) for n in range(episodes)))
     finally:

@@ -21,12 +21,12 @@ from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.base import OneReward, as_list
-from lrl.rollouts.controller import Controller, Write
+from lrl.rollouts.controller import Controller, Score, Write, score
 from lrl.rollouts.learners import Learners, Replay, settings_of
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.policy_text import PolicyText
-from lrl.rollouts.prompts import PromptPart, Prompts
+from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -263,11 +263,9 @@ class RolloutDataModule(L.LightningDataModule):
     # ---- prompts and responses
 
     def tokenise(self, prompts: Prompts, tokenizer: Any) -> None:
-        of_environment: tuple[Sequence[dict[str, Any]], PromptPart] = (), "whole"
-        if self.environment is not None:
-            of_environment = self.environment.environment.tools, self.environment.prompt_part
+        environment = None if self.environment is None else self.environment.environment
         try:
-            prompts.load(tokenizer, self.max_prompt_tokens, *of_environment)
+            prompts.load(tokenizer, self.max_prompt_tokens, environment)
         except ConfigError as error:
             setting = "data.prompts" if prompts is self.prompts else "Evaluation.prompts"
             raise ConfigError(f"{setting}: {error}") from error
@@ -306,8 +304,9 @@ class RolloutDataModule(L.LightningDataModule):
         write = pool.generate_spare if spare else pool.generate
         if self.environment is None:
             return write
-        parser = self._tool_calls(pool)
-        return self.environment.episodes(write, self.policy_text, parser).generate
+        from lrl.rollouts.episodes.episode import Episodes  # here: most runs have none
+
+        return Episodes(self.environment, write, self.policy_text, self._tool_calls(pool)).generate
 
     def _tool_calls(self, pool: GeneratorPool) -> "ToolCallParser | None":
         if self._run.strategy.server_settings.tool_parser is None:
@@ -316,9 +315,14 @@ class RolloutDataModule(L.LightningDataModule):
 
         return ToolCallParser(pool, self._policy.stop_tokens)
 
-    @property
-    def judges_last_turn(self) -> bool:
-        return self.environment is not None and self.environment.environment.judges_last_turn
+    def scorer(self, rewards: RewardPool) -> Score:
+        environment = None if self.environment is None else self.environment.environment
+        return partial(
+            score,
+            decode=self.policy_text.decode,
+            rewards=rewards.score,
+            judges_last_turn=environment is not None and environment.judges_last_turn,
+        )
 
     @property
     def pacing(self) -> Pacing:
@@ -344,16 +348,14 @@ class RolloutDataModule(L.LightningDataModule):
         controller = Controller(
             self.prompts,
             self.writer(pool),
-            rewards=self.reward_pool,
+            self.scorer(self.reward_pool),
             ledger=Ledger(self.pacing),
             sampling=self.requests,
-            decode=self.policy_text.decode,
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
             advantages=self.advantages,
             lengths=self.length_predictor,
             environment=self._environment_settings,
-            judges_last_turn=self.judges_last_turn,
             teacher=policy.asked_teacher,
         )
         if self._restored is not None:

@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,6 @@ from lrl.members.run_members import RunMembers, make_members
 from lrl.policy import PolicyModule
 from lrl.preflight.settings import check_run, check_strategy
 from lrl.rewards import RewardPool
-from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -246,12 +244,7 @@ class Run:
             prompts,
             sampling,
             data.writer(pool, spare=spare),
-            partial(
-                score,
-                decode=data.policy_text.decode,
-                rewards=rewards,
-                judges_last_turn=data.judges_last_turn,
-            ),
+            data.scorer(rewards),
             at_once=slots if spare and slots is not None else pool.capacity,
             deadline_s=data.rollout_timeout_s,
             done=done,

@@ -128,9 +128,9 @@ def encode(
     from lrl.rollouts.prompts import Prompts
 
     settings = dict(form)
-    tools = settings.pop("tools", ())
-    prompts = Prompts([{form.get("prompt_column", "prompt"): prompt}], **settings)
-    prompts.load(tokenizer, sys.maxsize, tools)
+    row = {"tools": settings.pop("tools", None), form.get("prompt_column", "prompt"): prompt}
+    prompts = Prompts([row], **settings)
+    prompts.load(tokenizer, sys.maxsize)
     token_ids = prompts[0].token_ids
     batch = {"input_ids": [token_ids], "attention_mask": [[1] * len(token_ids)]}
     return BatchEncoding(batch, tensor_type="pt")

@@ -54,16 +54,12 @@ class ExternalAgents(AgentServer):
     `EnvironmentPool` without processes. Use it on one event loop, but for `listen` and `close`.
     `turn_timeout_s` is the longest time between an answer and the agent's next request."""
 
-    deterministic = False
-
     def __init__(self, agent: Agent, turn_timeout_s: float) -> None:
         super().__init__()
         self.agent = agent
         self.turn_timeout_s = turn_timeout_s
         self.counts: Counter[str] = Counter()
         """See `EnvironmentPool.counts`."""
-        self.answered_by: Counter[str] = Counter()
-        """Empty: agents do not say on which machines they are."""
         self._key = given_secret(KEY_VARIABLE, "play episodes of the run and give rewards")
         self._endpoint: Endpoint
         self._listener: socket.socket | None = None

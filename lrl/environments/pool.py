@@ -48,7 +48,6 @@ class EnvironmentPool:
     ) -> None:
         what = f"data.environment is {type(environment).__name__}"
         sent = pickled(Playing(environment, turn_timeout_s), what)
-        self.deterministic = environment.deterministic
         self.counts: Counter[str] = Counter()
         """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
         self.answered_by: Counter[str] = Counter()

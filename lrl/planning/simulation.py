@@ -85,10 +85,9 @@ class Simulation:
         controller = Controller(
             ModelPrompts(self.prompt_tokens),
             fleet.generate,
-            rewards=NoRewards(),
+            no_reward,
             ledger=Ledger(pacing),
             sampling=Sampling(n=self.rollouts_per_group, max_tokens=UNLIMITED),
-            decode=lambda tokens, before: "",
             deadline_s=float("inf"),
         )
         trainer = ModelTrainer(self, fleet, controller, record)
@@ -127,12 +126,10 @@ class ModelPrompts:
         return Prompt(id=index, token_ids=tokens, text="")
 
 
-class NoRewards:
-    """Gives every response the reward 0 at once (`lrl.rollouts.controller.Scorer`)."""
-
-    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            rollout.reward = 0.0
+async def no_reward(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+    """Gives every response the reward 0 at once."""
+    for rollout in rollouts:
+        rollout.reward = 0.0
 
 
 @dataclass(frozen=True, slots=True)

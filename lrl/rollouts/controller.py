@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
@@ -57,22 +57,18 @@ Write = Callable[..., Awaitable[None]]
 `Episodes.generate`. A rollout that has tokens is continued, and `len(rollouts) == sampling.n`."""
 
 
-class Scorer(Protocol):
-    """Scorer of responses: a `RewardPool`, or a model of one."""
-
-    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """Sets the reward of each rollout, or the cause of its absence."""
+Score = Callable[[Prompt, list[Rollout]], Awaitable[None]]
+"""Sets the reward of each whole response, or the cause of its absence."""
 
 
 @dataclass(eq=False)
 class Controller:
     prompts: PromptRow
     write: Write
-    rewards: Scorer
+    score: Score
     ledger: Ledger
     sampling: Sampling
     """Of a request; `n` is the size of a group."""
-    decode: Decode
     deadline_s: float
     """Most seconds for a response."""
     max_skipped: int = 0
@@ -83,8 +79,6 @@ class Controller:
     """Hears of each step's prompts before they start."""
     environment: Settings = field(default_factory=dict)
     """Settings of the environment on which the responses depend."""
-    judges_last_turn: bool = False
-    """See `score`."""
     teacher: Teacher | None = None
     """The teacher on a server, which is asked about each group once it is scored."""
 
@@ -155,13 +149,7 @@ class Controller:
                 group.written_s = clock()
             self.generated_tokens += group.num_tokens - before
             started = clock()
-            await score(
-                group.prompt,
-                group.rollouts,
-                self.decode,
-                self.rewards,
-                judges_last_turn=self.judges_last_turn,
-            )
+            await self.score(group.prompt, group.rollouts)
             if self.teacher is not None:
                 async with self._asking:
                     await self.teacher.ask(group)
@@ -232,9 +220,9 @@ class Controller:
 async def score(
     prompt: Prompt,
     rollouts: list[Rollout],
-    decode: Decode,
-    rewards: Scorer,
     *,
+    decode: Decode,
+    rewards: Score,
     judges_last_turn: bool = False,
 ) -> None:
     """Decodes and scores whole responses; one whose episode has failed gets no reward. With
@@ -247,4 +235,4 @@ async def score(
             before = prompt.token_ids + [rollout.token_ids[place] for place in path]
             rollout.judged = decode(rollout.token_ids[start:stop], before)
         rollout.reward_failure = rollout.failure or None
-    await rewards.score(prompt, rollouts)
+    await rewards(prompt, rollouts)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from tqdm.auto import tqdm
 
-from lrl.environments.base import Message
+from lrl.environments.base import Environment, Message
 from lrl.errors import ConfigError, at_least, one_of
 from lrl.rollouts import policy_text
 from lrl.rollouts.policy_text import TOOLS, VARIABLES
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TooLong = Literal["refuse", "skip"]
-PromptPart = Literal["whole", "without header", "first token"]
-"""What of a rendered chat is the prompt. With the first token alone an environment writes the chat:
-every rendering begins with that token."""
-
 IMAGES = ("image", "images")
 
 
@@ -107,13 +103,14 @@ class Prompts:
         self._prompts: list[Prompt] = []
         self.tools: list[dict[str, Any]] = []
         """JSON schemas of the environment's tools; known after `load`."""
-        self._part: PromptPart = "whole"
+        self._environment: Environment | None = None
         self._renders = False
         self._whole_forms: set[tuple[Any, ...]] = set()
         """Forms of chats that the chat template renders whole."""
         self._loaded_with: tuple[Any, ...] = ()
         self._order: tuple[int, list[int]] = (-1, [])
-        self._fingerprint = ""
+        self.fingerprint = ""
+        """A text that changes with the prompts or their order; known after `load`."""
 
     @classmethod
     def coerce(cls, value: Any, *, split: str | None = None) -> Prompts:
@@ -123,6 +120,11 @@ class Prompts:
     @property
     def loaded(self) -> bool:
         return bool(self._prompts)
+
+    @property
+    def _is_agents(self) -> bool:
+        """Whether the environment writes the chat; only its first token is the prompt then."""
+        return self._environment is not None and self._environment.writes_prompt
 
     @property
     def form(self) -> dict[str, Any]:
@@ -175,8 +177,7 @@ class Prompts:
         self,
         tokenizer: PreTrainedTokenizerBase,
         max_prompt_tokens: int,
-        tools: Sequence[dict[str, Any]] = (),
-        part: PromptPart = "whole",
+        environment: Environment | None = None,
     ) -> None:
         """Reads, checks and tokenises every row, unless the arguments are the same as before.
         Raises ValueError as `read` does, or if a prompt cannot be used.
@@ -184,15 +185,15 @@ class Prompts:
         Args:
             tokenizer: The policy's tokenizer.
             max_prompt_tokens: Longest prompt in tokens, special tokens and chat template included.
-            tools: JSON schemas of the environment's tools, for the chat template.
-            part: What of a chat is the prompt.
+            environment: Of the run: its tools are for the chat template, and it may write a part
+                of the chat.
         """
-        loaded_with = (tokenizer, max_prompt_tokens, list(tools), part)
+        loaded_with = (tokenizer, max_prompt_tokens, environment)
         if self._loaded_with == loaded_with:
             return
         self.read()
-        self.tools = list(tools)
-        self._part = part
+        self._environment = environment
+        self.tools = [] if environment is None else list(environment.tools)
         self._check_template(tokenizer)
         # disable=None: without a terminal.
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=None, delay=2)
@@ -206,17 +207,16 @@ class Prompts:
         self._report_too_long(prompts, max_prompt_tokens)
         self._loaded_with = loaded_with
         self._order = (-1, [])
-        self._fingerprint = ""
+        self.fingerprint = self._digest()
 
     def _check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._renders = bool(tokenizer.chat_template) and self.chat is not False
         self._whole_forms = set()
-        is_agent = self._part == "first token"
         needs = {
             "`chat=true`": self.chat is True,
             "`system_prompt`": self.system_prompt,
             "data.environment with tools": self.tools,
-            "an agent (data.environment)": is_agent,
+            "an agent (data.environment)": self._is_agents,
         }
         if not self._renders and any(needs.values()):
             raise ConfigError(
@@ -224,7 +224,7 @@ class Prompts:
                 f"{self.name} are plain text: `chat={self.chat}`, and {tokenizer.name_or_path!r} "
                 f"{'has one' if tokenizer.chat_template else 'has none'}."
             )
-        if is_agent and self.system_prompt:
+        if self._is_agents and self.system_prompt:
             raise ConfigError(
                 f"`system_prompt` of {self.name} reaches nobody: data.environment writes the "
                 "chats, with the system message. Leave it out."
@@ -244,10 +244,10 @@ class Prompts:
         chat = None
         if self._renders:
             chat = self._chat_of(tokenizer, row, messages)
-            header = self._part == "whole"
+            header = self._environment is None or not self._environment.opens
             token_ids = policy_text.encode_chat(tokenizer, chat, header=header)
-            if self._part == "first token":
-                token_ids = token_ids[:1]
+            if self._is_agents:
+                token_ids = token_ids[:1]  # every rendering begins with it
                 chat = Chat([], variables=chat.variables)
         else:
             alone = policy_text.encode(tokenizer, question["content"])
@@ -308,17 +308,13 @@ class Prompts:
             raise ConfigError(f"{found} Raise it, or use `too_long=skip`.")
         log.warning("%s They are skipped.", found)
 
-    @property
-    def fingerprint(self) -> str:
-        """A text that changes with the prompts or their order."""
-        if not self._fingerprint:
-            code = zlib.crc32(f"{self.shuffle} {self.seed}".encode())
-            for prompt in self:
-                code = zlib.crc32(array("q", [prompt.id, *prompt.token_ids]).tobytes(), code)
-                if self._part == "first token":
-                    code = zlib.crc32(prompt.text.encode(errors="surrogatepass"), code)
-            self._fingerprint = f"{code:08x}"
-        return self._fingerprint
+    def _digest(self) -> str:
+        code = zlib.crc32(f"{self.shuffle} {self.seed}".encode())
+        for prompt in self:
+            code = zlib.crc32(array("q", [prompt.id, *prompt.token_ids]).tobytes(), code)
+            if self._is_agents:
+                code = zlib.crc32(prompt.text.encode(errors="surrogatepass"), code)
+        return f"{code:08x}"
 
     def __len__(self) -> int:
         return len(self._prompts)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 from lrl.environments import Environment, Written
 from lrl.environments.play import Play, Reply
 from lrl.errors import EpisodeError, WorkerLost
+from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 from lrl.types import Prompt
 
 
@@ -21,7 +23,6 @@ class Here:
         by_other: bool = False,
     ) -> None:
         self.environment = environment
-        self.deterministic = environment.deterministic
         self.counts: Counter[str] = Counter()
         self.open_now = 0
         self.lost = lost or {}
@@ -65,3 +66,15 @@ class EpisodeHere:
     def close(self) -> None:
         self.host.open_now -= 1
         self.task.cancel()
+
+
+def of_run(played: Here | Environment, **settings: Any) -> EnvironmentOfRun:
+    """Returns the environment of a run; a `Here` plays its own."""
+    limits = {"max_tokens": 1000, "max_prompt_tokens": 1000, "max_turns": 8, "max_turn_tokens": 20}
+    limits |= {"turn_timeout_s": 60.0, "episode_timeout_s": 1000.0}
+    workers = {"environment_workers": 1, "environment_memory_gib": None}
+    environment = played.environment if isinstance(played, Here) else played
+    found = EnvironmentOfRun(environment, **limits | workers | settings)
+    if isinstance(played, Here):
+        found.pool = played  # type: ignore[assignment]
+    return found

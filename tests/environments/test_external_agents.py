@@ -24,12 +24,13 @@ from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
-from lrl.rollouts.episodes.observations import Transcript
+from lrl.rollouts.policy_text import PolicyText
 from lrl.system.endpoint import Endpoint
 from lrl.types import Prompt, Rollout, Sampling
 from tests.certificates import self_signed
 from tests.chat_templates import CHATML, merging_tokenizer
-from tests.environments.test_lineages import NoRewards, Sampler
+from tests.environments.here import of_run
+from tests.environments.test_lineages import Sampler, no_rewards
 
 USER = {"role": "user", "content": "go"}
 KEY = "k" * 32
@@ -100,31 +101,25 @@ def played(
     turn_timeout_s: float = DEADLINE_S,
     later_timeout_s: float | None = None,
     endpoint: Endpoint = Endpoint(),  # noqa: B008
-    **terms: Any,
+    max_turns: int = 8,
 ) -> ExternalAgents:
     """Plays rollouts to their ends beside `work`, which is done outside, and scores them. From the
     first turn on, `later_timeout_s` is in the place of `turn_timeout_s`."""
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
-    known: Any = {"tokenizer": tokenizer, "ends": ends, "vocabulary": len(tokenizer)}
-    limits: dict[str, Any] = {"max_turns": 8, "max_turn_tokens": 200, "timeout_s": DEADLINE_S}
+    policy = PolicyText(tokenizer=tokenizer, ends=ends)
     sampling = Sampling(n=len(rollouts), max_tokens=2000, stop_tokens=tuple(sorted(ends)))
     prompt = Prompt(id=0, token_ids=[], text="2+3=", columns={"answer": "5"})
-    agents = ExternalAgents(Agent(port=0), turn_timeout_s)
+    settings: Any = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": DEADLINE_S}
+    played_by = of_run(Agent(port=0), max_turns=max_turns, max_turn_tokens=200, **settings)
+    agents = played_by.external
+    assert agents is not None
     sampler = Sampler(tokenizer, seed=1)
 
     async def write(*words: Any, **how: Any) -> None:
         agents.turn_timeout_s = later_timeout_s or turn_timeout_s
         await sampler.write(*words, **how)
 
-    episodes = Episodes(
-        write,
-        agents,
-        **limits | terms,
-        stop_tokens=(),
-        observations=partial(Transcript, **known, opens=True, writes_prompt=True),
-        decode=lambda tokens, before: tokenizer.decode(tokens),
-        each_alone=True,
-    )
+    episodes = Episodes(played_by, write, policy)
 
     async def run() -> None:
         assert "from the first step on" in agents.listen(endpoint, folder)
@@ -142,7 +137,7 @@ def played(
                 for task in (playing, working):
                     task.cancel()
                 agents.close()
-        await score(prompt, rollouts, lambda tokens, before: tokenizer.decode(tokens), NoRewards())
+        await score(prompt, rollouts, decode=policy.decode, rewards=no_rewards)
         assert not agents.playing
 
     asyncio.run(run())

@@ -14,7 +14,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -27,12 +26,12 @@ from lrl.advantages import GroupMean
 from lrl.environments import Agent, Message, ParsedTurn, ToolCall
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
-from lrl.rollouts.episodes.observations import Transcript
 from lrl.rollouts.packing import Packer
-from lrl.types import Decode, Group, Prompt, Rollout, Sampling
+from lrl.rollouts.policy_text import PolicyText
+from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
 from tests.environments.agents import ADD
-from tests.environments.here import Here
+from tests.environments.here import Here, of_run
 from tests.rollouts.episodes.test_branches import trained_tokens
 from tests.rollouts.test_packing import pack
 
@@ -151,13 +150,11 @@ class Sampler:
         return ParsedTurn(text, [ToolCall(name, json.dumps({"a": 1}), f"t{number:04d}c000")])
 
 
-class NoRewards:
+async def no_rewards(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
     """Scores by the environment alone."""
-
-    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            if rollout.reward_failure is None:
-                rollout.reward = sum(rollout.turn_rewards)
+    for rollout in rollouts:
+        if rollout.reward_failure is None:
+            rollout.reward = sum(rollout.turn_rewards)
 
 
 @pytest.fixture(scope="module")
@@ -169,23 +166,11 @@ def play(
     tokenizer: PreTrainedTokenizerFast, plan: Any, seed: int, max_tokens: int, max_turns: int
 ) -> tuple[Group, Sampler]:
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
-    known: Any = {"tokenizer": tokenizer, "ends": ends, "vocabulary": len(tokenizer)}
-    decode: Decode = lambda ids, before: tokenizer.decode(  # noqa: E731
-        ids, skip_special_tokens=True
-    )
+    policy = PolicyText(tokenizer=tokenizer, ends=ends, skip_special_tokens=True)
     sampler = Sampler(tokenizer, seed)
     host = Here(Agent(wander))
-    episodes = Episodes(
-        sampler.write,
-        host,
-        max_turns=max_turns,
-        max_turn_tokens=40,
-        timeout_s=60.0,
-        stop_tokens=(),
-        observations=partial(Transcript, **known, opens=True, writes_prompt=True),
-        decode=decode,
-        find_calls=sampler.find_calls,
-    )
+    played_by = of_run(host, max_turns=max_turns, max_turn_tokens=40, episode_timeout_s=60.0)
+    episodes = Episodes(played_by, sampler.write, policy, sampler.find_calls)
     prompt = Prompt(id=0, token_ids=[], text="go", columns={"plan": plan})
     group = Group(index=0, prompt=prompt, rollouts=[Rollout() for _ in range(3)])
     sampling = Sampling(n=3, max_tokens=max_tokens, stop_tokens=tuple(sorted(ends)))
@@ -193,7 +178,8 @@ def play(
     async def work() -> None:
         async with asyncio.timeout(60):
             await episodes.generate(prompt, group.rollouts, sampling, priority=0)
-            await score(prompt, group.rollouts, decode, NoRewards(), judges_last_turn=True)
+            how: Any = {"decode": policy.decode, "rewards": no_rewards, "judges_last_turn": True}
+            await score(prompt, group.rollouts, **how)
 
     asyncio.run(work())
     assert host.open_now == 0
@@ -221,4 +207,5 @@ def test_every_sampled_token_is_trained_in_one_place_or_counted_as_left_out(
         assert not left_out & scored
     assert bool(left_out) == bool(failed)
     for rollout in group.rollouts:
-        assert len(rollout.token_ids) <= max_tokens and len(rollout.turn_ends) <= max_turns
+        after_the_prompt = rollout.token_ids[rollout.turns[0].start if rollout.turns else 0 :]
+        assert len(after_the_prompt) <= max_tokens and len(rollout.turn_ends) <= max_turns

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lrl.environments import Turns, Written
+from lrl.environments import Turns
 from lrl.environments.base import Answer
-from lrl.environments.play import Reply
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
@@ -25,7 +24,8 @@ from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.ledger import Ledger, Pacing, flattened
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
 from tests.checkpoints.through_files import as_file, from_file
-from tests.environments.here import Here
+from tests.environments.here import Here, of_run
+from tests.rollouts.episodes.test_episode import Letters, Numbers
 from tests.rollouts.modelled_generators import Asked, make_generator
 
 MAX_TOKENS = 6
@@ -49,15 +49,6 @@ class Row:
         return Prompt(id=index % self.size, token_ids=[1, index % self.size], text=str(index))
 
 
-class TokenObservations:
-    """Observations that are token ids already; a text is empty."""
-
-    tools = ()
-
-    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        return list(reply.observation)  # type: ignore[arg-type]
-
-
 class ManualRewards:
     """A model of the reward pool: a group waits until the test scores it."""
 
@@ -66,7 +57,7 @@ class ManualRewards:
         """index of a group -> its rewards"""
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        assert all(rollout.finished and rollout.text for rollout in rollouts)
+        assert all(rollout.finished for rollout in rollouts)
         index = int(prompt.text)
         self.judging[index] = asyncio.get_running_loop().create_future()
         rewards = await self.judging[index]
@@ -133,6 +124,16 @@ class World(Turns):
         return answer_to(turn)
 
 
+OF_RUN = of_run(
+    World(),
+    max_tokens=MAX_TOKENS,
+    max_turns=MAX_TURNS,
+    max_turn_tokens=MAX_TOKENS - 1,
+    episode_timeout_s=1e9,
+)
+TEXT: Any = Numbers(tokenizer=Letters(10**7), ends=frozenset())  # type: ignore[arg-type]
+
+
 class ModelledRun:
     """A trainer without a policy, with its run.
 
@@ -175,10 +176,9 @@ class ModelledRun:
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
             (self.episodes() if self.turns else self.pool).generate,
-            self.judges,
+            self.judges.score,
             self.ledger,
             Sampling(n=self.responses_each, max_tokens=MAX_TOKENS),
-            lambda tokens, before: str(tokens),
             deadline_s=60.0,
             max_skipped=self.max_skipped,
         )
@@ -189,16 +189,8 @@ class ModelledRun:
         self.prove()  # a run waits until its first generators are proved
 
     def episodes(self) -> Episodes:
-        return Episodes(
-            self.pool.generate,
-            self.environments,
-            max_turns=MAX_TURNS,
-            max_turn_tokens=MAX_TOKENS - 1,
-            timeout_s=1e9,
-            stop_tokens=(),
-            observations=lambda prompt: TokenObservations(),
-            decode=lambda tokens, before: str(tokens),
-        )
+        OF_RUN.pool = self.environments  # type: ignore[assignment]
+        return Episodes(OF_RUN, self.pool.generate, TEXT)
 
     def settle(self) -> None:
         self.loop.run_until_complete(asyncio.sleep(1.0))

@@ -83,10 +83,9 @@ def make_controller(
     return Controller(
         Row(),
         fleet.generate,
-        ModelRewards(draw, **rewards),
+        ModelRewards(draw, **rewards).score,
         Ledger(pacing),
         sampling,
-        lambda tokens, before: str(tokens),
         deadline_s=60.0,
         max_skipped=max_skipped,
     )
@@ -251,13 +250,12 @@ def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none
     fleet = ModelFleet(lambda index: 1.0 + index)
     controller = make_controller(pacing, fleet, random.Random(1), every=1000)
 
-    class Rewards:
-        async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-            for rollout in rollouts:
-                assert rollout.reward is rollout.reward_failure is None and not rollout.reward_parts
-                rollout.reward = 7.0
+    async def score(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            assert rollout.reward is rollout.reward_failure is None and not rollout.reward_parts
+            rollout.reward = 7.0
 
-    controller.rewards = Rewards()
+    controller.score = score
     if changed.startswith("data.rewards"):
         controller.load_state_dict(state, changed)
         again = finished

@@ -1,9 +1,7 @@
-"""The environment of a run: its processes, and the episodes that are played with it."""
+"""The environment of a run: its settings, and its processes, which it tries before a run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
@@ -13,17 +11,19 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError, above, at_least
 from lrl.rewards.base import trial_response
-from lrl.rollouts.controller import Write
-from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, check_prompt
 from lrl.rollouts.episodes.observations import Transcript, call_tokens, check_result
-from lrl.rollouts.policy_text import PolicyText, encode, turn_stop_tokens
+from lrl.rollouts.policy_text import PolicyText, encode
 from lrl.types import Prompt
 from lrl.workers.pool import WorkerPool
 from lrl.workers.worker import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
-    from lrl.rollouts.prompts import PromptPart
+
+NO_PARSER = (
+    "the policy gets tools, and strategy.server.tool_parser is null: name vLLM's parser for the "
+    "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral, pythonic"
+)
 
 
 class EnvironmentOfRun:
@@ -61,11 +61,13 @@ class EnvironmentOfRun:
             )
         self.environment = environment
         self.timeout_s = episode_timeout_s
-        """Of an episode, after its first turn."""
-        self._max_turns = max_turns
+        """From the end of the first turn to the end of the episode."""
+        self.max_turns = max_turns
+        self.max_turn_tokens = longest
+        self.max_prompt_tokens = max_prompt_tokens if environment.writes_prompt else None
+        """Of a prompt whose rest is the opening observation, which then takes nothing of the
+        episode's tokens; None if the prompt is there before."""
         self._max_tokens = max_tokens
-        self._max_prompt_tokens = max_prompt_tokens if environment.writes_prompt else None
-        self._max_turn_tokens = longest
         self.pool: EnvironmentPool | ExternalAgents
         self.external: ExternalAgents | None = None
         """The pool, if lrl does not start the agents."""
@@ -91,20 +93,14 @@ class EnvironmentOfRun:
         """The workers that play episodes; None if lrl does not start the agents."""
         return None if isinstance(self.pool, ExternalAgents) else self.pool.workers
 
-    @property
-    def prompt_part(self) -> PromptPart:
-        """The part of a rendered chat that is a prompt of the run."""
-        if self.environment.writes_prompt:
-            return "first token"
-        return "without header" if self.environment.opens else "whole"
-
     def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
         """Starts the processes, and tries the environment with the reference answer of the `first`
         prompt as a turn (`EnvironmentPool.start`). Agents that lrl does not start are not tried.
         `parses` says whether the generators find calls of tools."""
         if isinstance(self.pool, ExternalAgents):
             return
-        transcript_of = self._transcripts(policy)
+        if self.environment.tools:
+            check_result(policy, self.environment)
         text = "" if first is None else trial_response(first.columns)
         try:
             turn = Written(text, encode(policy.tokenizer, text), content=text)
@@ -113,10 +109,10 @@ class EnvironmentOfRun:
 
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
-            transcript = transcript_of(first)
+            transcript = Transcript(first, policy, self.environment)
             begins = len(transcript.ids(opening, None))
-            if self._max_prompt_tokens is not None:
-                check_prompt(len(first.token_ids) + begins, self._max_prompt_tokens)
+            if self.max_prompt_tokens is not None:
+                check_prompt(len(first.token_ids) + begins, self.max_prompt_tokens)
             elif begins >= self._max_tokens:
                 text = f"an episode begins with {begins} tokens, and has data.max_response_tokens "
                 raise EpisodeError(
@@ -126,58 +122,23 @@ class EnvironmentOfRun:
                 raise EpisodeError("environment_error", NO_PARSER)
             transcript.ids(reply, turn)
 
-        turn_stop_tokens(policy.tokenizer, self.environment)
         self.pool.start(first, turn, check)
 
     def close(self) -> None:
         """Ends its processes. May be called twice."""
         self.pool.close()
 
-    def episodes(
-        self, write: Write, policy: PolicyText, find_calls: FindCalls | None = None
-    ) -> Episodes:
-        """Returns what plays episodes with turns that `write` writes; `find_calls` is needed with
-        tools."""
-        return Episodes(
-            write=write,
-            environments=self.pool,
-            max_turns=self._max_turns,
-            max_turn_tokens=self._max_turn_tokens,
-            timeout_s=self.timeout_s,
-            stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
-            observations=self._transcripts(policy),
-            decode=policy.decode,
-            find_calls=find_calls,
-            each_alone=self.external is not None,
-            max_prompt_tokens=self._max_prompt_tokens,
-        )
-
     async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:
         """Warns if the parser finds no call of a tool where the chat template writes one."""
         if tools := self.environment.tools:
-            call = call_tokens(policy.tokenizer, policy.ends, tools)
+            call = call_tokens(policy, tools)
             await parser.try_out(call, policy.decode(call, ()), tools)
 
-    def _transcripts(self, policy: PolicyText) -> Callable[[Prompt], Transcript]:
-        """Returns what begins the transcript of an episode; raises ConfigError if the chat template
-        does not show the policy the results of tools."""
-        environment = self.environment
-        transcript_of = partial(
-            Transcript,
-            tokenizer=policy.tokenizer,
-            vocabulary=len(policy.tokenizer),
-            ends=policy.ends,
-            tools=environment.tools,
-            opens=environment.opens,
-            writes_prompt=environment.writes_prompt,
-            shown=set(),
+
+def check_prompt(tokens: int, most: int) -> None:
+    if tokens > most:
+        text = (
+            f"the first request has {tokens} tokens, its tools' schemas included, and "
+            f"data.max_prompt_tokens is {most}: raise it"
         )
-        if environment.tools:
-            try:
-                check_result(transcript_of, environment.tools)
-            except EpisodeError as error:
-                raise ConfigError(
-                    f"data.environment is {type(environment).__name__}, and the policy cannot read "
-                    f"the result of a tool: {error}. Take a model whose chat template knows tools."
-                ) from error
-        return transcript_of
+        raise EpisodeError("environment_error", text)

@@ -13,20 +13,22 @@ begins anew.
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from lrl.environments import ParsedTurn, Written
 from lrl.environments.base import BEGINNING
-from lrl.environments.external_agents import ExternalAgents, ExternalEpisode
+from lrl.environments.external_agents import ExternalEpisode
 from lrl.environments.play import Reply, check_opening
-from lrl.environments.pool import EnvironmentPool, EpisodeElsewhere
+from lrl.environments.pool import EpisodeElsewhere
 from lrl.errors import EpisodeError, WorkerLost
 from lrl.rollouts.controller import Write
+from lrl.rollouts.episodes.environment_of_run import NO_PARSER, EnvironmentOfRun, check_prompt
 from lrl.rollouts.episodes.observations import Transcript
+from lrl.rollouts.policy_text import PolicyText, turn_stop_tokens
 from lrl.routing.dispatch import Home
-from lrl.types import ENVIRONMENT, Decode, Fork, Prompt, Rollout, Sampling
+from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
 
 ATTEMPTS, ATTEMPTS_OF_OTHERS = 5, 50
 """Times that an episode may lose its environment, through no fault of another episode, and through
@@ -35,12 +37,6 @@ the fault of others, one of which fails each time."""
 FindCalls = Callable[[list[int], int, Sequence[dict[str, Any]]], Awaitable[ParsedTurn]]
 """Finds the calls of tools in the tokens of a turn with this number, by the schemas of the tools
 (`lrl.generators.tool_calls.ToolCallParser`)."""
-NO_PARSER = (
-    "the policy gets tools, and strategy.server.tool_parser is null: name vLLM's parser for the "
-    "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral, pythonic"
-)
-
-
 Conversation = EpisodeElsewhere | ExternalEpisode
 """The environment's side. `begin` and `reply` raise EpisodeError, and WorkerLost if the environment
 has ended through no fault of the episode."""
@@ -48,34 +44,23 @@ has ended through no fault of the episode."""
 
 @dataclass
 class Episodes:
-    """Writes the rollouts of an environment: turns with `write`, and between them what
-    `environments` write."""
+    """Writes the rollouts of an environment: turns with `write`, and between them what the
+    environment writes."""
 
+    of_run: EnvironmentOfRun
     write: Write
-    environments: EnvironmentPool | ExternalAgents
-    _: KW_ONLY
-    max_turns: int
-    max_turn_tokens: int
-    timeout_s: float
-    """From the end of the first turn to the end of the episode."""
-    stop_tokens: tuple[int, ...]
-    """They end a turn, besides those that end a response."""
-    observations: Callable[[Prompt], Transcript]
-    decode: Decode
+    policy: PolicyText
     find_calls: FindCalls | None = None
     """None for an environment without tools."""
-    each_alone: bool = False
-    """Whether each episode of a group begins and ends by itself; else all begin before the first
-    turn, which is then one request."""
-    max_prompt_tokens: int | None = None
-    """Of a prompt whose rest is the opening observation, which then takes nothing of the episode's
-    tokens; None if the prompt is there before."""
+    shown: set[tuple[Any, ...]] = field(default_factory=set)
+    """See `Transcript`."""
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
         """Plays every unfinished rollout to its end (`lrl.rollouts.controller.Write`)."""
-        stops = {*sampling.stop_tokens, *self.stop_tokens}
+        of_environment = turn_stop_tokens(self.policy.tokenizer, self.of_run.environment)
+        stops = {*sampling.stop_tokens, *of_environment}
         sampling = replace(sampling, stop_tokens=tuple(sorted(stops)))
         episodes = [
             Episode(self, prompt, rollout, sampling, write=partial(self.write, **how))
@@ -83,7 +68,8 @@ class Episodes:
             if not rollout.finished
         ]
         try:
-            if self.each_alone:
+            # Agents elsewhere come one after the other; else first turns are one request.
+            if self.of_run.external is not None:
                 await _together(_play([episode]) for episode in episodes)
             else:
                 await _play(episodes)
@@ -97,7 +83,7 @@ class Episode:
     """One rollout, at play; it grows in place, and may have turns of an earlier run.
     `sampling.max_tokens` is of the whole episode after its prompt."""
 
-    terms: Episodes
+    episodes: Episodes
     prompt: Prompt
     rollout: Rollout
     sampling: Sampling
@@ -105,7 +91,8 @@ class Episode:
 
     def __post_init__(self) -> None:
         self.home = Home()
-        self._observations = self.terms.observations(self.prompt)
+        self._of_run = self.episodes.of_run
+        self._transcript = self._new_transcript()
         self._conversation: Conversation | None = None
         self._losses = Counter[bool]()
         """Whether another episode was at fault -> losses."""
@@ -118,12 +105,12 @@ class Episode:
                     if not turn.finished:
                         await self.write_turns([turn])
                     if limit.when() is None:
-                        limit.reschedule(loop.time() + self.terms.timeout_s)
+                        limit.reschedule(loop.time() + self._of_run.timeout_s)
                     await self._answer(turn)
         except TimeoutError:
             if not limit.expired():
                 raise
-            text = f"not at its end {self.terms.timeout_s:g} s after its first turn"
+            text = f"not at its end {self._of_run.timeout_s:g} s after its first turn"
             self._fail(EpisodeError("episode_timeout", text))
         self.close()
 
@@ -145,7 +132,7 @@ class Episode:
         recorded = self.rollout.token_ids
         read = [recorded[place] for place in self.rollout.context]
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + read)
-        tokens = min(self.terms.max_turn_tokens, self._max_tokens - len(recorded))
+        tokens = min(self._of_run.max_turn_tokens, self._max_tokens - len(recorded))
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
         await self.write(prompt, turns, sampling, ended=ended, home=self.home)
 
@@ -178,27 +165,32 @@ class Episode:
 
     @property
     def _max_tokens(self) -> int:
-        if self.terms.max_prompt_tokens is None:
+        if self._of_run.max_prompt_tokens is None:
             return self.sampling.max_tokens
         versions = self.rollout.versions
         turns = (place for place, by in enumerate(versions) if by != ENVIRONMENT)
         return next(turns, len(versions)) + self.sampling.max_tokens
 
+    def _new_transcript(self) -> Transcript:
+        episodes = self.episodes
+        environment = self._of_run.environment
+        return Transcript(self.prompt, episodes.policy, environment, episodes.shown)
+
     async def _opened(self) -> bool:
         """Opens the environment's side; returns whether it stands where the rollout stands."""
         self.close()
-        if self.rollout.turn_ends and not self.terms.environments.deterministic:
+        if self.rollout.turn_ends and not self._of_run.environment.deterministic:
             self._begin_anew()
         try:
-            self._conversation = self.terms.environments.open(self.prompt)
-            self._observations = self.terms.observations(self.prompt)
+            self._conversation = self._of_run.pool.open(self.prompt)
+            self._transcript = self._new_transcript()
             opening = await self._conversation.begin()
             check_opening(opening)
             if self.rollout.open_turn is None:
                 self._observe(self._ids(opening, None))
                 return True
             if await self._replayed(self._conversation, opening):
-                self.terms.environments.counts["replayed"] += bool(self.rollout.turn_ends)
+                self._of_run.pool.counts["replayed"] += bool(self.rollout.turn_ends)
                 return True
         except WorkerLost as error:
             self._count_loss(error)
@@ -229,7 +221,7 @@ class Episode:
         return self._ids(reply, written) == rollout.token_ids[end_of_turn:]
 
     def _begin_anew(self) -> None:
-        self.terms.environments.counts["restarted"] += 1
+        self._of_run.pool.counts["restarted"] += 1
         rollout = self.rollout
         for name in ("token_ids", "logprobs", "versions", "turn_ends", "turn_rewards", "forks"):
             setattr(rollout, name, [])
@@ -254,7 +246,7 @@ class Episode:
             rollout.finish_reason = "stop"
         elif turn.cut:
             rollout.finish_reason = "length"
-        elif len(rollout.turn_ends) >= self.terms.max_turns:
+        elif len(rollout.turn_ends) >= self._of_run.max_turns:
             rollout.finish_reason = "turns"
         else:
             self._observe(observation, reply.after)
@@ -271,7 +263,7 @@ class Episode:
             read = [rollout.token_ids[place] for place in before] + observation
             fork, shared = shared_with(rollout, read)
             observation = read[shared:]
-        most = self.terms.max_prompt_tokens
+        most = self._of_run.max_prompt_tokens
         if not end and most is not None:
             check_prompt(len(self.prompt.token_ids) + len(observation), most)
         elif end + len(observation) >= self._max_tokens:
@@ -286,29 +278,21 @@ class Episode:
 
     def _ids(self, reply: Reply, turn: Written | None) -> list[int]:
         """Returns an observation's tokens; raises EpisodeError if the policy cannot read it."""
-        found = self._observations.ids(reply, turn)
-        if self._observations.tools and self.terms.find_calls is None:
+        found = self._transcript.ids(reply, turn)
+        if self._transcript.tools and self.episodes.find_calls is None:
             raise EpisodeError("environment_error", NO_PARSER)
         return found
 
     async def _written(self, token_ids: list[int], number: int, context: Sequence[int]) -> Written:
         """Returns a turn that follows the prompt and the tokens at the places `context`."""
         before = self.prompt.token_ids + [self.rollout.token_ids[place] for place in context]
-        text = self.terms.decode(token_ids, before)
-        if not (tools := self._observations.tools):
+        decode, find_calls = self.episodes.policy.decode, self.episodes.find_calls
+        text = decode(token_ids, before)
+        if not (tools := self._transcript.tools):
             return Written(text, token_ids, content=text)
-        assert self.terms.find_calls is not None, "no observation brings tools then"
-        content, calls = await self.terms.find_calls(token_ids, number, tools)
-        return Written(text, token_ids, calls, self.terms.decode([], before) + content)
-
-
-def check_prompt(tokens: int, most: int) -> None:
-    if tokens > most:
-        text = (
-            f"the first request has {tokens} tokens, its tools' schemas included, and "
-            f"data.max_prompt_tokens is {most}: raise it"
-        )
-        raise EpisodeError("environment_error", text)
+        assert find_calls is not None, "no observation brings tools then"
+        content, calls = await find_calls(token_ids, number, tools)
+        return Written(text, token_ids, calls, decode([], before) + content)
 
 
 def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:

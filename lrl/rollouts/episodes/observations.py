@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lrl.environments import Message, ToolCall, Written
+from lrl.environments import Environment, Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
-from lrl.rollouts.policy_text import decoded, encode, encode_chat, render_chat
+from lrl.rollouts.policy_text import PolicyText, decoded, encode, encode_chat, render_chat
 from lrl.types import Chat, Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 NO_CHAT = (
     "the observation is chat messages, and the prompt is plain text. Take a policy whose tokenizer "
@@ -41,23 +38,18 @@ _QUESTION = {"role": "user", "content": "go"}
 
 @dataclass
 class Transcript:
-    """The observations of one episode after a prompt, each with all that stands before it. `ends`
-    end a response; `opens`, `writes_prompt` and, at first, `tools` are the environment's."""
+    """The observations of one episode after a prompt, each with all that stands before it."""
 
     prompt: Prompt
-    _: KW_ONLY
-    tokenizer: PreTrainedTokenizerBase
-    vocabulary: int
-    """Tokens of the policy."""
-    ends: frozenset[int]
-    tools: Sequence[dict[str, Any]] = ()
-    """JSON schemas of what the policy may call; known after the opening observation."""
-    opens: bool = False
-    writes_prompt: bool = False
+    policy: PolicyText
+    environment: Environment
     shown: set[tuple[Any, ...]] = field(default_factory=set)
     """Forms of observations that the chat template shows whole, of all episodes."""
 
     def __post_init__(self) -> None:
+        self.tools = self.environment.tools
+        """JSON schemas of what the policy may call; known after the opening observation."""
+        self.tokenizer = self.policy.tokenizer
         self._chat = self.prompt.chat
         self._turns: list[tuple[Chat | None, Written]] = []
         """Each turn with the chat that it answers."""
@@ -73,7 +65,7 @@ class Transcript:
             self._chat, turn = self.prompt.chat, None
         elif reply.after is not None:
             self._chat, turn = self._turns[reply.after]
-            if self.writes_prompt and self._chat is not None:
+            if self.environment.writes_prompt and self._chat is not None:
                 self.tools = self._chat.tools
         try:
             return self._ids(reply.observation, turn, reply.tools)
@@ -86,7 +78,7 @@ class Transcript:
         turn: Written | None,
         tools: Sequence[dict[str, Any]],
     ) -> list[int]:
-        if tools and not (turn is None and self.writes_prompt):
+        if tools and not (turn is None and self.environment.writes_prompt):
             raise ConfigError(
                 "`Policy.turn` has tools, which go with the first observation of an environment "
                 "that `writes_prompt`; another one has the property `tools`"
@@ -94,7 +86,7 @@ class Transcript:
         if isinstance(observation, list) and observation and isinstance(observation[0], dict):
             messages: Any = observation
             return self._opening(messages, tools) if turn is None else self._after(turn, messages)
-        if turn is None and self.opens:
+        if turn is None and self.environment.opens:
             raise ConfigError(
                 "`opens` is true, so the prompt ends before the header of the policy's message: "
                 "give the observation before the first turn as chat messages"
@@ -102,22 +94,23 @@ class Transcript:
         if isinstance(observation, str):
             return encode(self.tokenizer, observation) if observation else []
         token_ids: Any = observation
-        if unknown := [token for token in token_ids if not 0 <= token < self.vocabulary]:
+        vocabulary = len(self.tokenizer)
+        if unknown := [token for token in token_ids if not 0 <= token < vocabulary]:
             raise ConfigError(
-                f"the observation has the token {unknown[0]}, and the policy has {self.vocabulary}"
+                f"the observation has the token {unknown[0]}, and the policy has {vocabulary}"
             )
         return list(token_ids)
 
     def _opening(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         begun = self.prompt.token_ids
-        if not self.opens:
+        if not self.environment.opens:
             if not self.prompt.chat:
                 raise ConfigError(NO_CHAT)
             raise ConfigError(
                 "the observation before the first turn is chat messages, and the prompt ends with "
                 "the header of the policy's message: set `opens = True` in the environment's class"
             )
-        if self.writes_prompt:
+        if self.environment.writes_prompt:
             variables = {} if self.prompt.chat is None else self.prompt.chat.variables
             self._chat = Chat([], tools, variables)
             self.tools = tools
@@ -198,10 +191,10 @@ class Transcript:
         own = len(commonprefix([alone, behind]))
         for place, token in enumerate(behind[: own + 1]):
             is_header = place == own and token in self.tokenizer.all_special_ids
-            if token in self.ends or is_header:
+            if token in self.policy.ends or is_header:
                 has_end = turn[-1:] == [token]
                 return behind[place + has_end :]
-        ends = sorted(decoded(self.tokenizer, [end]) for end in self.ends)
+        ends = sorted(decoded(self.tokenizer, [end]) for end in self.policy.ends)
         raise ConfigError(
             "the chat template puts no token that ends a response "
             f"({', '.join(map(repr, ends)) or 'there is none'}) behind the policy's message: "
@@ -215,27 +208,30 @@ class Transcript:
         return encode(self.tokenizer, text.rpartition(word)[2]) if word in text else []
 
 
-def check_result(
-    transcript_of: Callable[[Prompt], Transcript], tools: Sequence[dict[str, Any]]
-) -> None:
-    """Raises EpisodeError if the chat template does not show the policy the result of a tool."""
-    prompt = Prompt(id=0, token_ids=[], text="", chat=Chat([_QUESTION], tools))
-    call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
+def check_result(policy: PolicyText, environment: Environment) -> None:
+    """Raises ConfigError if the chat template does not show the policy the result of a tool."""
+    chat = Chat([_QUESTION], environment.tools)
+    transcript = Transcript(Prompt(id=0, token_ids=[], text="", chat=chat), policy, environment)
+    call = ToolCall(environment.tools[0]["function"]["name"], "", "t0000c000")
     result = {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "done"}
-    transcript_of(prompt).ids(Reply([result]), Written("", [], [call]))
+    try:
+        transcript.ids(Reply([result]), Written("", [], [call]))
+    except EpisodeError as error:
+        raise ConfigError(
+            f"data.environment is {type(environment).__name__}, and the policy cannot read the "
+            f"result of a tool: {error}. Take a model whose chat template knows tools."
+        ) from error
 
 
-def call_tokens(
-    tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], tools: Sequence[dict[str, Any]]
-) -> list[int]:
+def call_tokens(policy: PolicyText, tools: Sequence[dict[str, Any]]) -> list[int]:
     """Returns a call of the first tool as the chat template writes it, without the turn's end."""
     chat = Chat([_QUESTION], tools)
     call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
-    before = encode_chat(tokenizer, chat)
+    before = encode_chat(policy.tokenizer, chat)
     grown = _grown(chat, [stand_in(STAND_IN, [call])])
-    rendered = encode_chat(tokenizer, grown, header=False)
+    rendered = encode_chat(policy.tokenizer, grown, header=False)
     written = rendered[len(commonprefix([before, rendered])) :]
-    end = next((place for place, token in enumerate(written) if token in ends), None)
+    end = next((place for place, token in enumerate(written) if token in policy.ends), None)
     return written[:end]
 
 

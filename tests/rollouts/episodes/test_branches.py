@@ -21,13 +21,12 @@ from lrl.environments import Environment, Policy
 from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens, token_weights
 from lrl.planning.clock import run
-from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import each_rollout
 from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here
-from tests.rollouts.episodes.test_episode import PROMPT, STOP, terms
+from tests.rollouts.episodes.test_episode import PROMPT, STOP, episodes_of
 from tests.rollouts.test_packing import pack
 
 LETTERS = 3
@@ -85,7 +84,7 @@ class Sampler:
 
 def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:
     sampler = Sampler()
-    episodes = Episodes(sampler.write, Here(Wanders(plan)), **terms())
+    episodes = episodes_of(Here(Wanders(plan)), sampler.write)
     group = Group(index=3, prompt=PROMPT, rollouts=[Rollout() for _ in range(count)])
     sampling = Sampling(n=count, max_tokens=max_tokens, stop_tokens=(2, STOP))
     run(episodes.generate(PROMPT, group.rollouts, sampling, priority=0))
@@ -211,7 +210,7 @@ class TooFar(Wanders):
 def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
     environment: Environment, why: str
 ) -> None:
-    episodes = Episodes(Sampler().write, Here(environment), **terms())
+    episodes = episodes_of(Here(environment), Sampler().write)
     rollout = Rollout()
     run(episodes.generate(PROMPT, [rollout], Sampling(max_tokens=50), priority=0))
     assert why in rollout.failure

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,14 +13,15 @@ import pytest
 from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
 from lrl.environments.base import Answer
 from lrl.planning.clock import run
-from lrl.rollouts.controller import score
-from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, NO_PARSER, Episodes
-from lrl.rollouts.episodes.observations import Transcript
+from lrl.rollouts.controller import Write, score
+from lrl.rollouts.episodes.environment_of_run import NO_PARSER
+from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
 from lrl.rollouts.ledger import load_group, save_group
+from lrl.rollouts.policy_text import PolicyText
 from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import CHATML, MISTRAL, merging_tokenizer
 from tests.checkpoints.through_files import through_a_file
-from tests.environments.here import Here
+from tests.environments.here import Here, of_run
 from tests.rollouts.episodes.test_observations import ADD, HIGHER, opened
 
 PROMPT = Prompt(id=0, token_ids=[7, 8], text="go")
@@ -33,6 +33,7 @@ class Adds(Turns):
 
     reads_tokens = True
     deterministic = True
+    stop = (chr(STOP),)
 
     def __init__(self, opening: Observation = "", seconds: float = 0.0) -> None:
         self.opening = opening
@@ -56,6 +57,10 @@ class Moody(Adds):
     """It may reply otherwise."""
 
     deterministic = False
+
+
+class WritesPrompt(Adds):
+    writes_prompt = True
 
 
 class Script:
@@ -97,28 +102,44 @@ class Script:
         return max(range(len(self.firsts)), key=lambda n: str(self.firsts[n])[1:-1] in written)
 
 
+@dataclass
 class Letters:
+    """A tokenizer of so many letters."""
+
+    count: int = 1000
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [ord(letter) for letter in text]
 
+    def __len__(self) -> int:
+        return self.count
 
-def terms(vocabulary: int = 1000, **changed: Any) -> dict[str, Any]:
-    of_letters: Any = {"tokenizer": Letters(), "ends": frozenset({2}), "vocabulary": vocabulary}
-    settings: dict[str, Any] = {
-        "max_turns": 8,
-        "max_turn_tokens": 20,
-        "timeout_s": 1000.0,
-        "stop_tokens": (STOP,),
-        "observations": partial(Transcript, **of_letters),
-        "decode": lambda tokens, before: str(tokens),
-    }
-    return settings | changed
+
+class Numbers(PolicyText):
+    """The text of tokens is their numbers."""
+
+    def decode(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        return str(token_ids)
+
+
+NUMBERS: Any = Numbers(tokenizer=Letters(), ends=frozenset({2}))  # type: ignore[arg-type]
+
+
+def episodes_of(
+    host: Here, write: Write, policy: PolicyText = NUMBERS, **settings: Any
+) -> Episodes:
+    return Episodes(of_run(host, **settings), write, policy)
 
 
 def play(
-    host: Here, pool: Script, rollouts: list[Rollout], max_tokens: int = 40, **changed: Any
+    host: Here,
+    pool: Script,
+    rollouts: list[Rollout],
+    max_tokens: int = 40,
+    policy: PolicyText = NUMBERS,
+    **settings: Any,
 ) -> None:
-    episodes = Episodes(pool.generate, host, **terms(**changed))
+    episodes = episodes_of(host, pool.generate, policy, **settings)
     sampling = Sampling(n=len(rollouts), max_tokens=max_tokens, stop_tokens=(2,))
     run(episodes.generate(PROMPT, rollouts, sampling, priority=3))
     assert host.open_now == 0
@@ -156,21 +177,24 @@ def test_an_episode_does_not_wait_for_the_longest_first_turn_of_its_group() -> N
 
 def test_a_prompt_that_the_environment_writes_takes_nothing_of_the_episodes_tokens() -> None:
     """Nor after a resume, which knows it by the tokens that are nobody's."""
+
     script, limits = [[4, 2], [5, 2], [6, 2]], {"max_tokens": 4, "max_prompt_tokens": 12}
-    rollout = one(Here(Adds("0123456789")), script, **limits)
+    rollout = one(Here(WritesPrompt("0123456789")), script, **limits)
     assert rollout.turns == [Turn(10, 12), Turn(12, 14)] and rollout.finish_reason == "length"
     resumed = Rollout(**{name: getattr(rollout, name)[:12] for name in ("logprobs", "versions")})
     resumed.token_ids, resumed.turn_ends, resumed.turn_rewards = rollout.token_ids[:12], [12], [3.0]
     resumed.open_turn = Rollout()
-    play(Here(Adds("0123456789")), Script(script[1:]), [resumed], **limits)
+    play(Here(WritesPrompt("0123456789")), Script(script[1:]), [resumed], **limits)
     assert resumed == rollout
-    too_long = one(Here(Adds("01234567890")), script, **limits)
+    too_long = one(Here(WritesPrompt("01234567890")), script, **limits)
     assert "the first request has 13 tokens" in too_long.failure
     assert "data.max_prompt_tokens is 12: raise it" in too_long.failure
 
 
 class Reads(Turns):
     """Keeps the texts of turns, which it answers with `c` until the third."""
+
+    stop = (chr(STOP),)
 
     def start(self, prompt: str, **columns: Any) -> Observation:
         self.texts: list[str] = []
@@ -184,12 +208,14 @@ class Reads(Turns):
 def test_the_text_of_a_turn_and_the_text_that_is_judged_are_read_with_what_stands_before() -> None:
     """A tag that the prompt or an observation opens is part of them (`PolicyText`)."""
 
-    def decode(tokens: Sequence[int], before: Sequence[int]) -> str:
-        return f"{before[-1]}:{tokens[0]}"
+    class Context(PolicyText):
+        def decode(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+            return f"{before[-1]}:{token_ids[0]}"
 
-    rollout = one(Here(Reads()), [[4, 2], [5, 2], [6, 2]], decode=decode)
+    text: Any = Context(tokenizer=Letters(), ends=frozenset({2}))  # type: ignore[arg-type]
+    rollout = one(Here(Reads()), [[4, 2], [5, 2], [6, 2]], policy=text)
     assert rollout.turn_rewards == [0.0, 0.0, 1.0]
-    run(score(PROMPT, [rollout], decode, Judge(), judges_last_turn=True))
+    run(score(PROMPT, [rollout], decode=text.decode, rewards=judge, judges_last_turn=True))
     assert (rollout.text, rollout.judged) == ("8:4", "99:6")
 
 
@@ -209,21 +235,20 @@ def test_what_the_policy_causes_is_cut_and_scored_by_its_name() -> None:
     assert not any(rollout.failure for rollout in (turns, turn, whole, full))
 
 
-class Judge:
-    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            if rollout.reward_failure is None:
-                rollout.reward = 1.0
+async def judge(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+    for rollout in rollouts:
+        if rollout.reward_failure is None:
+            rollout.reward = 1.0
 
 
 def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> None:
     pool = Script([[66, 2]], [[77, 2]], [[99, 2]])
     rollouts = [Rollout(), Rollout(), Rollout()]
     play(Here(Adds()), pool, rollouts)
-    slow = one(Here(Adds(seconds=30.0)), [[4, 2]] * 9, timeout_s=70.0)
-    unreadable = one(Here(Adds()), [[990, 2, STOP]], vocabulary=1000)
+    slow = one(Here(Adds(seconds=30.0)), [[4, 2]] * 9, episode_timeout_s=70.0)
+    unreadable = one(Here(Adds()), [[990, 2, STOP]])
     rollouts += [slow, unreadable]
-    run(score(PROMPT, rollouts, lambda tokens, before: str(tokens), Judge()))
+    run(score(PROMPT, rollouts, decode=NUMBERS.decode, rewards=judge))
     kinds = [(one.reward_failure or "").partition(":")[0] for one in rollouts]
     wrong = "environment_error"
     assert kinds == ["tool_timeout", wrong, "", "episode_timeout", wrong]
@@ -233,6 +258,8 @@ def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> N
 
 
 class PaysAtOnce(Environment):
+    stop = (chr(STOP),)
+
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         await policy.turn("go", reward=1.0)
         return 0.5
@@ -244,14 +271,17 @@ def test_a_reward_that_no_turn_has_earned_fails_the_episode_and_is_not_dropped()
 
 
 class SendsTools(Environment):
+    opens = writes_prompt = True
+
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         await policy.turn(HIGHER, tools=[ADD])
         return 0.5
 
 
 def test_an_agent_that_sends_tools_to_a_run_without_a_parser_fails_its_episode() -> None:
-    transcript = opened(CHATML, opens=True, writes_prompt=True)
-    rollout = one(Here(SendsTools()), [[4, 2]], observations=lambda prompt: transcript)
+    rollout, transcript = Rollout(), opened(CHATML, SendsTools())
+    episodes = episodes_of(Here(SendsTools()), Script().generate, transcript.policy)
+    run(episodes.generate(transcript.prompt, [rollout], Sampling(), priority=3))
     assert rollout.failure == f"environment_error: {NO_PARSER}" and not rollout.turns
 
 
@@ -278,7 +308,7 @@ def test_an_episode_that_is_saved_at_any_moment_ends_as_if_nothing_had_happened(
     rollout, pool = Rollout(), Script(script)
 
     async def interrupted() -> None:
-        episodes = Episodes(pool.generate, Here(Adds("a", seconds=2.5)), **terms())
+        episodes = episodes_of(Here(Adds("a", seconds=2.5)), pool.generate)
         sampling = Sampling(n=1, max_tokens=40, stop_tokens=(2,))
         work = asyncio.ensure_future(episodes.generate(PROMPT, [rollout], sampling, priority=3))
         await asyncio.sleep(seconds - 0.25)
@@ -309,6 +339,7 @@ class Asks(Turns):
     """Replies to each call with a message, and to text with the end."""
 
     deterministic = True
+    tools = (ADD,)
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         turn = await policy.turn()
@@ -327,12 +358,7 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     end = tokenizer.convert_tokens_to_ids("</s>")
     chat = Chat([{"role": "user", "content": "go"}])
     prompt = replace(PROMPT, token_ids=tokenizer.encode("[INST] go[/INST]"), chat=chat)
-    known: Any = {"tokenizer": tokenizer, "ends": frozenset({end}), "tools": [{"name": "add"}]}
-    settings: Any = {
-        "observations": partial(Transcript, vocabulary=len(tokenizer), **known),
-        "decode": lambda tokens, before: tokenizer.decode(tokens),
-        "stop_tokens": (2, STOP),
-    }
+    policy = PolicyText(tokenizer=tokenizer, ends=frozenset({end}))
 
     async def find_calls(token_ids: list[int], turn: int, tools: Any) -> ParsedTurn:
         await asyncio.sleep(0.5)
@@ -340,8 +366,8 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
 
     def played(rollout: Rollout, script: list[list[int]], seconds: float) -> Here:
         host, pool = Here(Asks()), Script(script)
-        episodes = Episodes(pool.generate, host, find_calls=find_calls, **terms(**settings))
-        sampling = Sampling(n=1, max_tokens=400, stop_tokens=(2,))
+        episodes = Episodes(of_run(host), pool.generate, policy, find_calls)
+        sampling = Sampling(n=1, max_tokens=400, stop_tokens=(2, STOP))
 
         async def work() -> None:
             with contextlib.suppress(TimeoutError):
@@ -417,7 +443,7 @@ def test_an_error_of_the_pool_is_the_errors_of_all_and_ends_their_episodes() -> 
         raise ConnectionError("gone")
 
     host = Here(Adds())
-    episodes: Callable[..., Awaitable[None]] = Episodes(fails, host, **terms()).generate
+    episodes = episodes_of(host, fails)
     with pytest.raises(ConnectionError):
-        run(episodes(PROMPT, [Rollout(), Rollout()], Sampling(n=2), priority=3))
+        run(episodes.generate(PROMPT, [Rollout(), Rollout()], Sampling(n=2), priority=3))
     assert host.open_now == 0

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from lrl.environments import Message, ToolCall, Written
+from lrl.environments import Environment, Message, Policy, ToolCall, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import EpisodeError
 from lrl.rollouts.episodes.observations import Transcript, call_tokens
+from lrl.rollouts.policy_text import PolicyText
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
 from tests.chat_templates import CHATML, FAMILIES, GLM, HARMONY, LLAMA, Family, merging_tokenizer
@@ -24,14 +25,33 @@ ADD = {
 HIGHER = [{"role": "user", "content": "higher"}]
 
 
-def opened(family: Family, row: Mapping[str, Any] = {}, **settings: Any) -> Transcript:
+class Plays(Environment):
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float: ...  # type: ignore[empty-body]
+
+
+class Opens(Plays):
+    opens = True
+
+
+class Writes(Opens):
+    writes_prompt = True
+
+
+def policy_of(family: Family) -> PolicyText:
     tokenizer = merging_tokenizer(family.template)
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in family.ends)
+    return PolicyText(tokenizer=tokenizer, ends=ends)
+
+
+def opened(
+    family: Family,
+    environment: Environment = Plays(),  # noqa: B008
+    row: Mapping[str, Any] = {},
+) -> Transcript:
+    policy = policy_of(family)
     prompts = Prompts([{"prompt": "Guess my number.", **row}])
-    part: Any = "without header" if settings.get("opens") else "whole"
-    prompts.load(tokenizer, 1000, part="first token" if settings.get("writes_prompt") else part)
-    known: Any = {"tokenizer": tokenizer, "ends": ends, "vocabulary": len(tokenizer)}
-    return Transcript(prompts[0], **known, **settings)
+    prompts.load(policy.tokenizer, 1000, environment)
+    return Transcript(prompts[0], policy, environment)
 
 
 def tool_results(*calls: ToolCall) -> list[Message]:
@@ -62,7 +82,9 @@ def test_what_follows_a_turn_is_what_the_template_puts_there_whatever_was_sample
     user = tokenizer.encode(family.user, add_special_tokens=False)
     # Letters of special tokens, each a token of its own, as a policy can write them.
     spelt = [token for letter in "".join(family.ends) * 2 for token in tokenizer.encode(letter)]
-    assert tokenizer.decode(spelt) == "".join(family.ends) * 2 and not transcript.ends & {*spelt}
+    assert tokenizer.decode(spelt) == "".join(family.ends) * 2 and not transcript.policy.ends & {
+        *spelt
+    }
     turns = [*(tokenizer.encode(text) for text in TURNS.values()), spelt]
     for turn in turns:
         written = Written(tokenizer.decode(turn), [*turn, end])
@@ -148,7 +170,7 @@ def test_results_of_several_calls_are_one_message_where_the_template_takes_one_c
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) -> None:
     family = FAMILIES[name]
-    transcript = opened(family, opens=True)
+    transcript = opened(family, Opens())
     prompt = transcript.prompt
     opening: Any = [{"role": "user", "content": "It is below 100."}]
     observation = transcript.ids(Reply(opening), None)
@@ -163,16 +185,16 @@ def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) 
 
 
 def test_a_call_is_what_the_template_writes_between_header_and_end() -> None:
-    tokenizer, ends = (transcript := opened(FAMILIES["mistral"])).tokenizer, transcript.ends
+    policy = policy_of(FAMILIES["mistral"])
     call = '[TOOL_CALLS][{"name": "add", "arguments": {"value": "standin"}}]'
-    assert tokenizer.decode(call_tokens(tokenizer, ends, [ADD])).endswith(call)
+    assert policy.tokenizer.decode(call_tokens(policy, [ADD])).endswith(call)
 
 
 def test_the_variables_of_a_row_reach_the_chats_that_an_agent_writes() -> None:
     """They were checked against the template, and then left out."""
     template = "{% if brief %}Be brief. {% endif %}" + CHATML.template
     row = {"chat_template_kwargs": {"brief": True}}
-    transcript = opened(CHATML._replace(template=template), row, opens=True, writes_prompt=True)
+    transcript = opened(CHATML._replace(template=template), Writes(), row)
     for after in (None, BEGINNING):
         read = transcript.prompt.token_ids + transcript.ids(Reply(HIGHER, after=after), None)
         text = transcript.tokenizer.decode(read)
@@ -195,9 +217,13 @@ REFUSING = (
 
 
 def refusal(
-    observation: Any, template: str = LLAMA.template, *, first: bool = False, **settings: Any
+    observation: Any,
+    template: str = LLAMA.template,
+    environment: Environment = Plays(),  # noqa: B008
+    *,
+    first: bool = False,
 ) -> str:
-    transcript = opened(Family(template, LLAMA.ends, "", ""), **settings)
+    transcript = opened(Family(template, LLAMA.ends, "", ""), environment)
     with pytest.raises(EpisodeError) as failed:
         transcript.ids(Reply(observation), None if first else Written("", [7]))
     text = str(failed.value)
@@ -218,7 +244,7 @@ def test_what_no_template_can_render_is_refused_with_its_remedy() -> None:
     )
     prompt_last = "{% for m in messages | reverse %}{{ m.content }}<|eot|>{% endfor %}"
     assert "renders the prompt otherwise with messages behind it" in refusal(
-        HIGHER, prompt_last, first=True, opens=True
+        HIGHER, prompt_last, Opens(), first=True
     )
     assert "the tokenizer cannot encode" in refusal("a\ud800")
     assert "the observation has the token 9999" in refusal([9999])

@@ -202,6 +202,8 @@ class RolloutDataModule(L.LightningDataModule):
             start_timeout_s=worker_start_timeout_s,
         )
         self._environment_settings = self.environment.made_with if self.environment else {}
+        if self.replay is not None:
+            self.replay.prompts = self.prompts
         self.learners = Learners(self.advantages, self.replay, self.length_predictor)
 
     # ---- checks
@@ -458,10 +460,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict["ledger"]
-        if self.run is not None and not self.run.trains:
-            return
-        prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
-        self.learners.load_state_dict(state_dict, self._made_with, prompt_at)
+        if self.run is None or self.run.trains:
+            self.learners.load_state_dict(state_dict, self._made_with)
 
     def _ledger_state(self) -> dict[str, Any] | None:
         """Returns the controller's state, or the loaded state before there is a controller."""

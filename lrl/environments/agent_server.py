@@ -260,7 +260,7 @@ class AgentServer:
     async def serve(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serves until it is cancelled."""
         app = web.Application(client_max_size=LONGEST_REQUEST)
-        app.add_routes([*self.routes(), web.route("*", "/{path:.*}", self._unknown)])
+        app.add_routes(self.routes())
         runner = web.AppRunner(app, logger=request_log, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -327,11 +327,6 @@ class AgentServer:
         name = request.match_info["name"].removeprefix("/")
         model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "lrl"}
         return web.json_response(model if name else {"object": "list", "data": [model]})
-
-    async def _unknown(self, request: web.Request) -> web.Response:
-        served = ", ".join(f"{route.method} {route.path}" for route in self.routes())
-        text = f"{request.method} is not served at this address; served are {served}"
-        raise refusal(web.HTTPNotFound, text)
 
 
 _here: dict[asyncio.AbstractEventLoop, tuple[AgentServer, asyncio.Task[None]]] = {}

@@ -123,7 +123,7 @@ def check_checkpoint(run: Run, ckpt_path: str, trained: dict[str, tuple[int, ...
             f"{named} has no state of {module}: it is not of a run with this data module."
         )
     ledger = state[module]["ledger"]
-    if data.prompts.loaded and ledger is not None:
+    if data.prompts and ledger is not None:
         Ledger(data.pacing).load_state_dict(ledger, data.prompts.__getitem__)
         data.check_prompts(ledger)
 

@@ -13,8 +13,8 @@ import copy
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -24,12 +24,11 @@ from lrl.advantages import Advantages, rewards_of
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.errors import ConfigError, at_least
 from lrl.rewards import Reward
-from lrl.rollouts.ledger import has_same_columns, load_group, save_group
+from lrl.rollouts.ledger import PromptRow, has_same_columns, load_group, save_group
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.types import Group, Prompt, Sampling
+from lrl.types import Group, Sampling
 
 log = logging.getLogger(__name__)
-NO_PROMPTS: dict[int, Prompt] = {}
 
 
 class Replay:
@@ -65,6 +64,8 @@ class Replay:
         self.seed = seed
         self.newest_share = newest_share
         self.reward_weight = reward_weight
+        self.prompts: PromptRow | None = None
+        """The run's, by which a saved group finds its prompt; empty on the other ranks."""
         self._groups: list[tuple[int, Group]] = []  # (step that first trained it, group)
 
     def __len__(self) -> int:
@@ -98,13 +99,15 @@ class Replay:
     def state_dict(self) -> dict[str, Any]:
         return {"groups": [(at, save_group(group, scored=True)) for at, group in self._groups]}
 
-    def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the buffer, without groups whose rows have other columns than when they were
         scored; raises ValueError if one had another prompt."""
+        if not (prompts := self.prompts):
+            return
         self._groups = [
             (at, load_group(saved, prompt))
             for at, saved in state["groups"]
-            if has_same_columns(saved, prompt := prompt_at(saved["index"]))
+            if has_same_columns(saved, prompt := prompts[saved["index"]])
         ]
         if dropped := len(state["groups"]) - len(self._groups):
             text = "%d groups are not replayed any longer: the columns of their rows have changed."
@@ -118,12 +121,14 @@ class Learners:
     advantages: Advantages
     replay: Replay | None = None
     length_predictor: LengthPredictor | None = None
-    _first_states: dict[str, Any] | None = field(default=None, init=False)
 
-    @property
-    def _parts(self) -> dict[str, Any]:
+    def __post_init__(self) -> None:
         names = ("advantages", "replay", "length_predictor")
-        return {name: part for name in names if (part := getattr(self, name)) is not None}
+        self._parts = {name: part for name in names if (part := getattr(self, name)) is not None}
+        self._first_states = copy.deepcopy(self._states())
+
+    def _states(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
         """Learns from the fresh groups of a step, once its optimizer step is done."""
@@ -162,42 +167,27 @@ class Learners:
 
     def begin_anew(self) -> None:
         """Forgets an earlier fit in this process, perhaps of another policy."""
-        if self._first_states is None:
-            self._first_states = {
-                name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()
-            }
-            return
-        for name, state in self._first_states.items():
-            self._load(name, state, NO_PROMPTS.__getitem__)  # the buffer was empty
-
-    def _load(self, name: str, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
-        of_prompts = (prompt_at,) if name == "replay" else ()
-        self._parts[name].load_state_dict(state, *of_prompts)
+        for name, state in copy.deepcopy(self._first_states).items():
+            self._parts[name].load_state_dict(state)
 
     def state_dict(self, made_with: Mapping[str, Settings]) -> dict[str, Any]:
         return {
-            name: {"made_with": made_with[name], "state": part.state_dict()}
-            for name, part in self._parts.items()
+            name: {"made_with": made_with[name], "state": state}
+            for name, state in self._states().items()
         }
 
-    def load_state_dict(
-        self,
-        saved: dict[str, Any],
-        made_with: Mapping[str, Settings],
-        prompt_at: Callable[[int], Prompt] | None,
-    ) -> None:
-        """Restores the parts of `saved` that were made with this run's settings; logs the others.
-        Without prompts (`prompt_at` is None) nothing is replayed."""
-        for name in self._parts:
+    def load_state_dict(self, saved: dict[str, Any], made_with: Mapping[str, Settings]) -> None:
+        """Restores the parts of `saved` that were made with this run's settings; logs the others."""
+        for name, part in self._parts.items():
             state = saved.get(name, {}).get("state")
-            if not state or (name == "replay" and prompt_at is None):
+            if not state:
                 continue
             if why := changes(saved[name].get("made_with"), made_with[name]):
                 rank_zero_only(log.warning)(
                     "data.%s begins anew, without its state in the checkpoint: %s.", name, why
                 )
             else:
-                self._load(name, state, prompt_at or NO_PROMPTS.__getitem__)
+                part.load_state_dict(state)
 
 
 def settings_of(rewards: Sequence[Reward]) -> Settings:

@@ -181,8 +181,6 @@ class Packer:
         self._bins = BinPacker[PrefixTree](
             self.micro_batch_tokens, self.whole_groups, self.data_parallel_size, self.share_rows
         )
-        self.budget = self._bins.budget
-        """Tokens that fill a round."""
 
     @property
     def padding(self) -> float:

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -261,6 +261,8 @@ class PolicyText:
     skip_special_tokens: bool = False
     """Whether to leave out all other special tokens, too."""
     prepend_opened_tag: bool = True
+    shown: set[tuple[Any, ...]] = field(default_factory=set, compare=False)
+    """Forms of chats that the chat template shows whole."""
 
     @cached_property
     def _left_out(self) -> frozenset[int]:

@@ -118,10 +118,6 @@ class Prompts:
         return value if isinstance(value, Prompts) else cls(value, split=split)
 
     @property
-    def loaded(self) -> bool:
-        return bool(self._prompts)
-
-    @property
     def _is_agents(self) -> bool:
         """Whether the environment writes the chat; only its first token is the prompt then."""
         return self._environment is not None and self._environment.writes_prompt

@@ -56,7 +56,8 @@ def serve(
                 method = "GET" if body is None else "POST"
                 data = body if isinstance(body, str) else json.dumps(body)
                 async with session.request(method, url, data=data, headers=sent) as answer:
-                    return answer.status, await answer.json()
+                    has_json = answer.content_type == "application/json"
+                    return answer.status, await answer.json() if has_json else None
 
             conversation = AgentConversation(Policy(), (), branches)
             async with server.serving(conversation) as address:

@@ -16,7 +16,7 @@ from lrl.advantages import Advantages, ReinforcePlusPlus
 from lrl.rewards import ExactMatch
 from lrl.rollouts.learners import Learners, Replay, settings_of
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.types import Group, Prompt, Sampling
+from lrl.types import Group, Sampling
 from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_packing import make_group
 
@@ -40,22 +40,20 @@ def groups() -> list[Group]:
 GROUPS = groups()
 
 
-def prompt_at(index: int) -> Prompt:
-    return GROUPS[index].prompt
-
-
-def learners(advantages: Advantages | None = None) -> Learners:
-    return Learners(advantages or ReinforcePlusPlus(), Replay(2, 8), LengthPredictor())
-
-
-def taught() -> Learners:
-    found = learners()
-    found.end_step(0, GROUPS)
+def replay_of(groups: list[Group], *settings: int) -> Replay:
+    found = Replay(*settings)
+    found.prompts = [group.prompt for group in groups]
     return found
 
 
+def learners(advantages: Advantages | None = None) -> Learners:
+    replay = replay_of(GROUPS, 2, 8)
+    return Learners(advantages or ReinforcePlusPlus(), replay, LengthPredictor())
+
+
 def saved() -> dict[str, Any]:
-    found = taught()
+    found = learners()
+    found.end_step(0, GROUPS)
     return through_a_file(found.state_dict(found.made_with(**SETTINGS)))
 
 
@@ -102,7 +100,7 @@ def test_what_was_learnt_is_restored_only_under_the_settings_on_which_it_depends
     changed, expected, message = CASES[case]
     state, resumed = saved(), learners()
     with caplog.at_level(logging.WARNING):
-        resumed.load_state_dict(state, resumed.made_with(**SETTINGS | changed), prompt_at)
+        resumed.load_state_dict(state, resumed.made_with(**SETTINGS | changed))
     assert known(resumed) == expected
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == len(ALL - expected) and all(message in line for line in told)
@@ -114,7 +112,7 @@ def test_moments_of_another_class_of_advantages_are_not_restored() -> None:
         """A user's baseline."""
 
     resumed = learners(Own())
-    resumed.load_state_dict(saved(), resumed.made_with(**SETTINGS), prompt_at)
+    resumed.load_state_dict(saved(), resumed.made_with(**SETTINGS))
     assert known(resumed) == {"replay", "length_predictor"}
 
 
@@ -177,10 +175,10 @@ def test_the_newest_and_the_well_rewarded_groups_are_drawn_more() -> None:
 
 
 def test_a_resumed_run_draws_the_same_groups_as_an_unbroken_one() -> None:
-    whole, resumed = Replay(2, 10), Replay(2, 10)
     groups = [of_version(i, 0, reward=i / 5) for i in range(5)]
+    whole, resumed = replay_of(groups, 2, 10), replay_of(groups, 2, 10)
     whole.add(0, groups)
-    resumed.load_state_dict(through_a_file(whole.state_dict()), lambda index: groups[index].prompt)
+    resumed.load_state_dict(through_a_file(whole.state_dict()))
     for step in (1, 2):
         ours, theirs = resumed.draw(step), whole.draw(step)
         assert [group.prompt for group in ours] == [group.prompt for group in theirs]
@@ -193,13 +191,14 @@ def test_a_resumed_run_draws_the_same_groups_as_an_unbroken_one() -> None:
 def test_a_group_whose_row_has_another_answer_is_not_replayed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    replay, resumed, groups = Replay(2, 10), Replay(2, 10), [of_version(0, 0), of_version(1, 0)]
+    groups = [of_version(0, 0), of_version(1, 0)]
+    replay, resumed = replay_of(groups, 2, 10), replay_of(groups, 2, 10)
     for one in groups:
         one.prompt.columns = {"answer": "5"}
     replay.add(0, groups)
     state = through_a_file(replay.state_dict())
     groups[1].prompt.columns = {"answer": "6"}
-    resumed.load_state_dict(state, lambda index: groups[index].prompt)
+    resumed.load_state_dict(state)
     assert [one.index for one in resumed.draw(1)] == [0]
     told = "1 groups are not replayed any longer: the columns of their rows have changed"
     assert told in caplog.text

@@ -13,7 +13,7 @@ begins anew.
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,8 +52,6 @@ class Episodes:
     policy: PolicyText
     find_calls: FindCalls | None = None
     """None for an environment without tools."""
-    shown: set[tuple[Any, ...]] = field(default_factory=set)
-    """See `Transcript`."""
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
@@ -172,9 +170,7 @@ class Episode:
         return next(turns, len(versions)) + self.sampling.max_tokens
 
     def _new_transcript(self) -> Transcript:
-        episodes = self.episodes
-        environment = self._of_run.environment
-        return Transcript(self.prompt, episodes.policy, environment, episodes.shown)
+        return Transcript(self.prompt, self.episodes.policy, self._of_run.environment)
 
     async def _opened(self) -> bool:
         """Opens the environment's side; returns whether it stands where the rollout stands."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
@@ -43,8 +43,6 @@ class Transcript:
     prompt: Prompt
     policy: PolicyText
     environment: Environment
-    shown: set[tuple[Any, ...]] = field(default_factory=set)
-    """Forms of observations that the chat template shows whole, of all episodes."""
 
     def __post_init__(self) -> None:
         self.tools = self.environment.tools
@@ -130,14 +128,14 @@ class Transcript:
     def _check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
         """Raises ConfigError if the chat template leaves tools out of these messages."""
         form = ("tools", *(message["role"] for message in messages))
-        if tools and form not in self.shown:
+        if tools and form not in self.policy.shown:
             shown = render_chat(self.tokenizer, Chat(messages, tools))
             if shown == render_chat(self.tokenizer, Chat(messages)):
                 raise ConfigError(
                     "the policy's chat template leaves the tools out. Take a model whose chat "
                     "template knows tools"
                 )
-            self.shown.add(form)
+            self.policy.shown.add(form)
 
     def _after(self, turn: Written, messages: list[Message]) -> list[int]:
         word = STAND_IN
@@ -166,7 +164,7 @@ class Transcript:
             raise ConfigError(NO_CHAT)
         chat = _grown(self._chat, turn)
         form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
-        if form not in self.shown:
+        if form not in self.policy.shown:
             # Digits: a small vocabulary may have no letters.
             words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
             text = decoded(self.tokenizer, tokens_of(chat, words))
@@ -177,7 +175,7 @@ class Transcript:
                     f"the chat template leaves out the content of the {lacking[0]} message, or "
                     "puts it before the end of the policy's. Take a model with another template"
                 )
-            self.shown.add(form)
+            self.policy.shown.add(form)
         ids = tokens_of(chat, messages)
         self._chat = _grown(chat, messages)
         return ids

@@ -169,7 +169,8 @@ def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(
     (group, *_) = prepared(first)
     replay, resumed = Replay(1, 10), Replay(1, 10)
     replay.add(0, [group])
-    resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: group.prompt)
+    resumed.prompts = {group.index: group.prompt}
+    resumed.load_state_dict(through_a_file(replay.state_dict()))
     # As new as the first one: version 0.
     theirs = opened(folder, reference=Reference(model=other_folder))
     (expected, *_) = prepared(theirs)

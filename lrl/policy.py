@@ -116,6 +116,18 @@ class PolicyModule(PolicyModel):
             reference=(Reference, reference),
             critic=(Critic, critic),
         )
+        one_of(
+            "model",
+            dtype=(get_args(Dtype), dtype),
+            kernels=(get_args(Kernels), kernels),
+            schedule=(get_args(Schedule), schedule),
+        )
+        at_least(0, "model", lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        at_least(0, "model", gradient_checkpointing=gradient_checkpointing)
+        at_least(1, "model", head_chunk_tokens=head_chunk_tokens)
+        above(0, "model", max_grad_norm=max_grad_norm, abort_on_mismatch=abort_on_mismatch)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"model.betas is {betas}; both must be at least 0 and below 1.")
         self.automatic_optimization = False
         self.model = model
         self.objective = objective or AIPO()
@@ -139,9 +151,9 @@ class PolicyModule(PolicyModel):
         self.gradient_checkpointing = gradient_checkpointing
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
-        self._check_settings()
+        self._check_together()
 
-    def _check_settings(self) -> None:
+    def _check_together(self) -> None:
         if not is_made(self.model):
             try:
                 find_model(self.model)
@@ -158,29 +170,6 @@ class PolicyModule(PolicyModel):
                 f"model.reference.refresh_every_n_steps is {refresh}, and model.lora trains adapters, "
                 "which a reference has not. Leave one of them out."
             )
-        one_of(
-            "model",
-            dtype=(get_args(Dtype), self.dtype_name),
-            kernels=(get_args(Kernels), self.kernels),
-            schedule=(get_args(Schedule), self.schedule),
-        )
-        at_least(
-            0,
-            "model",
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            warmup_steps=self.warmup_steps,
-        )
-        at_least(1, "model", head_chunk_tokens=self.head_chunk_tokens)
-        at_least(0, "model", gradient_checkpointing=self.gradient_checkpointing)
-        above(
-            0,
-            "model",
-            max_grad_norm=self.max_grad_norm,
-            abort_on_mismatch=self.abort_on_mismatch,
-        )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"model.betas is {self.betas}; both must be at least 0 and below 1.")
 
     # ---- a step
 

@@ -179,10 +179,12 @@ class PolicyModel(L.LightningModule):
 
     def _fuse(self, policy: PreTrainedModel, *others: PreTrainedModel) -> None:
         """Gives the networks the kernels of `kernels`, after a trial on the policy."""
+        device = self.device_of_use
+        if self.kernels == "eager" or (self.kernels == "auto" and device.type != "cuda"):
+            return
         precision = (
             nullcontext if self._trainer is None else self.trainer.precision_plugin.forward_context
         )
-        device = self.device_of_use
         ids = torch.arange(1, TRIED_TOKENS) % policy.get_input_embeddings().num_embeddings
         micro = text_as_micro_batch(ids.tolist(), device)
         sharding = self.sharding

@@ -4,11 +4,10 @@ import logging
 import os
 import socket
 from functools import cache
-from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import constants
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +37,3 @@ def reach() -> bool:
         log.warning(text, server.hostname, error.strerror)
         return False
     return True
-
-
-def on_this_machine(model: str) -> Path | None:
-    """Returns the local folder of a model: itself, or a hub name's in the hub's cache."""
-    if (folder := Path(model)).is_dir():
-        return folder
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # no name that the hub could have
-        return None
-    return Path(found).parent if isinstance(found, str) else None

@@ -25,9 +25,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lrl.system import hub
 from lrl.training.lora import LoRA
-from lrl.training.model import open_config, open_tokenizer
+from lrl.training.model import on_this_machine, open_config, open_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def save_policy(
     `network` may be without weights. `weights` are on the CPU, by their names in memory, adapters
     merged; `adapters` (`lora.whole_adapters`, on the CPU) are also written alone, in `adapter`.
     """
-    first_folder = hub.on_this_machine(base)
+    first_folder = on_this_machine(base)
     if first_folder is not None and folder.resolve() == first_folder.resolve():
         raise FileExistsError(f"{folder} is the folder of the policy's first version")
     with _savable(network):

@@ -43,8 +43,6 @@ def fuse_tried(
     """Gives the policy's network these kernels if they work, and returns which it has; a collective.
     `passes` runs the same text forward and back, and returns its log-probs, float32 [n]. Raises
     ConfigError if kernels that `kernels` names do not work."""
-    if kernels == "eager" or (kernels == "auto" and device.type != "cuda"):
-        return "eager"
     wanted: Kernels = "liger" if kernels == "auto" else kernels
     shared = sys.modules[type(network).__module__]  # Liger's rotary embedding goes in there
     own = [(vars(each), dict(vars(each))) for each in (shared, *network.modules())]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
 from safetensors import SafetensorError, safe_open
@@ -159,7 +160,7 @@ def _check_whole(folder: str, config: Any) -> None:
             settings = entry if isinstance(entry, Mapping) else vars(entry)
             method = f"quant_method {settings.get('quant_method', 'unknown')}"
             raise ConfigError(f"model={folder!r} is quantised ({method}). {REMEDY}")
-    here = hub.on_this_machine(folder)
+    here = on_this_machine(folder)
     if here is not None and (found := _quantised(here)):
         name, numbers = found
         raise ConfigError(
@@ -180,6 +181,17 @@ def _quantised(folder: Path) -> tuple[str, str] | None:
     except (OSError, SafetensorError):
         return None  # transformers says what is wrong with the files
     return None
+
+
+def on_this_machine(model: str) -> Path | None:
+    """Returns the local folder of a model: itself, or a hub name's in the hub's cache."""
+    if (folder := Path(model)).is_dir():
+        return folder
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:

@@ -93,11 +93,12 @@ class Evaluation(OnRankZero):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Loads the problems and starts the reward worker before any server."""
-        data = run_of(trainer).data
+        run = run_of(trainer)
+        data = run.data
         n, temperature = self.sampling.n, self.sampling.temperature
         self.sampling = replace(data.requests, n=n, temperature=temperature)
         self._pool = data.reward_pool.like(self.rewards_for_evaluation(data), workers=1)
-        self._pool.start(next(iter(self.prompts)))
+        run.start_rewards(self._pool, next(iter(self.prompts)))
 
     def rewards_for_evaluation(self, data: RolloutDataModule) -> list[Reward]:
         rewards = [as_reward(reward) for reward in self.rewards or data.reward_pool.rewards[:1]]
@@ -142,11 +143,6 @@ class Evaluation(OnRankZero):
         console.print(report.as_table())
         console.print(f"  every response: {self._responses_file(trainer, step)}")
 
-    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
     def _begin(
         self, trainer: L.Trainer, *, beside_rollouts: bool, done: Callable[[], Any] = lambda: None
     ) -> None:
@@ -164,7 +160,7 @@ class Evaluation(OnRankZero):
         assert self._running is not None
         step, future = self._running
         run, what = run_of(trainer), f"evaluating {self.prompts.name}"
-        return step, run.fleet.loop.wait(future, self.timeout_s, what, run.poll)
+        return step, run.loop.wait(future, self.timeout_s, what, run.poll)
 
     def _report(self, trainer: L.Trainer) -> dict[str, float]:
         """Waits for the evaluation, writes responses and logs metrics."""

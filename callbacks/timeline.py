@@ -49,9 +49,9 @@ class Timeline(OnRankZero):
         # Else the update's kernels would be counted as the sync that waits for them.
         wait = partial(self.on_after_backward, trainer, pl_module)
         self._hook = trainer.optimizers[0].register_step_post_hook(lambda *_: wait())
-        fleet = run_of(trainer).fleet
+        run = run_of(trainer)
         self._work.clear()
-        self._sampling = fleet.loop.submit(sample(fleet.rollouts, self._work.append))
+        self._sampling = run.loop.submit(sample(run.fleet.rollouts, self._work.append))
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: Any) -> None:
         if pl_module.device.type == "cuda":

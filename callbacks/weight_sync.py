@@ -67,7 +67,7 @@ class WeightSync(OnRankZero):
         return {
             pool: Sync(
                 pool,
-                fleet.loop,
+                run.loop,
                 run.strategy.choose_transport(),
                 policy=run.policy,
                 make_proof=lambda generators: self._make_proof(run, generators),

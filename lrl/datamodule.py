@@ -369,7 +369,7 @@ class RolloutDataModule(L.LightningDataModule):
                 rank_zero_info(str(controller.resumed))
         return ControllerCalls(
             controller,
-            run.fleet.loop,
+            run.loop,
             group_deadline_s=2 * self.rollout_timeout_s + environment_s + teacher_s,
             poll=run.poll,
         )
@@ -416,14 +416,6 @@ class RolloutDataModule(L.LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Keeps the ledger, which a checkpoint may be made of after the run."""
         self._restored = self._ledger_state()
-
-    def end_workers(self) -> None:
-        """Ends the processes of rewards, environment and ranker; idempotent."""
-        self.reward_pool.close()
-        if self.environment is not None:
-            self.environment.close()
-        if self.length_predictor is not None:
-            self.length_predictor.ranker.close()
 
     @property
     def trainer(self) -> L.Trainer | None:

@@ -53,9 +53,10 @@ from lrl.rewards import RewardPool
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.system.event_loop import LoopThread
 from lrl.system.output import progress_bar
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import Group, Sampling, Step
+from lrl.types import Group, Prompt, Sampling, Step
 from lrl.weights.sync import Sync
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 class Run:
     """One `trainer.fit` or `trainer.validate`, from its checks to its end."""
 
+    loop: LoopThread
+    """Asks the generators and the workers; rank 0 has it from `prepare` on."""
     fleet: Fleet
     """The generators; rank 0 has them from `start` on."""
     members: RunMembers
@@ -114,17 +117,27 @@ class Run:
         if not self.leads:
             return
         data, first = self.data, None
-        self._ends.callback(data.end_workers)
+        self.loop = LoopThread()
+        self.loop.interrupted = self.raise_if_stopped
+        self._ends.callback(self.loop.close)
         if self.trains:
             first = next(iter(data.prompts))
-            data.reward_pool.start(first)
+            self.start_rewards(data.reward_pool, first)
             if data.length_predictor is not None:
+                self._ends.callback(data.length_predictor.ranker.close)
                 data.length_predictor.ranker.start()
         if data.environment is not None:
-            server = self.strategy.server_settings
-            data.environment.start(data.policy_text, first, server.tool_parser is not None)
+            self._ends.callback(data.environment.close)
+            parses = self.strategy.server_settings.tool_parser is not None
+            data.environment.start(self.loop, data.policy_text, first, parses)
             if (agents := data.environment.external) is not None:
-                rank_zero_info(agents.listen(server.endpoint, run_folder(self.trainer)))
+                endpoint = self.strategy.server_settings.endpoint
+                rank_zero_info(agents.listen(endpoint, run_folder(self.trainer)))
+
+    def start_rewards(self, pool: RewardPool, first: Prompt) -> None:
+        """Starts the workers of a pool, which end with the run."""
+        self._ends.callback(pool.close)
+        pool.start(self.loop, first)
 
     def start(self) -> None:
         """Starts the generators, and waits until they and the requested members are there; raises
@@ -132,7 +145,6 @@ class Run:
         strategy = self.strategy
         servers = strategy.make_servers(self)
         self.fleet = fleet = strategy.make_fleet(self, servers)
-        fleet.loop.interrupted = self.raise_if_stopped
         self.members = members = make_members(self, fleet)
         self._ends.callback(members.close)
         self._ends.callback(fleet.stop)
@@ -249,7 +261,7 @@ class Run:
             deadline_s=data.rollout_timeout_s,
             done=done,
         )
-        return version, fleet.loop.submit(groups)
+        return version, self.loop.submit(groups)
 
     def end(self) -> None:
         """Ends all that the run has started, whatever has happened; idempotent."""
@@ -296,9 +308,9 @@ class Run:
     def raise_if_stopped(self) -> None:
         """Raises SIGTERMException if a signal has requested the run's end.
 
-        Not if an error ends it already: that would break off the saving of the last checkpoint.
+        Not if it ends already: that would break off the saving of the last checkpoint.
         """
-        if not self.trainer.interrupted:
+        if not self.trainer.interrupted and self.strategy.run is self:
             self.strategy.signals.check()
 
     def settle(self) -> None:

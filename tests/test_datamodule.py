@@ -15,6 +15,7 @@ from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.types import Group, Rollout
 from tests.checkpoints.through_files import through_a_file
+from tests.event_loop import LOOP
 from tests.rollouts.test_prompts import characters
 
 BOTH = ("advantages", "replay")
@@ -107,7 +108,7 @@ def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
     data = data_module(dispatch=RoundRobin(), migration=Migration())
     strategy = lrl.AsyncSingleDevice()
     strategy.parallel_devices = [torch.device("cpu")] * 2
-    fleet = strategy.make_fleet(SimpleNamespace(data=data), [])  # type: ignore[arg-type]
+    fleet = strategy.make_fleet(SimpleNamespace(data=data, loop=LOOP), [])  # type: ignore[arg-type]
     try:
         requests = fleet.rollouts.requests
         assert requests.dispatch is data.dispatch and requests.migration is data.migration

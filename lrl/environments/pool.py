@@ -16,7 +16,7 @@ from lrl.environments.base import Environment, Written
 from lrl.environments.play import Playing, Reply, check_opening, finite, readable
 from lrl.errors import BadAnswer, CallFailed, ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.pool import EPISODE_KINDS
-from lrl.system.event_loop import run_apart
+from lrl.system.event_loop import LoopThread
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
 from lrl.workers.worker import START_TIMEOUT_S, pickled
@@ -87,30 +87,29 @@ class EnvironmentPool:
 
     def start(
         self,
+        loop: LoopThread,
         prompt: Prompt | None = None,
         turn: Written = Written("", []),  # noqa: B008 (it cannot change)
         check: Callable[[Reply, Reply], Any] = lambda opening, reply: None,
     ) -> None:
         """Starts the processes. With a `prompt` plays the beginning of an episode, up to the reply
         to `turn`, on this machine, if it has any, and on each member before it gets episodes;
-        `check` raises EpisodeError for what the policy cannot read.
+        `check` raises EpisodeError for what the policy cannot read. Episodes are played on `loop`;
+        call `close` also after its errors.
 
         Raises:
             ConfigError: The environment cannot be loaded, the episode has failed, or a process has
                 ended while it started.
             TimeoutError: No process was ready in time.
         """
-        self.workers.start()
+        self.workers.start(loop)
         self.workers.trial = None
         if prompt is None:
             return
         self.workers.trial = trial = partial(self._try_out, prompt, turn, check)
         if self.workers.local.count:
-            try:
-                run_apart(lambda: trial(self.workers.local))
-            except BaseException:
-                self.close()
-                raise
+            limit_s = 2 * self.workers.spec.limit_s(1)
+            loop.wait(trial(self.workers.local), limit_s, "trying the environment")
 
     async def _try_out(
         self, prompt: Prompt, turn: Written, check: Callable[[Reply, Reply], Any], machine: Workers

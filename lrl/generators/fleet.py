@@ -144,10 +144,11 @@ class JobSupervisor:
 
 
 class Fleet:
-    """The generators of a run and the event loop of their clients.
+    """The generators of a run.
 
     Args:
         servers: One per generator; the last `reserved` of them serve only evaluations.
+        loop: Runs their clients; `stop` cancels all its work.
         capacity: Responses that a generator writes at once.
         heartbeat_s: Seconds of silence before a heartbeat request, and that request's deadline.
         outage_timeout_s: Seconds that a run waits when no generator is left.
@@ -156,6 +157,7 @@ class Fleet:
     def __init__(
         self,
         servers: Sequence[Server],
+        loop: LoopThread,
         *,
         capacity: int,
         reserved: int = 0,
@@ -170,7 +172,7 @@ class Fleet:
         self.evaluation = GeneratorPool(self.generators[split:]) if reserved else None
         # Lost ones' too: a sync may still use one.
         self._clients = [one.client for one in self.generators]
-        self.loop = LoopThread()
+        self.loop = loop
         self.capacity = capacity
         self.heartbeat_s = heartbeat_s
         self.outage_limit = OutageLimit(outage_timeout_s, [server.log_path for server in servers])
@@ -221,12 +223,9 @@ class Fleet:
         self.loop.loop.call_soon_threadsafe(self._spawn, work)
 
     def stop(self) -> None:
-        """Closes the connections, ends the servers and the loop; idempotent."""
-        self.loop.interrupted = None
+        """Closes the connections and ends the servers; idempotent."""
         try:
-            if not self.loop.closed:
-                self.call(self._disconnect(), "closing the connections to the generators")
-                self.loop.close()
+            self.call(self._disconnect(), "closing the connections to the generators")
         finally:
             self._supervisor.stop()
 
@@ -343,11 +342,7 @@ class _ServerSlot(Slot):
         try:
             if self._replacement is None and self.server.ready():
                 replacement = Generator(self.server, self.fleet.capacity)
-                work = self.fleet.admit(replacement, self)
-                try:
-                    self._replacement = self.fleet.loop.submit(work)
-                except RuntimeError:  # the fleet has just stopped
-                    work.close()
+                self._replacement = self.fleet.loop.submit(self.fleet.admit(replacement, self))
             elif (done := self._replacement) and done.done() and not done.cancelled():
                 done.result()
         except (ServerError, GeneratorError, OSError) as error:

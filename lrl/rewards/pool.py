@@ -25,7 +25,7 @@ from lrl.errors import (
 )
 from lrl.rewards.base import OneReward, Reward, TurnRewards, as_reward, trial_response
 from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
-from lrl.system.event_loop import run_apart
+from lrl.system.event_loop import LoopThread
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
 from lrl.workers.worker import START_TIMEOUT_S, pickled
@@ -66,7 +66,7 @@ _USUAL_TIMEOUT_S = 10.0
 
 class RewardPool:
     """Worker processes that score groups, with the settings of `lrl.RolloutDataModule`. Await
-    `score` on one event loop, between `start` and `close`."""
+    `score` on the loop of `start`, until `close`."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class RewardPool:
         """Returns another pool with the same limits, for other rewards, for this machine alone."""
         return RewardPool(rewards, workers, *self._limits)
 
-    def start(self, first: Prompt | None = None) -> None:
+    def start(self, loop: LoopThread, first: Prompt | None = None) -> None:
         """Starts the workers, waits until one is ready, and scores a trial response to `first`: its
-        right answer, or `0`.
+        right answer, or `0`. Call `close` also after its errors.
 
         Raises:
             ConfigError: A reward cannot be loaded in a worker, the workers died while they started,
@@ -118,15 +118,15 @@ class RewardPool:
         """
         # Not earlier: a reward may have been told where its server is.
         code = pickle.dumps(Scoring(self.rewards, self.workers.spec.timeout_s))
-        self.workers.start(replace(self.workers.spec, code=code))
+        self.workers.start(loop, replace(self.workers.spec, code=code))
         if first is None:
             return
         trial = partial(self._try_out, first)
         try:
-            run_apart(lambda: trial(self.workers.local))
+            limit_s = 2 * self.workers.spec.limit_s(1)
+            loop.wait(trial(self.workers.local), limit_s, "trying the rewards")
         except ConfigError as error:
             if self._failure_stats.max_failures < 1:
-                self.close()
                 raise
             log.warning("%s The run continues, as data.max_reward_failures is 1.", error)
         else:

@@ -331,6 +331,7 @@ class GeneratorDevices(GracefulShutdown):
     def make_fleet(self, run: Run, servers: list[Server]) -> Fleet:
         return Fleet(
             servers,
+            run.loop,
             capacity=self.server_settings.max_num_seqs,
             reserved=self.num_evaluation_generators,
             heartbeat_s=self.heartbeat_s,

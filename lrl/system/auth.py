@@ -106,13 +106,13 @@ class TokenServer:
         )
         listener = endpoint.reserve_port(port)
         self.port: int = listener.getsockname()[1]
-        self._loop = LoopThread("lrl-server")
+        self.loop = LoopThread("lrl-server")
 
         async def start() -> None:
             await self._runner.setup()
             await web.SockSite(self._runner, listener, ssl_context=endpoint.identity()).start()
 
-        self._loop.wait(start(), START_S, "starting an HTTP server")
+        self.loop.wait(start(), START_S, "starting an HTTP server")
 
     def location(self, address: str = "") -> Location:
         """See `Endpoint.location`."""
@@ -120,9 +120,9 @@ class TokenServer:
 
     def close(self) -> None:
         """Ends it, and every transfer; idempotent."""
-        if not self._loop.closed:
-            self._loop.wait(self._runner.cleanup(), START_S, "ending an HTTP server")
-            self._loop.close()
+        if not self.loop.closed:
+            self.loop.wait(self._runner.cleanup(), START_S, "ending an HTTP server")
+            self.loop.close()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

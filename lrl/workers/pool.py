@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lrl.errors import WorkerLost, WorkersClosed
+from lrl.system.event_loop import LoopThread
 from lrl.workers.process import LocalWorkers, WorkerSpec
 from lrl.workers.remote import RemoteWorkers
 
@@ -50,10 +51,11 @@ class WorkerPool:
         machine.jobs[self.spec.name] += 1
         return WorkerJob(self, machine, next(self._numbers))
 
-    def start(self, spec: WorkerSpec | None = None) -> None:
-        """Starts the workers of this machine, with another spec if given."""
+    def start(self, loop: LoopThread, spec: WorkerSpec | None = None) -> None:
+        """Starts the workers of this machine, with another spec if given; see
+        `LocalWorkers.start`. Jobs are asked on `loop`."""
         self.spec = self.local.spec = spec or self.spec
-        self.local.start()
+        self.local.start(loop)
         self.started = True
 
     def close(self) -> None:

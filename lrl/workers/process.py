@@ -64,8 +64,7 @@ class WorkerSpec:
 
 
 class WorkerProcess:
-    """A worker. Use it on one event loop, whose thread outlives it: Linux ends a worker with the
-    thread that started it."""
+    """A worker. Use it on the event loop that made it; Linux ends it with that loop's thread."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.lost = ""  # why it takes no more calls; empty if it does
@@ -236,8 +235,8 @@ class WorkerProcess:
 
 
 class LocalWorkers:
-    """Workers on a thread of their own, from `start` to `close`, for any thread and event loop: 0
-    if those of other machines do all."""
+    """The workers of this machine; 0 if those of other machines do all. `start` and `close` wait on
+    another thread than the loop's; the other methods are called on it."""
 
     name = "rank 0"
 
@@ -246,7 +245,7 @@ class LocalWorkers:
         self.count = count
         self.jobs: Counter[str] = Counter()  # by their pool; counted by who gives and ends them
         self._replaced = 0
-        self._thread: LoopThread | None = None
+        self._loop: LoopThread | None = None
         self._processes: list[WorkerProcess] = []
         self._where: dict[int, WorkerProcess] = {}  # of each job
         self._free: asyncio.Semaphore  # the workers without a job, where a job is one call
@@ -256,38 +255,32 @@ class LocalWorkers:
         """Workers that were killed or died, and are replaced."""
         return self._replaced + sum(bool(process.lost) for process in self._processes)
 
-    def start(self) -> None:
-        """Starts the workers, and waits until one is ready; raises ConfigError if the code cannot
-        be loaded or a worker dies while it starts, TimeoutError if none is ready in time."""
-        if self._thread is not None or not self.count:
-            return
-        self._thread = LoopThread(f"lrl-{self.spec.name}-workers")
-        limit_s = 2 * self.spec.start_timeout_s + _ALL_END_S
-        try:
-            self._thread.wait(self._start(), limit_s, "starting workers")
-        except BaseException:
-            self.close()
-            raise
+    def start(self, loop: LoopThread) -> None:
+        """Starts the workers, and waits until one is ready; call `close` also after its errors:
+        ConfigError if the code cannot be loaded or a worker dies while it starts, TimeoutError if
+        none is ready in time."""
+        if self._loop is None and self.count:
+            self._loop = loop
+            limit_s = 2 * self.spec.start_timeout_s + _ALL_END_S
+            loop.wait(self._start(), limit_s, "starting workers")
 
     def close(self) -> None:
         """Kills the workers. Idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.wait(self._end(), _ALL_END_S, "ending workers")
-            thread.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.wait(self._end(), _ALL_END_S, "ending workers")
 
     async def ask(
         self, spec: WorkerSpec, job: int, call: dict[str, Any], read: Callable[[Any], T]
     ) -> T:
-        """Makes a call of a job, from any event loop; see `WorkerProcess.ask`."""
-        thread = self._running()
-        asks = self._in_turn(job, call) if spec.one_call else self._of_episode(job, call)
-        return read(await asyncio.wrap_future(thread.submit(asks)))
+        """Makes a call of a job; see `WorkerProcess.ask`."""
+        asks = self._in_turn if spec.one_call else self._of_episode
+        return read(await asks(job, call))
 
     def end(self, spec: WorkerSpec, job: int) -> None:
-        """Ends an episode, from any thread."""
-        if self._thread is not None and not spec.one_call:
-            self._thread.loop.call_soon_threadsafe(self._end_job, job)
+        """Ends an episode."""
+        if not spec.one_call and (process := self._where.pop(job, None)) is not None:
+            process.end(job)
 
     def end_all(self) -> None:
         """Ends all episodes."""
@@ -300,13 +293,9 @@ class LocalWorkers:
         done, _ = await asyncio.wait(ready, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
 
-    def _running(self) -> LoopThread:
-        if self._thread is None:
-            raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
-        return self._thread
-
     def _alive(self) -> list[WorkerProcess]:
-        self._running()
+        if self._loop is None:
+            raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
         alive = [process for process in self._processes if not process.lost]
         for process in self._processes:
             if process.refused:  # at the first start this is an error instead
@@ -339,10 +328,6 @@ class LocalWorkers:
             raise WorkerLost("it has ended all its episodes")
         return await self._where[job].ask(job, call)
 
-    def _end_job(self, job: int) -> None:
-        if (process := self._where.pop(job, None)) is not None:
-            process.end(job)
-
     async def _end(self) -> None:
         self._replaced = self.replaced
         for process in self._processes:
@@ -351,4 +336,3 @@ class LocalWorkers:
             process.join()
         self._processes.clear()
         self._where.clear()
-        await asyncio.sleep(0)  # who still asks gets to know it before the loop ends

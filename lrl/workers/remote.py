@@ -49,7 +49,7 @@ class RemoteWorkers:
         self.jobs: Counter[str] = Counter()  # by their pool; counted by who gives and ends them
         self.replaced: Counter[str] = Counter()  # workers that were killed or died, by their pool
         self._trust = self.location.context()
-        self._requests: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._requests: set[asyncio.Task[Any]] = set()
         self._ends: set[asyncio.Task[None]] = set()
 
     @property
@@ -64,8 +64,8 @@ class RemoteWorkers:
     def lose(self, why: str) -> None:
         """Fails all that it was asked, and will be. May be called on any thread."""
         self.lost = self.lost or why
-        for request, loop in list(self._requests.items()):
-            loop.call_soon_threadsafe(request.cancel)
+        for request in list(self._requests):
+            request.get_loop().call_soon_threadsafe(request.cancel)
 
     async def ask(
         self, spec: WorkerSpec, job: int, call: dict[str, Any], read: Callable[[Any], T]
@@ -111,7 +111,7 @@ class RemoteWorkers:
         """Returns the result of `work`, which asks the member; raises WorkerLost if that is lost
         meanwhile, does not answer (OSError) or sends a `BadAnswer`."""
         request = asyncio.create_task(work)
-        self._requests[request] = asyncio.get_running_loop()
+        self._requests.add(request)
         try:
             if self.lost:
                 raise WorkerLost(self.lost)
@@ -126,7 +126,7 @@ class RemoteWorkers:
             raise WorkerLost(self.lost) from error
         finally:
             request.cancel()
-            del self._requests[request]
+            self._requests.discard(request)
 
     async def _request(
         self, method: str, route: str, deadline_s: float, message: dict[str, Any] | None = None
@@ -178,9 +178,8 @@ class WorkersServer:
         self._server: TokenServer | None = None
 
     def start(self) -> Location:
-        """Starts the workers (see `LocalWorkers.start`) and the server; returns where it is."""
-        for workers in self.workers.values():
-            workers.start()
+        """Starts the server and the workers (see `LocalWorkers.start`); returns where it is. Call
+        `stop` also after its errors."""
         one = f"{CALLS}/{{pool:{'|'.join(self.workers)}}}/{{job:\\d+}}"
         routes = [
             web.post(one, self._call),
@@ -188,6 +187,8 @@ class WorkersServer:
             web.delete(CALLS, self._end_all),
         ]
         self._server = TokenServer(self.endpoint, self.token, routes, longest_request=0)
+        for workers in self.workers.values():
+            workers.start(self._server.loop)
         return self._server.location()
 
     def stop(self) -> None:

@@ -51,10 +51,9 @@ class ModelRun(Run):
             lightning_module=policy,
         )
         super().__init__(trainer, policy, data)
-        loop = LoopThread()
+        loop = self.loop = LoopThread()
         self.pool = GeneratorPool(make_generators())
         self.fleet: Any = SimpleNamespace(
-            loop=loop,
             rollouts=self.pool,
             pools=[self.pool],
             evaluation=None,
@@ -68,7 +67,6 @@ class ModelRun(Run):
         )
         self.syncs = self.settings.make_syncs(self)
         for end in (
-            self.data.end_workers,
             loop.close,
             *(one for sync in self.syncs.values() for one in (sync.close, sync.interrupt)),
         ):

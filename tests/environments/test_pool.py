@@ -28,6 +28,8 @@ from tests.environments import broken
 from tests.environments.agents import gives_up, runs
 from tests.environments.test_agent_command import LEAVING, PROGRAM, leaves, left
 from tests.environments.worlds import Odd
+from tests.event_loop import LOOP
+from tests.event_loop import run as run_on_loop
 from tests.leftovers import wait_for_none
 from tests.workers.jobs import PROMPT, pid_of, say
 
@@ -43,14 +45,13 @@ def run(play: Callable[[EnvironmentPool], Awaitable[Any]], agent: Agent | None =
     made = processes()
     if agent is not None:
         made = EnvironmentPool(agent, workers=1, turn_timeout_s=60.0, memory_gib=None)
-    made.start()
 
     async def played() -> Any:
-        async with asyncio.timeout(60):
-            return await play(made)
+        return await play(made)
 
     try:
-        return asyncio.run(played())
+        made.start(LOOP)
+        return run_on_loop(played())
     finally:
         made.close()
 
@@ -236,13 +237,13 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
     with pytest.raises(
         ConfigError, match=r"the turn 'raise'.*KeyError: 'the key'.*row's columns: "
     ):
-        made.start(PROMPT, say("raise"), lambda *replies: None)
+        made.start(LOOP, PROMPT, say("raise"), lambda *replies: None)
     with pytest.raises(ConfigError, match="no such token"):
-        made.start(PROMPT, say("a"), refuse)
+        made.start(LOOP, PROMPT, say("a"), refuse)
     made.close()
     made = EnvironmentPool(broken.Unloadable(), 1, turn_timeout_s=20.0, memory_gib=1.0)
     with pytest.raises(ConfigError, match="cannot be loaded in a worker: RuntimeError: no screen"):
-        made.start(PROMPT, say("0"))
+        made.start(LOOP, PROMPT, say("0"))
 
 
 def test_an_agent_behind_a_proxy_reaches_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from lrl.generators.pool import GeneratorPool, OutageLimit
 from lrl.planning.clock import VirtualClock
 from lrl.routing.dispatch import Request
 from lrl.types import Prompt, Rollout
+from tests.event_loop import LOOP
 from tests.generators.model_fleet import ModelServer, let_requests_succeed, make_generator
 from tests.leftovers import wait_for
 
@@ -31,7 +32,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelSe
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(fleet_module, "JOB_POLL_S", 0.005)
     servers = [ModelServer(0), ModelServer(1)]
-    made = Fleet(servers, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
+    made = Fleet(servers, LOOP, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
     made.start()
     yield made, servers
     made.stop()

@@ -25,6 +25,7 @@ from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.members.run_members import GeneratorAdmission, poll_forever
 from lrl.planning.clock import run
 from lrl.system.endpoint import Location
+from tests.event_loop import LOOP
 from tests.generators.model_fleet import ModelClient, ModelServer, ask, let_requests_succeed, resync
 from tests.leftovers import wait_for
 from tests.members.served_run import begin_sync, end_sync, spec_of, sync
@@ -41,7 +42,7 @@ class LiveRun:
         self.servers = [ModelServer(0), ModelServer(1)]
         for server in self.servers:
             server.token = TOKEN
-        self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
+        self.fleet = Fleet(self.servers, LOOP, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
         self.registry = Registry(SPEC)
         admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings())
@@ -155,7 +156,7 @@ def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
     begin_sync(live.fleet)
     live.registry.ask_to_leave(Kind.GENERATOR, number)
     looks = threading.Event()
-    live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
+    LOOP.loop.call_soon_threadsafe(LOOP.loop.call_later, 0.2, looks.set)
     assert looks.wait(60) and live.member(number).leaving and generator.eviction is None
     end_sync(live.fleet, 8)
     wait_for(lambda: live.status(number) is Status.LEFT)
@@ -163,7 +164,7 @@ def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
 
 
 def fleet_with_joined(count: int) -> Fleet:
-    fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
+    fleet = Fleet([ModelServer(0)], LOOP, capacity=4)  # type: ignore[list-item]
     for number in range(1, count + 1):
         server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings())
         fleet.generators.append(Generator(server, 4))

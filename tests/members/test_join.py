@@ -25,6 +25,7 @@ from lrl.members import join, run_members
 from lrl.members.join import check_environment
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_members import GeneratorAdmission, poll_forever
+from tests.event_loop import LOOP
 from tests.generators.model_fleet import let_requests_succeed
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
@@ -64,7 +65,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setattr(join, "Server", Watched)
     monkeypatch.setattr(Watched, "made", [])
     own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
-    made = Fleet([own], capacity=4)
+    made = Fleet([own], LOOP, capacity=4)
     try:
         made.start()
         with served(SPEC, tmp_path, own.token) as server:

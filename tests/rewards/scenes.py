@@ -1,6 +1,5 @@
 """Responses to score, and pools that score them."""
 
-import asyncio
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import pytest
 from lrl.rewards import RewardPool
 from lrl.rewards.pool import KINDS, FailureStats
 from lrl.types import Prompt, Rollout
+from tests.event_loop import LOOP, run
 
 PROMPT = Prompt(id=0, token_ids=[1], text="Do as you are told.")
 
@@ -25,15 +25,15 @@ def rollouts_of(*responses, finish_reason="stop"):
 
 def scored(pool, *responses, columns=None, **fields):
     rollouts = rollouts_of(*responses, **fields)
-    asyncio.run(pool.score(replace(PROMPT, columns=columns or {}), rollouts))
+    run(pool.score(replace(PROMPT, columns=columns or {}), rollouts))
     return rollouts
 
 
 @contextmanager
 def started(*rewards, first=None, **limits):
     pool = RewardPool(*rewards, **limits)
-    pool.start(first)
     try:
+        pool.start(LOOP, first)
         yield pool
     finally:
         pool.close()

@@ -28,6 +28,7 @@ from lrl.rewards import (
 )
 from lrl.rewards.pool import WINDOW, FailureStats
 from lrl.types import ENVIRONMENT, Prompt, Rollout
+from tests.event_loop import LOOP, run
 from tests.leftovers import lives, wait_for_none, words
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import PROMPT, counted, rollouts_of, scored, start_afresh, started
@@ -106,7 +107,7 @@ def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0
     async def score_all():
         await asyncio.gather(*(pool.score(PROMPT, batch) for batch in batches))
 
-    asyncio.run(score_all())
+    run(score_all())
     _, rewards, kinds = zip(*itertools.chain(*groups), strict=True)
     rollouts = [rollout for batch in batches for rollout in batch]
     assert [rollout.reward for rollout in rollouts] == list(rewards)
@@ -143,7 +144,7 @@ def test_a_cancelled_score_leaves_the_pool_usable(impatient):
             await impatient.score(PROMPT, rollouts_of("loop"))
 
     with pytest.raises(TimeoutError):
-        asyncio.run(give_up())
+        run(give_up())
     assert scored(impatient, "give 1")[0].reward == 1.0
 
 
@@ -251,7 +252,7 @@ def test_a_turn_is_paid_what_its_reward_adds_to_the_whole(rewards, of_turns):
     )
     with started(rewards, workers=1, timeout_s=60) as pool:
         for _ in range(2):  # a resumed run scores a group again
-            asyncio.run(pool.score(PROMPT, [episode]))
+            run(pool.score(PROMPT, [episode]))
             assert rewards_by_action(episode, episode.turns) == of_turns
     assert episode.reward == sum(of_turns) and episode.turn_rewards == [1.0, 0.0]
 
@@ -326,7 +327,8 @@ def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_lef
     before = set(psutil.Process().children(recursive=True))
     pool = RewardPool([reward], workers=1, timeout_s=1.0 if "timeout" in named else 60.0)
     with pytest.raises(errors.EXPECTED) as caught:
-        pool.start(prompt(**columns))
+        pool.start(LOOP, prompt(**columns))
+    pool.close()
     message = str(caught.value)
     assert named in message and "to prompt 7" in message and "\n" not in message
     assert repr(columns.get("answer", columns.get("solution", "0"))) in message
@@ -372,9 +374,10 @@ def test_with_every_failure_allowed_a_failed_trial_is_only_logged(caplog):
 
 NOTEBOOK = """
 from lrl.rewards import RewardPool
+from lrl.system.event_loop import LoopThread
 def brevity(prompt, response, **columns):
     return -len(response)
-RewardPool([brevity]).start()
+RewardPool([brevity]).start(LoopThread())
 """
 
 

@@ -118,7 +118,7 @@ class FailsAndIsStopped(L.Callback):
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
         strategy: Any = trainer.strategy
         # Longer than a wait without a look at signals.
-        strategy.run.fleet.loop.loop.call_soon_threadsafe(time.sleep, 1.0)
+        strategy.run.loop.loop.call_soon_threadsafe(time.sleep, 1.0)
         signal.raise_signal(signal.SIGTERM)
 
 

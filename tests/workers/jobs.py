@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from lrl.rewards import RewardPool  # noqa: E402
 from lrl.types import Prompt, Rollout  # noqa: E402
 from lrl.workers.pool import WorkerPool  # noqa: E402
 from tests.environments.worlds import Odd  # noqa: E402
+from tests.event_loop import run  # noqa: E402
 
 TIMEOUT_S = 3.0
 PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
@@ -91,10 +91,9 @@ KINDS = [Groups, Episodes]
 def done(jobs: Jobs, *orders: str) -> list[str]:
 
     async def do() -> list[str]:
-        async with asyncio.timeout(120):
-            return [await jobs.do(order) for order in orders]
+        return [await jobs.do(order) for order in orders]
 
-    return asyncio.run(do())
+    return list(run(do()))
 
 
 def pid_of(pool: WorkerPool) -> int:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from lrl.workers.worker import ask_this_machine_itself
+from tests.event_loop import LOOP, run
 from tests.leftovers import lives, wait_for
 from tests.workers.jobs import KINDS, REWARDS, done, pid_of
 
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module", params=KINDS)
 def shared(request):
     made = request.param()
-    made.pool.start()
+    made.pool.start(LOOP)
     yield made
     made.pool.close()
 
@@ -48,7 +49,7 @@ def test_an_idle_worker_that_is_killed_is_replaced_at_once_and_is_no_failure(sha
 
 def test_a_worker_that_is_stopped_is_replaced_after_its_deadlines(kind):
     jobs = kind(timeout_s=1.0)
-    jobs.pool.start()
+    jobs.pool.start(LOOP)
     try:
         assert done(jobs, "fine") == [""]
         os.kill(pid_of(jobs.pool.workers), signal.SIGSTOP)
@@ -59,7 +60,7 @@ def test_a_worker_that_is_stopped_is_replaced_after_its_deadlines(kind):
 
 def test_a_worker_that_cannot_load_its_code_says_so_at_each_replacement(kind, caplog):
     jobs = kind()
-    jobs.pool.start()
+    jobs.pool.start(LOOP)
     local = jobs.pool.workers.local
     why = f"{jobs.setting} cannot be loaded in a worker: EOFError"
     try:
@@ -81,7 +82,7 @@ def test_ctrl_c_does_not_reach_the_workers(shared):
 
 def test_nothing_is_left_after_close_and_who_waits_gets_to_know(kind):
     jobs = kind(timeout_s=60.0)
-    jobs.pool.start()
+    jobs.pool.start(LOOP)
     inner = psutil.Process(pid_of(jobs.pool.workers))
     both = [inner, psutil.Process(inner.ppid())]
 
@@ -96,22 +97,22 @@ def test_nothing_is_left_after_close_and_who_waits_gets_to_know(kind):
             why = str(error)
         assert "not running" in why or "the run has ended" in why
 
-    asyncio.run(close_while_it_hangs())
+    run(close_while_it_hangs())
     assert not any(map(lives, both))
-    jobs.pool.start()
+    jobs.pool.start(LOOP)
     assert done(jobs, "fine") == [""], "it starts again"
     jobs.pool.close()
 
 
 TRAINER = """
-import asyncio, threading, time
+import time
+from tests.event_loop import LOOP
 from tests.workers.jobs import {kind}, pid_of
 if __name__ == "__main__":
     jobs = {kind}(timeout_s=60)
-    jobs.pool.start()
-    thread = threading.Thread(target=lambda: asyncio.run(jobs.do("hang")), daemon=True)
-    thread.start()
-    thread.join(0.5)
+    jobs.pool.start(LOOP)
+    LOOP.submit(jobs.do("hang"))
+    time.sleep(0.5)
     print(pid_of(jobs.pool.workers), flush=True)
     time.sleep(60)
 """
@@ -137,7 +138,7 @@ def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind):
     jobs = kind(start_timeout_s=0.001)
     words = rf"{jobs.setting} was ready after data\.worker_start_timeout_s=0\.001\. .*or raise it"
     with pytest.raises(TimeoutError, match=words):
-        jobs.pool.start()
+        jobs.pool.start(LOOP)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,8 @@ def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, bef
     script = tmp_path / "trainer.py"
     script.write_text(
         f"{before}from lrl.rewards import GSM8K, RewardPool\n"
-        f"pool = RewardPool([{reward}])\npool.start()\n"
+        "from lrl.system.event_loop import LoopThread\n"
+        f"pool = RewardPool([{reward}])\npool.start(LoopThread())\n"
     )
     run = subprocess.run(
         [sys.executable, str(script)],

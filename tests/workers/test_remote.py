@@ -26,11 +26,11 @@ from lrl.members.run_members import WorkerAdmission, poll_forever
 from lrl.rewards import RewardPool
 from lrl.system.auth import TokenServer
 from lrl.system.endpoint import Endpoint, Location
-from lrl.system.event_loop import LoopThread, start_daemon_call
 from lrl.workers.pool import Members, WorkerPool, least_busy
 from lrl.workers.process import WorkerSpec
 from lrl.workers.remote import CALLS, RemoteWorkers
 from tests import network_namespace
+from tests.event_loop import LOOP, run
 from tests.http_call import call
 from tests.leftovers import lives, wait_for
 from tests.workers.jobs import (
@@ -60,15 +60,15 @@ class ServedMembers(ExitStack):
         self.folder = folder
         for each in jobs:
             self.callback(each.pool.close)
-            each.pool.start()
+            each.pool.start(LOOP)
         self.members = Members(*(each.pool.workers for each in jobs))
         settings = asdict(ServerSettings(**vars(endpoint)))
         spec = JoinSpec("base", settings, "pull", run_id="ab12", on_cpu=True, generators=0)
         self.registry = Registry(spec, self.members.terms)
         self.server = RegistryServer(self.registry, endpoint, TOKEN)
-        loop = LoopThread()
-        loop.submit(poll_forever(WorkerAdmission(self.members, self.registry, TOKEN).poll))
-        for end in (self.server.close, loop.close, self.registry.end):
+        admission = WorkerAdmission(self.members, self.registry, TOKEN)
+        polls = LOOP.submit(poll_forever(admission.poll))
+        for end in (self.server.close, polls.cancel, self.registry.end):
             self.callback(end)
 
     def start(self, *, path=PATH, prefix=(), without=""):
@@ -113,7 +113,7 @@ def shared(tmp_path_factory):
 def doing(jobs, *texts):
     """Scores a group beside what the test does; the result waits for its rewards."""
     rollouts = [rollout_of(text) for text in texts]
-    score = start_daemon_call(lambda: asyncio.run(jobs.pool.score(PROMPT, rollouts)), "scoring")
+    score = LOOP.submit(jobs.pool.score(PROMPT, rollouts))
 
     def rewards():
         score.result(START_S)
@@ -140,7 +140,7 @@ def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(shared, me
     (member,) = made.members.ready
     for jobs in all_jobs:
         here = type(jobs)()
-        here.pool.start()
+        here.pool.start(LOOP)
         try:
             on_rank_0 = done(here, *ORDERS)
         finally:
@@ -178,7 +178,7 @@ def test_a_member_that_is_killed_in_mid_job_costs_none_and_its_processes_end_wit
             assert not lost.value.by_other
             return await episodes.do("fine")
 
-        assert asyncio.run(play()) == ""
+        assert run(play()) == ""
         assert rewards() == [3.0, 1.0, 4.0]
         assert groups.pool.counts["moved"] == 3 and groups.pool.scored_by == {"rank 0": 3}
         assert groups.pool.counts["retried"] == 0 and episodes.replaced == 0
@@ -229,7 +229,7 @@ def test_a_member_on_which_the_trial_fails_gets_no_job(tmp_path, monkeypatch):
     groups.pool = RewardPool([odd_rewards.of_this_machine], 1, max_failures=0.5)
     with ServedMembers(tmp_path, groups) as made:
         groups.pool.close()
-        groups.pool.start(PROMPT)
+        groups.pool.start(LOOP, PROMPT)
         refused = made.start(without="LRL_TEST_THIS_MACHINE")
         message, _ = refused.communicate(timeout=START_S)
         assert refused.returncode == 1 and "the run has not admitted it: The rewards" in message
@@ -280,7 +280,7 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(t
             episode.close()
             return reply
 
-        assert asyncio.run(leave()).reward == 0.25
+        assert run(leave()).reward == 0.25
         left = lambda: made.registry.view(Kind.WORKER, 0).status is Status.LEFT  # noqa: E731
         wait_for(left, START_S, "its end")
         assert first.wait(START_S) == 0
@@ -289,14 +289,14 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(t
 
 def test_episodes_wait_for_a_member_and_at_the_limit_the_error_says_for_what(monkeypatch):
     episodes = Episodes(workers=0, timeout_s=20.0)
-    episodes.pool.start()
+    episodes.pool.start(LOOP)
     episodes.pool.workers.members.last_loss = "worker 0 on far: its machine is gone"
     monkeypatch.setattr("lrl.environments.pool.OUTAGE_S", 0.0)
     with pytest.raises(NoEnvironments, match=r"workers is 0, .*because: worker 0 .* is gone"):
-        asyncio.run(episodes.pool.open(PROMPT).begin())
+        run(episodes.pool.open(PROMPT).begin())
     episodes.pool.close()
     with pytest.raises(WorkerLost, match="not running"):
-        asyncio.run(episodes.pool.open(PROMPT).begin())
+        run(episodes.pool.open(PROMPT).begin())
 
 
 # ---- a member that does not do what members do
@@ -360,7 +360,7 @@ def test_what_a_lost_member_was_asked_fails_at_once_and_it_gets_no_more():
             with pytest.raises(WorkerLost, match="silent"):
                 await asks
 
-    asyncio.run(scene())
+    run(scene())
     assert silent.members.ready == [] and silent.member.idle
     silent.close()
 
@@ -368,7 +368,7 @@ def test_what_a_lost_member_was_asked_fails_at_once_and_it_gets_no_more():
 def test_a_member_that_never_answers_is_given_up_at_a_deadline():
     made = Answers(spec=replace(SPEC, timeout_s=0.01, start_timeout_s=0.0))
     with pytest.raises(WorkerLost, match="no answer from it in"):
-        asyncio.run(made.ask())
+        run(made.ask())
     assert made.members.ready == []
     made.close()
 
@@ -386,6 +386,6 @@ def test_a_member_that_never_answers_is_given_up_at_a_deadline():
 def test_a_member_that_answers_what_none_does_is_lost(answer):
     made = Answers(answer)
     with pytest.raises(WorkerLost, match="is no answer to a call"):
-        asyncio.run(made.ask())
+        run(made.ask())
     assert made.members.ready == []
     made.close()

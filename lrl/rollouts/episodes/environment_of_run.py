@@ -13,6 +13,7 @@ from lrl.errors import ConfigError, EpisodeError, above, at_least
 from lrl.rewards.base import trial_response
 from lrl.rollouts.episodes.observations import Transcript, call_tokens, check_result
 from lrl.rollouts.policy_text import PolicyText, encode
+from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt
 from lrl.workers.pool import WorkerPool
 from lrl.workers.worker import START_TIMEOUT_S
@@ -93,7 +94,9 @@ class EnvironmentOfRun:
         """The workers that play episodes; None if lrl does not start the agents."""
         return None if isinstance(self.pool, ExternalAgents) else self.pool.workers
 
-    def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
+    def start(
+        self, loop: LoopThread, policy: PolicyText, first: Prompt | None, parses: bool
+    ) -> None:
         """Starts the processes, and tries the environment with the reference answer of the `first`
         prompt as a turn (`EnvironmentPool.start`). Agents that lrl does not start are not tried.
         `parses` says whether the generators find calls of tools."""
@@ -122,7 +125,7 @@ class EnvironmentOfRun:
                 raise EpisodeError("environment_error", NO_PARSER)
             transcript.ids(reply, turn)
 
-        self.pool.start(first, turn, check)
+        self.pool.start(loop, first, turn, check)
 
     def close(self) -> None:
         """Ends its processes. May be called twice."""

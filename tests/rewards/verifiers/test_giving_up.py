@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from lrl.rewards import GaveUp, Math, RewardPool
 from lrl.rewards.verifiers.math import MAX_BITS, MAX_DEPTH, TooMuchError, check_magnitude, within
+from tests.event_loop import LOOP
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import counted, scored, start_afresh, started
 
@@ -164,7 +165,7 @@ def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
     os.sched_setaffinity(0, {min(cores)})
     pool = RewardPool([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=3 * GIVE_UP_S)
     try:
-        pool.start()
+        pool.start(LOOP)
         scored(pool, *boxed("2+2"), columns={"answer": "4"})  # the first call loads the parser
         start_afresh(pool)
         others = [subprocess.Popen([sys.executable, "-c", compute]) for _ in range(6)]

@@ -38,6 +38,7 @@ from lrl.training.pieces import Piece, piece_of
 from lrl.vllm_plugin.fetched_files import FROM_TRAINER, THREADS
 from lrl.weights.parts import FetchOrder, FetchReport
 from lrl.weights.staging import StageOrder, Staging
+from lrl.weights.version_file import Header
 from tests.network_namespace import Machine
 from tests.weights.fetching_generators import TOKEN, FetchingGenerator
 from tests.weights.threaded_ranks import on_ranks
@@ -100,7 +101,6 @@ class Trainer:
         self.machines = machines
         self.stagings = [Staging() for _ in machines]
         self.weight = torch.randn(round(megabytes * MB / 2 / 1024), 1024).bfloat16()
-        self.version = 0
         self.ranks: list[Location] = on_ranks(len(machines), self._serve)[0]  # type: ignore[assignment]
 
     def _serve(self, ranks: Ranks) -> list[Location | int]:
@@ -114,33 +114,27 @@ class Trainer:
 
         return ranks.gather(endpoint.location(on_machine(machine, serve)))
 
-    def stage(self) -> StageOrder:
+    def stage(self) -> Header:
         """Makes a step and stages the weights."""
-        self.version += 1
         changed = torch.rand(self.weight.shape) < 0.01
         self.weight = torch.where(changed, self.weight * 1.01, self.weight)
-        order = StageOrder("pool", f"v{self.version}", None)
 
-        def stage(ranks: Ranks) -> None:
+        def stage(ranks: Ranks) -> Header:
             def pieces() -> Iterator[Piece]:
                 yield piece_of("weight", self.weight, ranks)
 
-            self.stagings[ranks.rank].stage(pieces, order, ranks)
+            return self.stagings[ranks.rank].stage(pieces, StageOrder("pool", None), ranks)
 
-        on_ranks(len(self.machines), stage)
-        return order
+        return on_ranks(len(self.machines), stage)[0]
 
     def fetches(
-        self, version: str, generators: Sequence[FetchingGenerator], machines: Sequence[Machine]
+        self, checksum: str, generators: Sequence[FetchingGenerator], machines: Sequence[Machine]
     ) -> list[Callable[[], FetchReport]]:
         """Returns what has each generator fetch a version, on its machine."""
-        checksum = self.stagings[0].parts[version].header.checksum
         peers = [one.server.location for one in generators]
 
         def fetch(number: int) -> FetchReport:
-            order = FetchOrder(
-                version, checksum, self.ranks, peers, number=number, deadline_s=300.0
-            )
+            order = FetchOrder(checksum, self.ranks, peers, number=number, deadline_s=300.0)
             files = generators[number].routes.files
             found: FetchReport = on_machine(machines[number], lambda: files.fetch(order))
             return found
@@ -166,19 +160,18 @@ def measure(sources: int, receivers: int, megabytes: float, mbit: int) -> list[d
         trainer = Trainer(machines[:sources], megabytes)
         generators = generators_on(machines[sources:], Path(folder))
         for way in ("whole", "differences"):
-            name = trainer.stage().version
+            header = trainer.stage()
             started = time.monotonic()
             with ThreadPoolExecutor(receivers) as pool:
-                fetches = trainer.fetches(name, generators, machines[sources:])
+                fetches = trainer.fetches(header.checksum, generators, machines[sources:])
                 reports = list(pool.map(lambda fetch: fetch(), fetches))
             seconds = time.monotonic() - started
-            size = trainer.stagings[0].parts[name].header.size
             copies = sum(one.from_trainer + one.from_peers for one in reports)
             found.append(
                 {"sources": sources, "receivers": receivers, "way": way, "seconds": seconds}
                 | {"mbit": mbit, "fetched_mb": copies / MB}
                 | {"sent_mb": sum(one.from_trainer for one in reports) / MB}
-                | {"links": seconds / (size * 8 / (mbit * MB))}
+                | {"links": seconds / (header.size * 8 / (mbit * MB))}
             )
         for generator in generators:
             generator.die()

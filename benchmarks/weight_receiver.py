@@ -59,7 +59,7 @@ class Receiver:
             copy(**body)
         return self.state.get(route, {})
 
-    def load(self, file: str, checksum: int) -> None:
+    def load(self, file: str, checksum: str) -> None:
         check_file(file, checksum)
         for name, weight in load_file(file).items():
             if name in self.weights:

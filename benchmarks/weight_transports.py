@@ -128,7 +128,7 @@ class Scene:
                 "pause_s": sync.pause_seconds,
                 "peak_mb": (self.memory.peak - before) / MB,
             }
-            if transport.fetches:
+            if transport is Pull:
                 found["sent_mb"] = (made.sent_bytes - sent) / MB
                 found["fetched_mb"] = (made.fetched_bytes - fetched) / MB
             return found

@@ -73,7 +73,7 @@ class WeightSync(OnRankZero):
                 make_proof=lambda generators: self._make_proof(run, generators),
                 name=f"{run.strategy.run_id}-{number}",
                 deadline_s=self.deadline_s,
-                silence_s=2 * fleet.heartbeat_s,
+                silence_s=min(self.deadline_s, 2 * fleet.heartbeat_s),
                 interrupted=run.raise_if_stopped,
                 check_outage=fleet.outage_limit.check_outage,
                 stopwatch=run.stopwatch,

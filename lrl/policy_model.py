@@ -46,7 +46,7 @@ from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.training.varlen import computes_in, in_its_dtype
 from lrl.types import MicroBatch
-from lrl.weights.staging import Served, Staged, StageOrder, Staging
+from lrl.weights.staging import Served, StageOrder, Staging
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from lrl.training.beside.teacher import Teacher
     from lrl.weights.buckets import JoinOrder, Plan
     from lrl.weights.nccl import Broadcast
+    from lrl.weights.version_file import Header
 
 Output = Literal["logprobs", "values", "both"]
 TRIED_TOKENS = 32
@@ -369,7 +370,7 @@ class PolicyModel(L.LightningModule):
         return checkpoint_weights(self.network, merged_in)
 
     @collective
-    def stage_weights(self, order: StageOrder) -> Staged:
+    def stage_weights(self, order: StageOrder) -> Header:
         """Stages the adapters (`lrl.weights.version_file`), or without them all weights, a part on
         every rank (`Staging.stage`)."""
         shard_again(self)

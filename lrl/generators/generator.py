@@ -44,7 +44,7 @@ class State(Enum):
     PAUSED = "paused"
     SERVING = "serving"
     DRAINING = "draining"
-    """Writes on, and takes no new request: a sync is about to pause it."""
+    """Writes on, and takes no new request: it is about to leave the run."""
     EVICTED = "evicted"
 
 

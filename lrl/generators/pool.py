@@ -221,10 +221,6 @@ class GeneratorPool:
         self.generators += self.pending
         self.pending.clear()
 
-    async def drain(self, generators: Sequence[Generator]) -> None:
-        for generator in generators:
-            generator.drain()
-
     async def finish_sync(self, failed: Mapping[Generator, str]) -> None:
         """Ends a sync and evicts the generators that failed it."""
         for generator, why in failed.items():

@@ -247,7 +247,6 @@ class JoiningGenerator(JoinSession):
     def make_server(self, model: str, folder: Path) -> Server:
         spec, number = self.spec, self.number
         transport = find_transport(spec.transport)
-        variables = transport.server_environment(number, os.environ) | spec.environment
         return Server(
             model,
             self.settings,
@@ -259,7 +258,7 @@ class JoiningGenerator(JoinSession):
             # the run itself.
             run_id=f"{spec.run_id}-joined-{number}",
             token=self.client.token,
-            transport_environment=variables,
+            transport_environment=spec.environment,
             middleware=transport.middleware,
             seed=spec.seed,
         )

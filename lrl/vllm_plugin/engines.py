@@ -84,7 +84,7 @@ class Engine(WeightTransferEngine[Init, Update]):
 @dataclass
 class FileInfo(WeightTransferUpdateInfo):
     file: str
-    checksum: int
+    checksum: str
     """Of its header."""
 
 

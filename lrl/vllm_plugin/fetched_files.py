@@ -2,7 +2,7 @@
 by the run's token.
 
     POST /lrl/fetch               fetches a version into this machine's shared memory
-    GET  /lrl/parts/VERSION/...   serves the blocks of a version that are here to other generators
+    GET  /lrl/parts/CHECKSUM/...  serves the blocks of a version that are here to other generators
 
 Of the machines that fetch, one takes a block from the trainer's rank that holds it, another one for
 each block, and all others take it from that machine. So a rank sends each block once however many
@@ -96,9 +96,9 @@ class PullRoutes:
     async def _block(self, what: str) -> Response:
         end = time.monotonic() + HOLD_S
         try:
-            version, part, block = what.split("/")
+            checksum, part, block = what.split("/")
             while (
-                found := await asyncio.to_thread(self.files.block, version, int(part), block)
+                found := await asyncio.to_thread(self.files.block, checksum, int(part), block)
             ) is None and time.monotonic() < end:
                 await asyncio.sleep(LOOK_S)
         except (KeyError, ValueError, IndexError):
@@ -121,11 +121,11 @@ class FetchedFiles:
         self._whole: VersionFile | None = None
         self._draft: VersionFile | None = None
 
-    def block(self, version: str, part: int, what: str) -> bytes | None:
+    def block(self, checksum: str, part: int, what: str) -> bytes | None:
         """Returns a block or its difference (`lrl.weights.parts`) for another generator; None if it
         is not here yet. KeyError, ValueError or IndexError if it will not be here."""
         for file in (self._draft, self._whole):
-            if file is not None and file.path.name == version:
+            if file is not None and file.header.checksum == checksum:
                 block = file.header.parts[part][int(what.removeprefix("d"))]
                 if block.number not in file.here:
                     return None
@@ -136,7 +136,7 @@ class FetchedFiles:
         """Raises FetchFailed if the version did not arrive in time, and OSError without room for
         it."""
         with self._one_at_a_time:
-            path = self._folder / order.version
+            path = self._folder / order.checksum
             for held in (str(path), order.beside):
                 if os.access(held, os.R_OK) and read_header(held).checksum == order.checksum:
                     return FetchReport(held, "held")
@@ -214,13 +214,13 @@ class Fetch:
         self._heard_at = [time.monotonic()] * len(order.peers)
         self.header = Header(self._of_rank(0, lambda at: self._get(at, "0/header")) or b"")
         if self.header.checksum != order.checksum:
-            raise FetchFailed(f"{order.version} has another header than the trainer has staged.")
+            raise FetchFailed("The weights have another header than the trainer has staged.")
         self._by_differences = [self._has_base_of(rank) for rank in range(len(order.ranks))]
         self.how: Literal["delta", "whole"] = "delta" if any(self._by_differences) else "whole"
 
     def _has_base_of(self, rank: int) -> bool:
         base = self._of_rank(rank, lambda at: self._get(at, f"{rank}/delta"))
-        return self._older is not None and base == self._older.path.name.encode()
+        return self._older is not None and base == self._older.header.checksum.encode()
 
     def fill(self, version: VersionFile) -> None:
         """Raises FetchFailed if a block did not come."""
@@ -306,8 +306,7 @@ class Fetch:
         if time.monotonic() >= self._end:
             failures.append(f"the deadline of {self._order.deadline_s:.0f} s has passed")
         raise FetchFailed(
-            f"{self._order.version} could not be fetched from rank {rank} at {at.url}: "
-            f"{'; '.join(failures)}"
+            f"The weights could not be fetched from rank {rank} at {at.url}: {'; '.join(failures)}"
         )
 
     def _get(self, at: Location, what: str) -> bytes | None:
@@ -317,7 +316,7 @@ class Fetch:
         if connection is None or time.monotonic() - used_at > IDLE_S:
             connection = connect(at.url, at.context(), STALL_S)
         try:
-            path = f"{PARTS}{self._order.version}/{what}"
+            path = f"{PARTS}{self._order.checksum}/{what}"
             connection.request("GET", path, headers=self._authorization)
             answer = connection.getresponse()
             body = answer.read()

@@ -65,8 +65,7 @@ class JoinOrder:
     size: int
     """Members: the ranks, then the workers of all generators."""
     narrow: torch.dtype
-    """The generators' number format (`lrl.weights.version_file.transfer_dtype`)."""
-    bucket_bytes: int
+    """The generators' number format (`lrl.weights.version_file.spec_of`)."""
 
 
 Plan = dict[str, Any]
@@ -77,18 +76,15 @@ def plan_of(
     tensors: Sequence[TensorSpec], rows: Sequence[Sequence[tuple[int, int]]], bucket_bytes: int
 ) -> Plan:
     """`rows` are as in `Bucket`; buckets have `bucket_bytes` before the tensor that fills them."""
-    return {
-        "names": [one.name for one in tensors],
-        "dtypes": [str(one.dtype).removeprefix("torch.") for one in tensors],
-        "shapes": [one.shape for one in tensors],
-        "rows": rows,
-        "bucket_bytes": bucket_bytes,
-    }
+    told = [(one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in tensors]
+    return {"tensors": told, "rows": rows, "bucket_bytes": bucket_bytes}
 
 
 def buckets_of(plan: Plan) -> list[Bucket]:
-    dtypes = (getattr(torch, name) for name in plan["dtypes"])
-    tensors = list(map(TensorSpec, plan["names"], dtypes, map(tuple, plan["shapes"])))
+    tensors = [
+        TensorSpec(name, getattr(torch, dtype), tuple(shape))
+        for name, dtype, shape in plan["tensors"]
+    ]
     found, first, size = list[Bucket](), 0, 0
     for end, tensor in enumerate(tensors, start=1):
         size += tensor.nbytes

@@ -62,13 +62,10 @@ class Nccl(Transport):
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """NCCL refuses two processes on one GPU, unless NCCL_HOSTID says that they are two machines
-        (not run yet)."""
+        """NCCL refuses two processes on one GPU."""
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
-        if machine.shares_device and "NCCL_HOSTID" not in os.environ:
-            return "but the generator shares the trainer's GPU"
-        return ""
+        return "but the generator shares the trainer's GPU" if machine.shares_device else ""
 
     @classmethod
     def server_refusal(cls, settings: ServerSettings) -> str:
@@ -84,12 +81,6 @@ class Nccl(Transport):
         return ""
 
     @classmethod
-    def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Another host for each, where the trainer names its own (`refusal`)."""
-        host = inherited.get("NCCL_HOSTID")
-        return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
-
-    @classmethod
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
         """NCCL's: members that disagree about one of them may wait for each other for ever."""
         common = (one for one in own if one.startswith("NCCL_") and one not in OF_ONE_MACHINE)
@@ -98,7 +89,6 @@ class Nccl(Transport):
     def connect(self, calls: PoolCalls) -> None:
         """Makes a communicator: the trainer's ranks, and behind them the workers of all generators.
         CollectiveBroken if one did not join."""
-        calls.close_update()  # vLLM refuses to leave a communicator while one is open
         calls.each(
             RELEASE, lambda one: one.client.post(RELEASE, deadline_s=calls.silence_s), short=True
         )
@@ -111,7 +101,7 @@ class Nccl(Transport):
         for generator in calls.participants:
             offsets[generator] = {"rank_offset": size}
             size += generator.server.settings.tensor_parallel_size
-        order = JoinOrder(unique_id, size, dtype, BUCKET_BYTES)
+        order = JoinOrder(unique_id, size, dtype)
         plan, joined = self.policy.join_broadcast(self.name, order)
         encoded = base64.b64encode(unique_id).decode()
         common = {"plan": plan, "unique_id": encoded, "world_size": size}
@@ -197,7 +187,7 @@ class Broadcast:
         if any(of_rank != names for of_rank, _ in found):
             raise RuntimeError("The ranks have the policy's weights in different orders.")
         rows = ranks.share([of_rank for _, of_rank in found])
-        plan = plan_of(tensors, rows, order.bucket_bytes)
+        plan = plan_of(tensors, rows, BUCKET_BYTES)
         self._buckets = buckets_of(plan)
         join = partial(
             join_communicator,

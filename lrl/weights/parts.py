@@ -1,10 +1,10 @@
 """The parts of a version on their way to the generators: what a rank keeps in its memory and
 serves, and rank 0's order to fetch it.
 
-    GET /lrl/parts/VERSION/RANK/header    the header of the version's file, of any rank
-                               /delta     the version that the differences need; empty without
-                               /N         block N
-                               /dN        its difference to the block of the base
+    GET /lrl/parts/CHECKSUM/RANK/header    the header of the version with that checksum, of any rank
+                                /delta     the version that the differences need; empty without
+                                /N         block N
+                                /dN        its difference to the block of the base
 
 Generators that have fetched a block serve it under the same path (`lrl.vllm_plugin.fetched_files`).
 
@@ -51,10 +51,8 @@ PARTS = "/lrl/parts/"
 class FetchOrder:
     """One version of the weights, and the ways to it."""
 
-    version: str
-    """Unique in the run: no other content has the name."""
-    checksum: int
-    """Of its header."""
+    checksum: str
+    """Of its header: no other content has it."""
     ranks: list[Location]
     """The trainer's, each with its part."""
     peers: list[Location]
@@ -135,19 +133,19 @@ class Part:
     Args:
         header, rank: Of the version, and whose part it is.
         descriptor: The file: every block is at its place in the version's, and the rest is a hole.
-        base: The version before.
-        older: Its part, freed when all differences are made.
+        older: The part of the version before, freed when all differences are made.
     """
 
     def __init__(
-        self, header: Header, rank: int, descriptor: int, base: str = "", older: Part | None = None
+        self, header: Header, rank: int, descriptor: int, older: Part | None = None
     ) -> None:
         self.header = header
         self.blocks = header.parts[rank]
-        self._base = base
+        self._base = ""
         self._differences: list[Future[bytes]] = []
         self._file = os.fdopen(descriptor, "rb")
         if older is not None:
+            self._base = older.header.checksum
             older.end_differences()
             self._differ(older)
 
@@ -174,7 +172,7 @@ class Part:
 
     @cached_property
     def base(self) -> str:
-        """The version whose differences are worth fetching; empty if none are."""
+        """The checksum of the version whose differences are worth fetching; empty if none are."""
         tried = self._differences[:BLOCKS_THAT_DECIDE]
         small = sum(len(one.result()) for one in tried)
         if small <= MAX_DELTA_SHARE * sum(block.nbytes for block in self.blocks[: len(tried)]):
@@ -198,19 +196,19 @@ class Part:
 
 
 class PartServer(TokenServer):
-    """Serves the parts of one rank, by version."""
+    """Serves the parts of one rank, one for each pool."""
 
     def __init__(self, endpoint: Endpoint, token: str, parts: dict[str, Part]) -> None:
         self._parts = parts
-        super().__init__(endpoint, token, [web.get(PARTS + "{version}/{part}/{what}", self._serve)])
+        route = web.get(PARTS + "{checksum}/{part}/{what}", self._serve)
+        super().__init__(endpoint, token, [route])
 
     async def _serve(self, request: web.Request) -> web.Response:
-        part = self._parts.get(request.match_info["version"])
-        if part is None:
-            return web.json_response({"error": "there is no such version any more"}, status=404)
-        return web.Response(
-            body=await asyncio.to_thread(content_of, part, request.match_info["what"])
-        )
+        asked = request.match_info
+        for part in list(self._parts.values()):
+            if part.header.checksum == asked["checksum"]:
+                return web.Response(body=await asyncio.to_thread(content_of, part, asked["what"]))
+        return web.json_response({"error": "there is no such version any more"}, status=404)
 
 
 def content_of(part: Part, what: str) -> bytes:

@@ -36,50 +36,42 @@ class PoolCalls:
     deadline_s: float
     """Seconds for each phase."""
     silence_s: float
-    """Seconds for a call that takes milliseconds when nothing is wrong; at most `deadline_s`."""
+    """Seconds for a call that takes milliseconds when nothing is wrong."""
     interrupted: Callable[[], None] = lambda: None
     """Called while waiting; raises to end the wait."""
     collective: bool = False
     """Whether the transfer needs every generator: its calls then raise CollectiveBroken if one has
     failed."""
     version: int = 0
-    participants: list[Generator] = field(default_factory=list)
-    """Generators that have not failed so far, in their order."""
+    generators: Sequence[Generator] = ()
     failed: Failures = field(default_factory=dict)
     """Generators that have failed since `begin`."""
     hopeless: set[Generator] = field(default_factory=set)
     """Failed generators that another attempt cannot help."""
-    _open: set[Generator] = field(default_factory=set)
-    """Generators in which an update may be open: it was started, and no finish was confirmed."""
-
-    def __post_init__(self) -> None:
-        self.silence_s = min(self.silence_s, self.deadline_s)
 
     # ---- who takes part
 
+    @property
+    def participants(self) -> list[Generator]:
+        return [one for one in self.generators if one not in self.failed]
+
     def begin(self, generators: Sequence[Generator]) -> None:
-        """Forgets earlier failures."""
-        self.participants = list(generators)
+        """Directs the next calls to these generators, and forgets earlier failures."""
+        self.generators = generators
         self.failed = {}
         self.hopeless = set()
-
-    def include(self, generators: Sequence[Generator]) -> None:
-        """Directs the next calls to the `generators` that have not failed since `begin`."""
-        self.participants = [one for one in generators if one not in self.failed]
 
     def exclude(self, failed: Mapping[Generator, str], hopeless: bool = False) -> None:
         if hopeless:
             self.hopeless |= failed.keys()
         self.failed = {**failed, **self.failed}  # the first failure says most
-        self.include(self.participants)
 
     def exclude_evicted(self) -> None:
         evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
         self.exclude(evicted, hopeless=True)
 
     def fail_all(self, why: str) -> None:
-        self.failed |= dict.fromkeys(self.participants, why)
-        self.participants = []
+        self.exclude(dict.fromkeys(self.participants, why))
 
     def log_failures(self, attempt: int, failed: Failures) -> None:
         if failed:
@@ -165,7 +157,6 @@ class PoolCalls:
 
     def start_update(self) -> None:
         self.need_all(START)
-        self._open |= set(self.participants)
         self.post(START)
 
     def update(self, info: Body) -> None:
@@ -174,9 +165,7 @@ class PoolCalls:
 
     def finish_update(self) -> None:
         """From then on tokens carry the new version."""
-        body = {"weight_version": str(self.version)}
-        self.post(FINISH, lambda generator: body)
-        self._open -= set(self.participants)
+        self.post(FINISH, lambda generator: {"weight_version": str(self.version)})
 
     def confirm_version(self) -> None:
         route, held = "/weight_info", {"weight_version": str(self.version)}
@@ -184,11 +173,9 @@ class PoolCalls:
 
     def close_update(self) -> None:
         """Closes an update that a failed attempt may have left open: vLLM refuses a second start
-        until then. If the start never arrived, the engine answers with an error, which is ignored;
-        the next update overwrites whatever this one loaded."""
-        still_open = [one for one in self.participants if one in self._open]
-        body, longest_s = {"weight_version": "abandoned"}, self.silence_s
-        work = gather([one.client.post(FINISH, body, deadline_s=longest_s) for one in still_open])
-        what = "closing an update that failed"
-        self.loop.wait(work, longest_s + MARGIN_S, what, self.interrupted)
-        self._open -= set(still_open)
+        until then. An engine without one answers with an error, which is ignored; the next update
+        overwrites whatever this one loaded."""
+        body = {"weight_version": "abandoned"}
+        self.try_each(
+            FINISH, lambda one: one.client.post(FINISH, body, deadline_s=self.silence_s), short=True
+        )

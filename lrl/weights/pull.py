@@ -18,7 +18,7 @@ from lrl.generators.generator import Generator
 from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_towards
 from lrl.weights.parts import FETCH, FetchOrder, FetchReport
 from lrl.weights.pool_calls import Failures, PoolCalls
-from lrl.weights.staging import Served, Staged, StageOrder
+from lrl.weights.staging import Served, StageOrder
 from lrl.weights.transport import Machine, Policy, Transport
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 class Pull(Transport):
     backend = "pull"
     copies = True
-    fetches = True
     narrows = True
     middleware = ("lrl.vllm_plugin.fetched_files.PullRoutes",)
 
@@ -61,8 +60,7 @@ class Pull(Transport):
         self._dtype: torch.dtype | None = None
         self._endpoint = Endpoint()
         self._served: list[Served] = []
-        self._number = 0
-        self._staged: Staged | None = None
+        self._checksum = ""  # of the staged version
         self._fetched: dict[Generator, str] = {}  # the path of the staged version on its machine
 
     def connect(self, calls: PoolCalls) -> None:
@@ -75,11 +73,9 @@ class Pull(Transport):
         super().connect(calls)
 
     def stage(self) -> None:
-        self._number += 1
-        name = f"{self.name}-{self._number}"
-        staged = self.policy.stage_weights(StageOrder(self.name, name, self._dtype))
-        if staged != self._staged:
-            self._staged = staged
+        checksum = self.policy.stage_weights(StageOrder(self.name, self._dtype)).checksum
+        if checksum != self._checksum:
+            self._checksum = checksum
             self._fetched = {}
 
     def distribute(self, calls: PoolCalls) -> Failures:
@@ -104,18 +100,14 @@ class Pull(Transport):
         return calls.try_each(FETCH, fetch)
 
     def send(self, calls: PoolCalls) -> None:
-        assert self._staged is not None, "staged before"
-        checksum = self._staged.header.checksum
-        calls.update(lambda one: {"file": self._fetched[one], "checksum": checksum})
+        calls.update(lambda one: {"file": self._fetched[one], "checksum": self._checksum})
 
     async def _have_fetched(
         self, generator: Generator, peers: Sequence[Generator], beside: str, deadline_s: float
     ) -> None:
-        assert self._staged is not None, "staged before"
         started = time.monotonic()
         order = FetchOrder(
-            self._staged.name,
-            self._staged.header.checksum,
+            self._checksum,
             ranks=[self._location(one, generator) for one in self._served],
             # One that listens on loopback is reached by no other machine.
             peers=[one.server.location for one in peers if generator in peers],

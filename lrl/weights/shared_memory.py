@@ -42,7 +42,7 @@ class SharedMemory(Transport):
     def __init__(self, policy: Policy, name: str) -> None:
         super().__init__(policy, name)
         self._file: Path | None = None
-        self._checksum = 0
+        self._checksum = ""
 
     def stage(self) -> None:
         """Writes the weights next to the older file, then removes that one."""
@@ -50,13 +50,13 @@ class SharedMemory(Transport):
         file = folder / "weights.safetensors"
         try:
             open_new(file).close()
-            staged = self.policy.stage_weights(StageOrder(self.name, folder.name, None, str(file)))
+            header = self.policy.stage_weights(StageOrder(self.name, None, str(file)))
         except BaseException:
             shutil.rmtree(folder)
             raise
         self.close()
         self._file = file
-        self._checksum = staged.header.checksum
+        self._checksum = header.checksum
 
     def send(self, calls: PoolCalls) -> None:
         calls.update(lambda one: {"file": str(self._file), "checksum": self._checksum})

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -43,17 +43,10 @@ class StageOrder:
 
     pool: str
     """Of the generators; each has versions of its own."""
-    version: str
-    """A name that no other version has."""
     narrow: torch.dtype | None
-    """The generators' number format (`lrl.weights.version_file.transfer_dtype`)."""
+    """The generators' number format (`lrl.weights.version_file.spec_of`)."""
     file: str = ""
     """New and empty; without one each rank keeps its part in its memory."""
-
-
-class Staged(NamedTuple):
-    name: str
-    header: Header
 
 
 class Staging:
@@ -66,26 +59,25 @@ class Staging:
     def __init__(self, here: bool = True) -> None:
         self._here = here
         self.parts: dict[str, Part] = {}
-        """What this rank serves, by version."""
-        self._empty: dict[str, Header] = {}
-        """By pool, without checksums."""
-        self._staged: dict[str, Staged] = {}
+        """What this rank serves, by pool."""
+        self._headers: dict[str, Header] = {}
+        """Of each pool's last version; the next one differs in its checksums."""
         self._server: PartServer | None = None
 
-    def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Staged:
+    def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Header:
         """Stages a version; all ranks call it, and another attempt changes nothing. Raises OSError
         on rank 0 if a rank has no room for its part."""
-        empty = self._empty.get(order.pool)
-        if empty is None:
-            empty = self._empty[order.pool] = make_header(pieces, order.narrow, ranks)
-        descriptor, sums, fault = _write_part(pieces(), empty, order, ranks.rank)
+        before = self._headers.get(order.pool) or make_header(pieces, order.narrow, ranks)
+        descriptor, sums, fault = _write_part(pieces(), before, order, ranks.rank)
         told = ranks.gather((sums, fault))
         fault = "; ".join(fault for _, fault in told if fault)
         header = ranks.share(
-            empty.with_sums([sums for sums, _ in told]) if told and not fault else None
+            before.with_sums([sums for sums, _ in told]) if told and not fault else None
         )
+        self._headers[order.pool] = header or before
         if header is not None and not order.file:
-            return self._keep(order, header, ranks.rank, descriptor)
+            self._keep(order.pool, header, ranks.rank, descriptor)
+            return header
         try:
             if header is not None and ranks.rank == 0:
                 write_at(descriptor, header.text, 0)
@@ -94,20 +86,16 @@ class Staging:
                 os.close(descriptor)
         if header is None and ranks.rank == 0:
             raise OSError(fault)
-        return Staged(order.version, header or empty)
+        return header or before
 
-    def _keep(self, order: StageOrder, header: Header, rank: int, descriptor: int) -> Staged:
+    def _keep(self, pool: str, header: Header, rank: int, descriptor: int) -> None:
         from lrl.weights.parts import Part  # here: not with a file
 
-        before = self._staged.get(order.pool)
-        if before is not None and before.header == header:  # another attempt
+        older = self.parts.get(pool)
+        if older is not None and older.header == header:  # another attempt
             os.close(descriptor)
-            return before
-        base = "" if before is None else before.name
-        older = self.parts.pop(base, None)
-        self.parts[order.version] = Part(header, rank, descriptor, base=base, older=older)
-        self._staged[order.pool] = staged = Staged(order.version, header)
-        return staged
+        else:
+            self.parts[pool] = Part(header, rank, descriptor, older)
 
     def serve(self, endpoint: Endpoint, token: str, ranks: Ranks) -> list[Served]:
         """Begins to serve the parts; all ranks call it. Returns where, by rank, on rank 0, which
@@ -130,7 +118,6 @@ class Staging:
         for part in self.parts.values():
             part.close()
         self.parts.clear()
-        self._staged.clear()
 
 
 def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Header:
@@ -157,7 +144,7 @@ def _write_part(
             if needed > free:
                 takes, has = in_gib(needed, free)
                 raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
-            descriptor = os.memfd_create(order.version)
+            descriptor = os.memfd_create(order.pool)
         else:
             if rank == 0:
                 require_room(Path(order.file).parent, empty.size)

@@ -65,7 +65,7 @@ class Sync:
     deadline_s: float = field(kw_only=True)
     """Seconds for each phase."""
     silence_s: float = field(kw_only=True)
-    """Seconds for a call that moves nothing (pause, resume); at most `deadline_s`."""
+    """Seconds for a call that moves nothing (pause, resume)."""
     interrupted: Callable[[], None] = lambda: None
     """Called while the trainer waits; raises to end the wait."""
     check_outage: Callable[[GeneratorPool], None] = lambda pool: None
@@ -160,8 +160,6 @@ class Sync:
         self._calls.log_failures(1, self._calls.failed)
         if self._calls.failed:
             return False
-        if not self.transport.fetches:  # while they fetch, they take requests: it may be minutes
-            self._call(self.pool.drain(stale), "draining generators")
         self._in_background = True
         self._background = self._thread.submit(self._finish_in_background, stale, on_synced)
         return True
@@ -233,11 +231,12 @@ class Sync:
         to_evict, late = Failures(), Failures()
         todo, calls = stale, self._calls
         for number in range(1, ATTEMPTS + 1):
+            calls.begin(todo)
+            if number > 1:
+                calls.close_update()
             if not self._in_background:
                 self.stopwatch.enter("stage")
                 self._stage(todo)
-            elif number > 1:
-                calls.begin(todo)
             for phase in (self._pause, self._load, self._resume):
                 if calls.participants:
                     phase()
@@ -269,7 +268,7 @@ class Sync:
                     calls.fail_all(str(error))
                 known = self._connected | set(calls.participants)
                 self._connected = {generator for generator in known if generator.eviction is None}
-            calls.include(generators)
+            calls.generators = generators
             if calls.participants:
                 self.transport.stage()
 
@@ -284,7 +283,6 @@ class Sync:
 
     def _load(self) -> None:
         calls = self._calls
-        calls.close_update()
         try:
             calls.start_update()
             self.transport.send(calls)

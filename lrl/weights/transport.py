@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from lrl.system.ranks import Ranks
     from lrl.weights.buckets import JoinOrder, Plan
     from lrl.weights.pool_calls import Failures, PoolCalls
-    from lrl.weights.staging import Served, Staged, StageOrder
+    from lrl.weights.staging import Served, StageOrder
+    from lrl.weights.version_file import Header
 
 
 class Machine(NamedTuple):
@@ -45,7 +46,7 @@ class Policy(Protocol):
 
     def whole_weights(self, merged_in: dtype | None = None) -> Iterator[tuple[str, Tensor]]: ...
 
-    def stage_weights(self, order: StageOrder) -> Staged: ...
+    def stage_weights(self, order: StageOrder) -> Header: ...
 
     def serve_weights(self, endpoint: Endpoint, token: str) -> list[Served]: ...
 
@@ -65,8 +66,6 @@ class Transport:
     """All generators take part in one transfer; a change of the pool has all connect anew."""
     copies = False
     """`stage` copies the weights, so that the policy may change while they are sent."""
-    fetches = False
-    """The generators fetch what `stage` copied, in `distribute`."""
     narrows = False
     """The weights travel in the generators' number format, if that is smaller."""
     middleware: tuple[str, ...] = ()
@@ -91,11 +90,6 @@ class Transport:
         """Why a generator of another process cannot join a run whose generators are at `host`, as
         words after the run's name; empty if it can."""
         return ""
-
-    @classmethod
-    def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Variables that generator `number` needs besides inherited ones."""
-        return {}
 
     @classmethod
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
@@ -141,8 +135,6 @@ TRANSPORTS = {
 }
 """`auto` takes the first that works on this machine, and for joining generators if others may
 join."""
-ON_CUDA = ("ipc", "nccl")
-"""Transports between GPUs, which a run on a CPU does not import."""
 
 
 def find_transport(name: str) -> type[Transport]:
@@ -168,8 +160,6 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
         return chosen
     is_open = not is_loopback(machine.host)
     for one in TRANSPORTS:
-        if one in ON_CUDA and not machine.on_cuda:
-            continue
         found = find_transport(one)
         why = found.refusal(machine)
         if not why and not (is_open and found.join_refusal(False, machine.host)):

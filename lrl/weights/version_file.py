@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from lrl.system.machine import in_gib
 from lrl.training.merging import DOWN, UP, merge
@@ -67,19 +67,13 @@ class TensorSpec(NamedTuple):
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
-def transfer_dtype(
-    dtype: torch.dtype, shape: tuple[int, ...], narrow: torch.dtype | None
-) -> torch.dtype:
-    """Returns the number format in which a tensor travels: that of the generators for a matrix, if
-    it is narrower, since a generator would round it anyway. Vectors and integers keep the policy's:
-    they are few bytes, and vLLM computes with some of them in float32."""
-    if narrow is None or len(shape) < 2 or not dtype.is_floating_point:
-        return dtype
-    return narrow if narrow.itemsize < dtype.itemsize else dtype
-
-
 def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
-    dtype = transfer_dtype(piece.rows.dtype, piece.shape, narrow)
+    """Returns how a tensor travels: a matrix in the generators' number format, `narrow`, if that is
+    smaller, since a generator would round it anyway. Vectors and integers keep the policy's: they
+    are few bytes, and vLLM computes with some of them in float32."""
+    dtype, is_matrix = piece.rows.dtype, len(piece.shape) > 1
+    if narrow is not None and is_matrix and dtype.is_floating_point:
+        dtype = min(dtype, narrow, key=lambda one: one.itemsize)
     return TensorSpec(piece.name, dtype, piece.shape)
 
 
@@ -133,9 +127,9 @@ class Header:
         return found
 
     @cached_property
-    def checksum(self) -> int:
-        """Of the whole version: the table has the checksums of all blocks."""
-        return xxh3_64_intdigest(self.text)
+    def checksum(self) -> str:
+        """Of the whole version, and its name: the table has the checksums of all blocks."""
+        return xxh3_64_hexdigest(self.text)
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -230,7 +224,7 @@ def read_header(path: Path | str) -> Header:
         return Header(length + file.read(min(size, os.path.getsize(path))))
 
 
-def check_file(path: Path | str, checksum: int) -> None:
+def check_file(path: Path | str, checksum: str) -> None:
     """Raises ValueError unless a file is the whole version whose header has this checksum."""
     header = read_header(path)
     if header.checksum != checksum:

@@ -173,18 +173,6 @@ def test_the_trainer_continues_and_prompts_are_admitted_only_when_the_generators
     assert copying.version == 1 and copying.pause_seconds > 0
 
 
-def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
-    copying: ModelRun,
-) -> None:
-    sync, begins = copying.syncs[copying.pool], threading.Event()
-    run: Any = sync._finish_in_background
-    sync._finish_in_background = lambda *parts: begins.wait(60) and run(*parts)  # type: ignore[assignment]
-    copying.step(1)
-    assert copying.pool.serving == [] and len(copying.pool.alive) == 2
-    begins.set()
-    wait_for(lambda: serving(copying.pool.generators) == [1, 1])
-
-
 def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhile(
     copying: ModelRun,
 ) -> None:

@@ -236,9 +236,9 @@ def staged(policy: lrl.PolicyModule, work: Path) -> dict[str, Tensor]:
     """Returns the weights as a generator maps them, of a file that is written in several chunks."""
     file = work / "staged.safetensors"
     file.write_bytes(b"")
-    order = StageOrder("pool", "version", None, str(file))
+    order = StageOrder("pool", None, str(file))
     with mock.patch.object(staging, "CHUNK_BYTES", 2**12):
-        header = policy.stage_weights(order).header
+        header = policy.stage_weights(order)
     check_file(file, header.checksum)
     return load_file(file)
 

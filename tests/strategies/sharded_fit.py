@@ -98,7 +98,7 @@ class StageWeights(OnRankZero):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         # A rank may write no file.
         with pl_module.ranks.within(self.deadline_s), suppress(OSError):
-            pl_module.stage_weights(StageOrder("pool", f"version-{trainer.global_step}", None))
+            pl_module.stage_weights(StageOrder("pool", None))
 
 
 def make_policy(folder: str, adapters: bool, dtype: Any = "float32") -> Any:

@@ -59,8 +59,7 @@ def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
     unique_id, size = str(place).encode(), policy.ranks.size + 1
     with ThreadPoolExecutor(1) as thread:
         worker = thread.submit(Communicator, unique_id, size - 1, size, "cpu")
-        order = JoinOrder(unique_id, size, torch.bfloat16, bucket_bytes=1000)
-        plan, _ = policy.join_broadcast("pool", order)
+        plan, _ = policy.join_broadcast("pool", JoinOrder(unique_id, size, torch.bfloat16))
         group = worker.result(60)
         found = thread.submit(receive, group, plan)
         policy.send_broadcast("pool")
@@ -72,7 +71,7 @@ def main(models: Path, folder: Path, sizes: dict[str, int], offload: bool) -> No
     """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh, and weights
     that `offload` wait on the CPU."""
     them = meet(folder)
-    nccl.join_communicator = Communicator
+    nccl.join_communicator, nccl.BUCKET_BYTES = Communicator, 1000
     for model in sorted(models.iterdir()):
         if "tensor" in sizes and model.name in UNDIVIDED:
             continue
@@ -84,8 +83,8 @@ def main(models: Path, folder: Path, sizes: dict[str, int], offload: bool) -> No
             torch.save(sent, folder / f"{model.name}-sent.pt")
             file = folder / f"{model.name}.safetensors"
             file.touch()
-            policy.stage_weights(StageOrder("file", "file", None, str(file)))
-            policy.stage_weights(StageOrder("parts", "parts", torch.bfloat16))
+            policy.stage_weights(StageOrder("file", None, str(file)))
+            policy.stage_weights(StageOrder("parts", torch.bfloat16))
             torch.save(
                 broadcast(policy, folder / f"{model.name}-met"), folder / f"{model.name}-worker.pt"
             )

@@ -13,7 +13,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from lrl.weights.version_file import Header, check_file, transfer_dtype
+from lrl.training.pieces import Piece
+from lrl.weights.version_file import Header, check_file, spec_of
 from tests.policies import SIZES, save_model
 from tests.strategies import staged_parts
 from tests.strategies.forked_ranks import run_ranks
@@ -77,7 +78,7 @@ def test_a_worker_receives_the_weights_of_all_ranks_in_its_format(staged: tuple[
         weights = torch.load(folder / f"{file.stem.removesuffix('-worker')}-sent.pt")
         assert received.keys() == weights.keys()
         for name, weight in weights.items():
-            dtype = transfer_dtype(weight.dtype, tuple(weight.shape), torch.bfloat16)
+            dtype = spec_of(Piece(name, weight.shape, 0, weight), torch.bfloat16).dtype
             others = (received[name] != weight.to(dtype)).float().mean()
             # A product of some rows may differ from that of all in its last bit, and so one in
             # thousands of draws.
@@ -102,7 +103,7 @@ def test_the_parts_in_the_ranks_memory_make_a_file_in_the_generators_format(
         check_file(file, header.checksum)
         found = load_file(file)
         for name, weight in load_file(reference).items():
-            dtype = transfer_dtype(weight.dtype, tuple(weight.shape), torch.bfloat16)
+            dtype = spec_of(Piece(name, weight.shape, 0, weight), torch.bfloat16).dtype
             assert torch.equal(found[name], weight.to(dtype)), name
 
 

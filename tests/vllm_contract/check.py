@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def snapshots() -> dict[str, Snapshot]:
     return {one["version"]: one for one in found}
 
 
+@cache
 def imports_of_vllm() -> dict[tuple[str, str | None], str]:
     """Returns each module and name of vLLM that the project imports, and a file that does."""
     found: dict[tuple[str, str | None], str] = {}

@@ -50,7 +50,6 @@ class Trainer:
     def __init__(self, ranks: int = 1, endpoint: Endpoint = Endpoint()) -> None:  # noqa: B008 - frozen
         self.ranks = ranks
         self.stagings = [Staging() for _ in range(ranks)]
-        self.version = 0
         torch.manual_seed(0)
         self.weights: Weights = {
             "matrix": torch.randn(300, 256).bfloat16(),
@@ -66,15 +65,12 @@ class Trainer:
 
     def stage(self) -> FetchOrder:
         """Stages the weights as they are, and returns the order to fetch them."""
-        self.version += 1
-        order = StageOrder("pool", f"v{self.version}", None)
 
-        def stage(each: Ranks) -> int:
-            staging = self.stagings[each.rank]
-            return staging.stage(lambda: pieces(self.weights, each), order, each).header.checksum
+        def stage(each: Ranks) -> str:
+            staging, order = self.stagings[each.rank], StageOrder("pool", None)
+            return staging.stage(lambda: pieces(self.weights, each), order, each).checksum
 
-        checksum = on_ranks(self.ranks, stage)[0]
-        return FetchOrder(order.version, checksum, self.locations, [], 0, DEADLINE_S)
+        return FetchOrder(on_ranks(self.ranks, stage)[0], self.locations, [], 0, DEADLINE_S)
 
     def is_in(self, file: str) -> bool:
         found = load_file(file)
@@ -101,8 +97,7 @@ def one_rank() -> Iterator[Trainer]:
 
 def source(trainer: Trainer, *faults: Fault) -> AbstractContextManager[ScriptedSource]:
     """Runs a source that has what all ranks have staged."""
-    version = f"v{trainer.version}"
-    parts = {rank: staging.parts[version] for rank, staging in enumerate(trainer.stagings)}
+    parts = {rank: staging.parts["pool"] for rank, staging in enumerate(trainer.stagings)}
     return scripted(parts, *faults)
 
 
@@ -115,7 +110,7 @@ def test_a_newcomer_fetches_the_whole_and_one_that_holds_the_version_before_the_
     trainer.step()
     second = files.fetch(trainer.stage())
     assert second.how == "delta" and second.from_trainer < first.from_trainer / 10
-    assert trainer.is_in(second.file) and "v1" not in names(files)
+    assert trainer.is_in(second.file) and Path(first.file).name not in names(files)
 
 
 def test_one_that_missed_a_version_fetches_the_whole_and_keeps_no_other(
@@ -125,7 +120,7 @@ def test_one_that_missed_a_version_fetches_the_whole_and_keeps_no_other(
     for _ in range(2):
         trainer.step()
         third = trainer.stage()
-    assert files.fetch(third).how == "whole" and names(files) == {"v3"}
+    assert files.fetch(third).how == "whole" and names(files) == {third.checksum}
 
 
 def test_what_is_held_or_beside_is_not_fetched_again(
@@ -158,14 +153,14 @@ def test_a_broken_transfer_is_resumed_with_the_blocks_that_are_missing(
     one_rank: Trainer, files: FetchedFiles
 ) -> None:
     asked = one_rank.stage()
-    blocks = len(one_rank.stagings[0].parts["v1"].blocks)
+    blocks = len(one_rank.stagings[0].parts["pool"].blocks)
     faults: list[Fault] = ["none"] * 20
     with (
         source(one_rank, *faults, *["cut"] * 1000) as broken,
         pytest.raises(FetchFailed, match="from rank 0 at"),
     ):
         files.fetch(replace(asked, ranks=[broken.location]))
-    assert names(files) == {"v1.draft"}
+    assert names(files) == {f"{asked.checksum}.draft"}
     with source(one_rank) as whole:
         assert one_rank.is_in(files.fetch(replace(asked, ranks=[whole.location])).file)
         assert len(whole.asked) == blocks - 20
@@ -203,7 +198,7 @@ def test_whatever_breaks_a_version_is_whole_or_it_is_not_there(
                     report = files.fetch(order)
                     break
                 except FetchFailed:
-                    assert "v2" not in names(files)
+                    assert order.checksum not in names(files)
         assert trainer.is_in(report.file)
 
 
@@ -253,10 +248,10 @@ def test_without_room_nothing_is_written(
     "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}]
 )
 def test_without_the_token_a_rank_serves_nothing(header: dict[str, str], trainer: Trainer) -> None:
-    trainer.stage()
+    version = trainer.stage().checksum
     for rank, location in enumerate(trainer.locations):
         for what in ("header", "delta", "0"):
-            status, body = call(location.url, "GET", f"{PARTS}v1/{rank}/{what}", header)
+            status, body = call(location.url, "GET", f"{PARTS}{version}/{rank}/{what}", header)
             assert status == 401 and TOKEN.encode() not in body and len(body) < 200
 
 

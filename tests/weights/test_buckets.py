@@ -90,7 +90,7 @@ def test_ranks_that_have_the_weights_in_another_order_do_not_begin(
     monkeypatch.setattr(nccl, "join_communicator", lambda *_, **__: None)
     weights = weights_of([([9, 4], torch.float32), ([9, 4], torch.float32)])
     one, other = threaded_ranks(2)
-    order = JoinOrder(b"", 3, torch.float32, bucket_bytes=64)
+    order = JoinOrder(b"", 3, torch.float32)
     with ThreadPoolExecutor(1) as thread:
         turned = dict(reversed(weights.items()))
         joining = thread.submit(Broadcast().join, lambda: pieces(turned, other), order, other)
@@ -131,8 +131,9 @@ def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent(
             yield piece
 
     monkeypatch.setattr(nccl, "join_communicator", lambda *_, **__: group)
+    monkeypatch.setattr(nccl, "BUCKET_BYTES", 1)
     broadcast = Broadcast()
-    broadcast.join(each, JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks())
+    broadcast.join(each, JoinOrder(b"", 2, torch.float32), Ranks())
     read.clear()
     broadcast.send(Ranks()).result(60)
     assert group.broadcasts == 1 and read == list(weights)
@@ -150,9 +151,7 @@ def test_a_communicator_that_is_joined_after_it_was_given_up_is_left(
 
     monkeypatch.setattr(nccl, "join_communicator", join)
     broadcast = Broadcast()
-    _, joined = broadcast.join(
-        lambda: iter(()), JoinOrder(b"", 2, torch.float32, bucket_bytes=1), Ranks()
-    )
+    _, joined = broadcast.join(lambda: iter(()), JoinOrder(b"", 2, torch.float32), Ranks())
     broadcast.end(True, 60.0)
     assert not group.disabled
     go.touch()

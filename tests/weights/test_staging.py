@@ -44,10 +44,10 @@ def pieces(weights: Weights, ranks: Ranks) -> Iterator[Piece]:
 def staged(weights: Weights, file: Path, ranks: int = 1) -> Header:
     """Stages into a new file by as many ranks, and returns its header."""
     file.touch()
-    order = StageOrder("pool", "version", None, str(file))
+    order = StageOrder("pool", None, str(file))
 
     def stage(each: Ranks) -> Header:
-        return Staging().stage(lambda: pieces(weights, each), order, each).header
+        return Staging().stage(lambda: pieces(weights, each), order, each)
 
     return on_ranks(ranks, stage)[0]
 
@@ -61,15 +61,15 @@ def holds(file: Path, weights: Weights, header: Header) -> bool:
     )
 
 
-def assembled(stagings: list[Staging], version: str, file: Path) -> None:
+def assembled(stagings: list[Staging], file: Path) -> None:
     """Puts the parts of all ranks into a file, as a generator does."""
-    header = stagings[0].parts[version].header
+    header = stagings[0].parts["pool"].header
     with file.open("w+b") as out:
         out.write(header.text)
         out.truncate(header.size)
         for blocks, staging in zip(header.parts, stagings, strict=True):
             for block in blocks:
-                block.write(out.fileno(), staging.parts[version].read(block.index))
+                block.write(out.fileno(), staging.parts["pool"].read(block.index))
 
 
 @given(model=models, ranks=st.integers(1, 4))
@@ -81,16 +81,16 @@ def test_the_parts_of_all_ranks_make_the_file_that_one_rank_would_stage(
     one = staged(weights, folder / "one")
     assert holds(folder / "file", weights, staged(weights, folder / "file", ranks))
     stagings = [Staging() for _ in range(ranks)]
-    order = StageOrder("pool", "version", None)
+    order = StageOrder("pool", None)
 
     def stage(each: Ranks) -> object:
         return stagings[each.rank].stage(lambda: pieces(weights, each), order, each)
 
     on_ranks(ranks, stage)
-    assembled(stagings, "version", folder / "all")
+    assembled(stagings, folder / "all")
     whole, parts = load_file(folder / "one"), load_file(folder / "all")
     assert all(torch.equal(whole[name], parts[name]) for name in weights)
-    check_file(folder / "all", stagings[0].parts["version"].header.checksum)
+    check_file(folder / "all", stagings[0].parts["pool"].header.checksum)
     if ranks == 1:
         assert (folder / "one").read_bytes() == (folder / "all").read_bytes()
     assert one.size - len(one.text) == (folder / "all").stat().st_size - len(
@@ -104,11 +104,11 @@ def test_a_rank_that_has_the_weights_in_another_order_writes_the_same_file(tmp_p
     weights = weights_of([([9, 4], torch.float32), ([8, 3], torch.bfloat16), ([7], torch.int64)])
     file = tmp_path / "weights"
     file.touch()
-    order = StageOrder("pool", "version", None, str(file))
+    order = StageOrder("pool", None, str(file))
 
     def stage(each: Ranks) -> Header:
         own = dict(reversed(weights.items())) if each.rank else weights
-        return Staging().stage(lambda: pieces(own, each), order, each).header
+        return Staging().stage(lambda: pieces(own, each), order, each)
 
     assert holds(file, weights, on_ranks(3, stage)[0])
 
@@ -149,7 +149,7 @@ def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_su
 
     def stage(each: Ranks) -> None:
         try:
-            order = StageOrder("pool", f"version-{len(full)}", None)
+            order = StageOrder("pool", None)
             stagings[each.rank].stage(lambda: pieces(weights, each), order, each)
         except OSError as error:
             failures.append((each.rank, str(error)))
@@ -159,7 +159,7 @@ def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_su
     assert failures == [(0, f"rank 0: {why}; rank 1: {why}")]
     full.clear()
     on_ranks(2, stage)
-    assert all(staging.parts.keys() == {"version-0"} for staging in stagings)
+    assert all(staging.parts.keys() == {"pool"} for staging in stagings)
     for staging in stagings:
         staging.close()
 

@@ -16,11 +16,6 @@ OPEN = "10.0.0.1"
 """An address that other machines reach."""
 
 
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NCCL_HOSTID", raising=False)
-
-
 @pytest.mark.parametrize(
     ("name", "machine", "chosen"),
     [
@@ -74,14 +69,6 @@ def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start()
         GeneratorDevices.choose_transport(strategy)
     strategy.weight_transfer = "shared_memory"
     assert GeneratorDevices.choose_transport(strategy).backend == "shared_memory"
-
-
-def test_nccl_on_a_shared_gpu_needs_a_host_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_HOSTID", "a")
-    assert choose_transport("nccl", Machine(True, True)).backend == "nccl"
-    nccl = find_transport("nccl")
-    assert nccl.server_environment(1, {}) == {}
-    assert nccl.server_environment(1, {"NCCL_HOSTID": "a"}) == {"NCCL_HOSTID": "a-generator-1"}
 
 
 def test_a_joining_generator_is_refused_where_the_weights_cannot_reach_it() -> None:

@@ -15,7 +15,8 @@ from lrl.training.merging import DOWN, UP
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.buckets import JoinOrder, Plan
 from lrl.weights.nccl import Broadcast
-from lrl.weights.staging import Served, Staged, StageOrder, Staging
+from lrl.weights.staging import Served, StageOrder, Staging
+from lrl.weights.version_file import Header
 
 
 class WholeWeights:
@@ -35,7 +36,7 @@ class WholeWeights:
     def pieces(self) -> Iterator[Piece]:
         return (piece_of(name, one, self.ranks) for name, one in self.weights())
 
-    def stage_weights(self, order: StageOrder) -> Staged:
+    def stage_weights(self, order: StageOrder) -> Header:
         return self.staging.stage(self.pieces, order, self.ranks)
 
     def serve_weights(self, endpoint: Endpoint, token: str) -> list[Served]:

@@ -6,13 +6,13 @@ process, no memory, no processor) is an error, and never a reward.
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from lrl.errors import ConfigError, above, one_of
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.sandbox.forms import Pair, Tests, tests_in
-from lrl.rewards.sandbox.session import Isolation, Run, Sandbox, Session, check
+from lrl.rewards.sandbox.session import Isolation, Run, Sandbox, check, opened
 
 _TRIED_ROWS = 16  # before a run; the others when they are first used
 # Without a step back (`+` behind each), by which the time would grow with the square of a line.
@@ -122,12 +122,10 @@ class Code(Reward):
         self._tried.add(hash(tests))
 
     def _verdict(self, program: str, tests: Tests) -> Verdict:
-        by = self._by_pairs if tests.pairs else self._by_steps
-        with Session(self.sandbox, program) as session:
-            return by(session, tests)
-
-    def _by_steps(self, session: Session, tests: Tests) -> Verdict:
-        run = session.run(tests=tests, ends_at_failure=not self.partial)
+        if tests.pairs:
+            return self._by_pairs(program, tests.pairs)
+        with opened(self.sandbox, program, tests, ends_at_failure=not self.partial) as session:
+            run = session.run()
         failed = [number for number in tests.counted if number not in run.passed]
         passed = len(tests.counted) - len(failed)
         if not failed:
@@ -135,18 +133,19 @@ class Code(Reward):
         reason = f"{tests.steps[failed[0]].source!r:.200}: {run.why}"
         return Verdict(passed, len(tests.counted), reason, run.limit)
 
-    def _by_pairs(self, session: Session, tests: Tests) -> Verdict:
+    def _by_pairs(self, program: str, pairs: Sequence[Pair]) -> Verdict:
         passed = 0
         reason = limit = ""  # of the first failure
-        for pair in tests.pairs:
-            run = session.run(pair.stdin)
-            why = _difference(run, pair)
-            passed += not why
-            if why and not reason:
-                reason, limit = why, run.limit
-            if why and (not self.partial or run.is_last):
-                break
-        return Verdict(passed, len(tests.pairs), reason, limit)
+        with opened(self.sandbox, program) as session:
+            for pair in pairs:
+                run = session.run(pair.stdin)
+                why = _difference(run, pair)
+                passed += not why
+                if why and not reason:
+                    reason, limit = why, run.limit
+                if why and (not self.partial or run.is_last):
+                    break
+        return Verdict(passed, len(pairs), reason, limit)
 
 
 def program_in(response: str) -> str | None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from lrl.errors import ConfigError, CountedError
@@ -103,15 +103,8 @@ class Judge(Reward):
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         self._fields = given | {"response_format": _RESPONSE_FORMAT} | (parameters or {})
         self._cache = None if cache is None else Path(cache).expanduser().absolute()
-        self._endpoint = ModelEndpoint(
-            kind="judge",
-            route="/v1/chat/completions",
-            url=url,
-            api_key_env=api_key_env,
-            timeout_s=timeout_s,
-            retries=retries,
-            deadline_s=deadline_s,
-        )
+        asked = (url, api_key_env, timeout_s, retries, deadline_s)
+        self._endpoint = ModelEndpoint("judge", "/v1/chat/completions", *asked)
 
     def __repr__(self) -> str:
         """Names what decides a score: while that stays, a checkpoint keeps its baselines."""
@@ -133,53 +126,50 @@ class Judge(Reward):
         messages[-1]["content"] += f"\n\n{_ASKED}{scale}"
         body = {**self._fields, "messages": messages}
         if self._cache is None:
-            return self._score(await self._endpoint.ask(body, _answer_in))
+            return self._score(await self._endpoint.ask(body, _text_in))
         request = json.dumps({"url": self._endpoint.url, "body": body}, sort_keys=True)
         digest = hashlib.sha256(request.encode()).hexdigest()
         # A folder for each first two letters: a run may have millions.
         file = self._cache / digest[:2] / f"{digest}.json"
-        with suppress(OSError, ValueError, TypeError):  # not there, or cut by a crash
-            return self._score(Answer(**json.loads(file.read_text())))
-        answer = await self._endpoint.ask(body, _answer_in)
-        score = self._score(answer)
+        with suppress(OSError, ValueError, TypeError, CountedError):  # not there, or cut by a crash
+            return self._score(json.loads(file.read_text()))
+        text = await self._endpoint.ask(body, _text_in)
+        score = self._score(text)
         with best_effort("An answer of the judge", file):  # which has its score all the same
             file.parent.mkdir(parents=True, exist_ok=True)
             draft = file.with_name(f".{secrets.token_hex(8)}")
-            draft.write_text(json.dumps(answer._asdict()))
+            draft.write_text(json.dumps(text))
             draft.rename(file)  # whole: many processes use the folder at once
         return score
 
-    def _score(self, answer: "Answer") -> float:
+    def _score(self, text: str) -> float:
         score = None
         with suppress(ValueError, RecursionError):
-            match json.loads(answer.text, parse_int=float):
+            match json.loads(text, parse_int=float):
                 case {"reason": str(), "score": float(found), **others} if not others:
                     score = found
-        if answer.finish_reason == "length":
-            why = "is cut: raise Judge.max_tokens"
-        elif score is None:
-            why = "is not a JSON object of a reason and a score"
-        elif not self._lowest <= score <= self._highest:
+        if score is None:
+            raise _no_score("is not a JSON object of a reason and a score", text)
+        if not self._lowest <= score <= self._highest:
             bounds = f"{self._lowest:g} to {self._highest:g} (Judge.lowest, Judge.highest)"
-            why = f"has the score {score:.4g}, which is not in {bounds}"
-        else:
-            return (score - self._lowest) / (self._highest - self._lowest)
-        shown = answer.text[-_SHOWN:]  # a judge reasons first
-        raise CountedError("judge_no_score", f"the judge's answer {why}: {shown!r}")
+            raise _no_score(f"has the score {score:.4g}, which is not in {bounds}", text)
+        return (score - self._lowest) / (self._highest - self._lowest)
 
 
-class Answer(NamedTuple):
-    text: str
-    finish_reason: str  # `length` if it was cut
-
-
-def _answer_in(found: Any) -> Answer:
+def _text_in(found: Any) -> str:
     choice = found["choices"][0]
     # A model that has only reasoned, or was filtered, has written nothing.
     content = choice["message"]["content"] or ""
     if not isinstance(content, str):
         raise TypeError(f"the content is a {type(content).__name__}")
-    return Answer(content, str(choice.get("finish_reason")))
+    if choice.get("finish_reason") == "length":
+        raise _no_score("is cut: raise Judge.max_tokens", content)
+    return content
+
+
+def _no_score(why: str, text: str) -> CountedError:
+    shown = text[-_SHOWN:]  # a judge reasons first
+    return CountedError("judge_no_score", f"the judge's answer {why}: {shown!r}")
 
 
 def _text_of(values: Mapping[str, Any], name: str) -> str:
@@ -226,15 +216,8 @@ class RewardModel(Reward):
         self.label = label
         self.activation = activation
         self.deadline_s = deadline_s
-        self.endpoint = ModelEndpoint(
-            kind="reward_model",
-            route="/classify",
-            url=url,
-            api_key_env=api_key_env,
-            timeout_s=timeout_s,
-            retries=retries,
-            deadline_s=deadline_s,
-        )
+        asked = (url, api_key_env, timeout_s, retries, deadline_s)
+        self.endpoint = ModelEndpoint("reward_model", "/classify", *asked)
 
     def __repr__(self) -> str:
         """See `Judge.__repr__`."""
@@ -321,8 +304,8 @@ class ModelEndpoint:
     async def _posted(self, body: dict[str, Any]) -> str:
         import openai  # here: it takes seconds and 59 MB
 
-        key = self._key()
-        if key == "":
+        key = self._key
+        if self.api_key_env and not key:
             raise self.refused("api_key_env names a variable that is not set on this machine")
         # A client for each answer: a server may close an idle connection as a request goes out.
         client = openai.AsyncOpenAI(
@@ -358,9 +341,8 @@ class ModelEndpoint:
     def _shown(self, text: str) -> str:
         """Returns the beginning of a server's text, without the key, which it may repeat."""
         text = " ".join(text.split())
-        key = self._key()
-        return (text.replace(key, "***") if key else text)[:_SHOWN]
+        return (text.replace(self._key, "***") if self._key else text)[:_SHOWN]
 
-    def _key(self) -> str | None:
-        """Returns the key, "" if it is not set here, and None if none is sent."""
-        return self.api_key_env and os.environ.get(self.api_key_env, "").strip()
+    @property
+    def _key(self) -> str:
+        return os.environ.get(self.api_key_env or "", "").strip()

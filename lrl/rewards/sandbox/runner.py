@@ -1,14 +1,12 @@
 """The first process in the sandbox: runs the program as often as asked, and ends it at its limits.
 The sandbox's Python runs the text of this file behind that of `calls`, without lrl.
 
-The link, a socket, brings JSON behind its length: the program with its limits, then for each run
-whether it has tests, and the tests. The answers are lines of JSON:
+It gets three files: a link, and in JSON the program with its limits, and the tests. Each byte on
+the link asks for a run. The answers are lines of JSON:
 
-    ["passed", NUMBER]    of a test
-    ["unfit", REASON]     the tests lack something here, whatever the program
-    ["ended", STATUS]     this run
-    ["over", LIMIT]       a limit of all runs together has ended the last one
-    ["busy"]              so has the time, but the machine is to blame
+    ["passed", NUMBER]         of a test
+    ["unfit", REASON]          the tests lack something here, whatever the program
+    ["ended", STATUS, LIMIT]   this run; by a limit of all runs together if it is not empty
 
 Tests run in a process beside the program's. It alone reads them, and calls the program.
 """
@@ -35,34 +33,37 @@ _MOST_FILES = 2**14  # no limit of Linux counts the KiB that an empty one takes
 
 
 def main() -> None:
-    link = socket.socket(fileno=int(sys.argv[1]))
-    job = _received(link)
+    link_file, job_file, tests_file = map(int, sys.argv[1:])
+    link = socket.socket(fileno=link_file)
+    job = _read(job_file)
     for name, limits in job["rlimits"].items():
         resource.setrlimit(getattr(resource, name), limits)
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_DUMPABLE, 0)  # closes its memory and files to the others of its user
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # of the first process: the kernel ignores it
     watch = Watch(job)
-    while (has_tests := _received(link)) is not None:
+    while link.recv(1):
         here, there = socket.socketpair()
-        child = os.fork()
-        if child == 0:
+        pids = [os.fork()]
+        if pids[0] == 0:
             link.close()
             here.close()
+            os.close(tests_file)
             prctl(_PR_SET_DUMPABLE, 1)
-            _run(job["program"], there if has_tests else None)
+            _run(job["program"], there if job["has_tests"] else None)
             return
-        tests = os.fork() if has_tests else child
-        if tests == 0:
-            there.close()
-            _test(link, here)
+        if job["has_tests"]:
+            pids.append(os.fork())
+            if pids[1] == 0:
+                there.close()
+                _test(_read(tests_file), link, here)
         here.close()
-        _answer(link, *watch.end_of([child, tests][: 1 + has_tests], there))
+        _answer(link, "ended", *watch.end_of(pids, there))
 
 
-def _received(link: socket.socket) -> Any:
-    size = int.from_bytes(link.recv(8, socket.MSG_WAITALL), "big")
-    return json.loads(link.recv(size, socket.MSG_WAITALL)) if size else None
+def _read(file: int) -> Any:
+    with open(file) as stream:
+        return json.load(stream)
 
 
 def _answer(link: socket.socket, *words: Any) -> None:
@@ -70,25 +71,24 @@ def _answer(link: socket.socket, *words: Any) -> None:
 
 
 class Watch:
-    """The limits of all runs together. The clock stands still while the main thread of the program
-    or of its tests waits for a processor."""
+    """The limits of all runs together."""
 
     def __init__(self, job: Any) -> None:
         self._timeout_s = job["timeout_s"]
         self._max_output_bytes = job["max_output_bytes"]
         self._is_isolated = os.getpid() == 1
-        self._before_s = (0.0, 0.0)
+        self._before_s = 0.0
 
-    def end_of(self, pids: list[int], calls: socket.socket) -> tuple[Any, ...]:
+    def end_of(self, pids: list[int], calls: socket.socket) -> tuple[int, str]:
         """Waits for the end of the program, then of its tests if there are any; leaves none of its
-        processes; returns the answer."""
+        processes; returns its status, and the limit that it broke or ""."""
         self._pids = pids
         self._began = time.monotonic()
-        broken = self._until_ended(pids[0])
-        with suppress(OSError):
-            calls.shutdown(socket.SHUT_RDWR)  # what the program has started may have it, too
-        calls.close()
-        broken = broken or self._until_ended(pids[-1])
+        over = ""
+        for pid in pids:
+            over = over or self._until_ended(pid)
+            with suppress(OSError):
+                calls.shutdown(socket.SHUT_RDWR)  # what the program has started may have it, too
         self._before_s = self._seconds()
         for pid in [-1] if self._is_isolated else pids:  # there -1 is all but this process
             with suppress(ProcessLookupError):
@@ -97,41 +97,38 @@ class Watch:
         with suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
-        return broken or ("ended", next(filter(None, ends), 0))
+        calls.close()
+        return next(filter(None, ends), 0), over
 
-    def _until_ended(self, pid: int) -> tuple[Any, ...]:
+    def _until_ended(self, pid: int) -> str:
         end = os.pidfd_open(pid)
         ended = False
-        broken: tuple[Any, ...] = ()
-        while not (ended or broken):
+        over = ""
+        while not (ended or over):
             ended = bool(select.select([end], [], [], _POLL_S)[0])
-            broken = self._too_large() or (() if ended else self._too_late())
+            over = self._too_large()
+            if not ended and self._seconds() > self._timeout_s:
+                over = f"the time limit of {self._timeout_s:g} s"
         os.close(end)
-        return broken
+        return over
 
-    def _seconds(self) -> tuple[float, float]:
-        """Returns the seconds of all runs by the clock, and by the wall."""
-        counted_s, wall_s = self._before_s
-        run_s = time.monotonic() - self._began
-        return counted_s + run_s - sum(map(waited_s, self._pids)), wall_s + run_s
-
-    def _too_large(self) -> tuple[Any, ...]:
+    def _too_large(self) -> str:
         if os.fstat(1).st_size + os.fstat(2).st_size > self._max_output_bytes:
-            return "over", f"the limit of {self._max_output_bytes} bytes of output"
+            return f"the limit of {self._max_output_bytes} bytes of output"
         places = map(os.statvfs, ("/tmp", "/dev/shm") if self._is_isolated else ())
         if sum(place.f_files - place.f_ffree for place in places) > _MOST_FILES:
-            return "over", f"the limit of {_MOST_FILES} files"
-        return ()
+            return f"the limit of {_MOST_FILES} files"
+        return ""
 
-    def _too_late(self) -> tuple[Any, ...]:
-        counted_s, wall_s = self._seconds()
-        if counted_s <= self._timeout_s and wall_s <= 2 * self._timeout_s:
-            return ()
-        # More processes may have taken the processor from each other.
-        is_alone = sum(map(str.isdigit, os.listdir("/proc"))) <= 1 + len(self._pids)
-        if counted_s <= self._timeout_s and (is_alone or not self._is_isolated):
-            return ("busy",)
-        return "over", f"the time limit of {self._timeout_s:g} s"
+    def _seconds(self) -> float:
+        """Returns the seconds of all runs, without those in which the main thread of the program or
+        of its tests waits for a processor. More processes may take it from each other."""
+        run_s = time.monotonic() - self._began
+        counted_s = run_s - sum(map(waited_s, self._pids))
+        are_more = sum(map(str.isdigit, os.listdir("/proc"))) > 1 + len(self._pids)
+        if are_more and self._is_isolated:
+            counted_s = max(counted_s, run_s / 2)
+        return self._before_s + counted_s
 
 
 def waited_s(pid: int) -> float:
@@ -158,9 +155,8 @@ def _run(program: str, calls: socket.socket | None) -> None:
         leave(0)
 
 
-def _test(link: socket.socket, calls: socket.socket) -> None:
+def _test(tests: Any, link: socket.socket, calls: socket.socket) -> None:
     """Runs the tests on the program at the other end of `calls`; does not return."""
-    tests = _received(link)
     sys.path[:] = filter(None, sys.path)  # the program may write to the current folder
     scope = _scope()
     peer = Peer(calls, classes=[name for name in tests["names"] if name[:1].isupper()])

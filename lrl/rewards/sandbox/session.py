@@ -20,11 +20,12 @@ import socket
 import struct
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Literal, NamedTuple, Self
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from lrl.rewards.sandbox import calls, runner
 from lrl.rewards.sandbox.forms import Step, Tests
@@ -89,138 +90,128 @@ class Sandbox:
 def check(sandbox: Sandbox) -> None:
     """Runs a small program, once in this process; raises OSError or RuntimeError if it fails
     here."""
-    with Session(sandbox, "") as session:
-        run = session.run(tests=Tests(steps=(Step("assert True"),)))
+    with opened(sandbox, "", Tests(steps=(Step("assert True"),))) as session:
+        run = session.run()
     if not run.passed:
         raise RuntimeError(f"a small program fails in it ({run.why}): raise its limits")
 
 
+@contextmanager
+def opened(
+    sandbox: Sandbox, program: str, tests: Tests | None = None, ends_at_failure: bool = True
+) -> Iterator["Session"]:
+    """Yields a sandbox with a program, and the steps of tests if there are any; at the end nothing
+    of it is left."""
+    job = {"program": program, "rlimits": sandbox.rlimits(), "has_tests": tests is not None}
+    steps = (tests or Tests())._asdict() | {"ends_at_failure": ends_at_failure}
+    with ExitStack() as resources:
+        files = [_memory_file(resources) for _ in range(3)]
+        link, there = map(resources.enter_context, socket.socketpair())
+        link.settimeout(START_S + 2 * sandbox.timeout_s)
+        texts = [json.dumps(each).encode() for each in (vars(sandbox) | job, steps)]
+        for_runner = [there, *(_memory_file(resources, text) for text in texts)]
+        process = _started(sandbox, files, for_runner, resources)
+        there.close()
+        answers = resources.enter_context(link.makefile("rb"))
+        try:
+            yield Session(sandbox, files, link, answers, process)
+        finally:  # its first process ends with bwrap, and all in it with that one
+            with suppress(ProcessLookupError):  # without bwrap it may have ended before others
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(START_S)
+
+
+@dataclass
 class Session:
-    """A sandbox with a program, in a `with`; at its end nothing of it is left."""
+    sandbox: Sandbox
+    files: list[BinaryIO]  # standard input, output and error of the program
+    link: socket.socket
+    answers: BinaryIO
+    process: subprocess.Popen[bytes]
 
-    def __init__(self, sandbox: Sandbox, program: str) -> None:
-        self._sandbox = sandbox
-        with ExitStack() as resources:
-            self._files = [_memory_file(resources) for _ in range(3)]
-            """Standard input, output and error of the program."""
-            self._link, there = socket.socketpair()
-            resources.enter_context(self._link)
-            self._link.settimeout(START_S + 2 * sandbox.timeout_s)
-            self._answers = resources.enter_context(self._link.makefile("rb"))
-            with there:
-                self._process = self._started(there.fileno(), resources)
-            self._resources = resources.pop_all()
-        self._send({"program": program, "rlimits": sandbox.rlimits(), **vars(sandbox)})
+    def run(self, stdin: str = "") -> Run:
+        """Runs the program once; raises an error if the machine is to blame for its end, ValueError
+        if it lacks what the tests import."""
+        self.files[0].write(stdin.encode())
+        self.files[0].seek(0)  # the place in a file is one for both ends
+        try:
+            with suppress(ConnectionError):
+                self.link.sendall(b"\n")
+                if run := self._ended():
+                    return run
+        except TimeoutError as error:
+            raise TimeoutError("the machine is too busy: the program got no processor") from error
+        status = self.process.wait(START_S)
+        said = self._written(2).strip()[-300:] or "it has said nothing"
+        raise RuntimeError(
+            f"the sandbox did not start, or was ended from outside, as Linux does when the machine "
+            f"is out of memory (status {status}): {said}"
+        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends the sandbox. Its first process ends with bwrap, and all in it with that one."""
-        with suppress(ProcessLookupError):  # without bwrap the runner may have ended before others
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(START_S)
-        self._resources.close()
-
-    def run(self, stdin: str = "", tests: Tests | None = None, ends_at_failure: bool = True) -> Run:
-        """Runs the program once, beside the steps of tests if there are any; raises an error if the
-        machine is to blame for its end, ValueError if it lacks what the tests import."""
-        self._files[0].write(stdin.encode())
-        self._files[0].seek(0)  # the place in a file is one for both ends
+    def _ended(self) -> Run | None:
+        """Returns None if the sandbox has ended instead."""
         oom_kills = _oom_kills()
-        self._send(tests is not None)
-        if tests is not None:
-            self._send(tests._asdict() | {"ends_at_failure": ends_at_failure})
         passed: set[int] = set()
-        while True:
-            match self._answer():
+        for line in self.answers:
+            match json.loads(line):
                 case ["passed", number]:
                     passed.add(number)
-                case ["ended", status]:
-                    if status == -signal.SIGKILL and oom_kills != _oom_kills():
-                        raise RuntimeError("Linux has ended the program: it is out of memory")
-                    return self._outcome(passed, status=status)
-                case ["over", limit]:
-                    return self._outcome(passed, limit=limit, is_last=True)
                 case ["unfit", reason]:
                     raise ValueError(
                         f"the tests cannot run: {reason}. Set Code.python to a Python that has it, "
                         "or import `solution` for the program"
                     )
-                case ["busy"]:
-                    raise TimeoutError(
-                        "the machine is too busy: it gave the program no processor for half of "
-                        f"{2 * self._sandbox.timeout_s:g} s. Lower data.reward_workers, or raise "
-                        "timeout_s"
-                    )
+                case ["ended", status, over]:
+                    if status == -signal.SIGKILL and not over and oom_kills != _oom_kills():
+                        raise RuntimeError("Linux has ended the program: it is out of memory")
+                    return self._outcome(status, over, passed)
+        return None
 
-    def _outcome(
-        self, passed: set[int], status: int = 0, limit: str = "", is_last: bool = False
-    ) -> Run:
+    def _outcome(self, status: int, over: str, passed: set[int]) -> Run:
         output, written = self._written(1), self._written(2)
-        for file in self._files:
+        for file in self.files:
             file.seek(0)
             file.truncate()
         error = (written.strip().splitlines() or [""])[-1][:300]
+        limit = over
         if status == -signal.SIGXCPU:
-            limit = f"the limit of {self._sandbox.cpu_s} s of CPU time"
+            limit = over or f"the limit of {self.sandbox.cpu_s} s of CPU time"
         elif error.startswith("MemoryError"):
-            limit = limit or f"the limit of {self._sandbox.memory_mib} MiB of memory"
+            limit = over or f"the limit of {self.sandbox.memory_mib} MiB of memory"
         why = limit or error or f"the program ended with status {status}"
-        return Run(output, why, status=status, limit=limit, is_last=is_last, passed=passed)
+        return Run(output, why, status, limit, is_last=bool(over), passed=passed)
 
     def _written(self, file: int) -> str:
-        most = self._sandbox.max_output_bytes
-        return os.pread(self._files[file].fileno(), most, 0).decode(errors="replace")
+        most = self.sandbox.max_output_bytes
+        return os.pread(self.files[file].fileno(), most, 0).decode(errors="replace")
 
-    def _send(self, message: Any) -> None:
-        text = json.dumps(message).encode()
-        with suppress(BrokenPipeError, ConnectionResetError):  # its end is said by no answer
-            self._link.sendall(len(text).to_bytes(8, "big") + text)
 
-    def _answer(self) -> Any:
-        try:
-            line = self._answers.readline()
-        except TimeoutError as error:
-            raise TimeoutError("the machine is too busy: the sandbox does not answer") from error
-        except ConnectionResetError:
-            line = b""
-        if not line:
-            status = self._process.wait(START_S)
-            said = self._written(2).strip()[-300:] or "it has said nothing"
-            raise RuntimeError(
-                f"the sandbox did not start, or was ended from outside, as Linux does when the "
-                f"machine is out of memory (status {status}): {said}"
-            )
-        return json.loads(line)
-
-    def _started(self, link: int, resources: ExitStack) -> subprocess.Popen[bytes]:
-        sandbox = self._sandbox
-        python, folders = interpreter(sandbox.python, sandbox.user)
-        command = [python, *_OPTIONS, "-c", RUNNER, str(link)]
-        files = [link]
-        if sandbox.isolation == "none":
-            folder = resources.enter_context(TemporaryDirectory())
-        else:
-            folder = "/"
-            rules = _memory_file(resources)
-            rules.write(seccomp_filter(platform.machine()))
-            rules.seek(0)
-            files.append(rules.fileno())
-            command = [*bwrap_command(folders, rules.fileno()), *command]
-        owner = os.getpid()
-        stdin, stdout, stderr = self._files
-        return subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            cwd=folder,
-            env=_ENVIRONMENT,
-            pass_fds=files,
-            start_new_session=True,
-            preexec_fn=lambda: _prepare(owner, sandbox.user),
-        )
+def _started(
+    sandbox: Sandbox, files: list[BinaryIO], for_runner: list[Any], resources: ExitStack
+) -> subprocess.Popen[bytes]:
+    python, folders = interpreter(sandbox.python, sandbox.user)
+    passed = [file.fileno() for file in for_runner]
+    command = [python, *_OPTIONS, "-c", RUNNER, *map(str, passed)]
+    if sandbox.isolation == "none":
+        folder = resources.enter_context(TemporaryDirectory())
+    else:
+        folder = "/"
+        rules = _memory_file(resources, seccomp_filter(platform.machine())).fileno()
+        passed.append(rules)
+        command = [*bwrap_command(folders, rules), *command]
+    owner = os.getpid()
+    stdin, stdout, stderr = files
+    return subprocess.Popen(
+        command,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=folder,
+        env=_ENVIRONMENT,
+        pass_fds=passed,
+        start_new_session=True,
+        preexec_fn=lambda: _prepare(owner, sandbox.user),
+    )
 
 
 def _prepare(owner: int, user: int | None) -> None:
@@ -233,8 +224,9 @@ def _prepare(owner: int, user: int | None) -> None:
     die_with(owner)
 
 
-def _memory_file(resources: ExitStack) -> BinaryIO:
+def _memory_file(resources: ExitStack, content: bytes = b"") -> BinaryIO:
     descriptor = os.memfd_create("lrl")
+    os.pwrite(descriptor, content, 0)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # prints come behind all else
     return resources.enter_context(open(descriptor, "r+b", 0))
 

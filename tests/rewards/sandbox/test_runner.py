@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from lrl.rewards import Code
-from lrl.rewards.sandbox.session import ARCHITECTURES, DENIED, Session, seccomp_filter
+from lrl.rewards.sandbox.session import ARCHITECTURES, DENIED, opened, seccomp_filter
 from tests.rewards.scenes import LACKING, needs_bubblewrap
 
 IMPORTS = (
@@ -173,9 +173,9 @@ def test_no_program_makes_an_error_of_its_zero(name, sandboxed):
 
 
 def test_the_first_process_has_the_limits_of_the_program(sandboxed):
-    with Session(sandboxed.sandbox, "pass") as session:
+    with opened(sandboxed.sandbox, "pass") as session:
         assert session.run().status == 0
-        (runner,) = psutil.Process(session._process.pid).children()
+        (runner,) = psutil.Process(session.process.pid).children()
         place = Path(f"/proc/{runner.pid}")
         limits = place.joinpath("limits").read_text()
         assert re.search(r"Max address space +67108864 +67108864 ", limits)

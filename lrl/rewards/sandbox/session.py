@@ -112,9 +112,8 @@ def opened(
         for_runner = [there, *(_memory_file(resources, text) for text in texts)]
         process = _started(sandbox, files, for_runner, resources)
         there.close()
-        answers = resources.enter_context(link.makefile("rb"))
         try:
-            yield Session(sandbox, files, link, answers, process)
+            yield Session(sandbox, files, link, process)
         finally:  # its first process ends with bwrap, and all in it with that one
             with suppress(ProcessLookupError):  # without bwrap it may have ended before others
                 os.killpg(process.pid, signal.SIGKILL)
@@ -126,7 +125,6 @@ class Session:
     sandbox: Sandbox
     files: list[BinaryIO]  # standard input, output and error of the program
     link: socket.socket
-    answers: BinaryIO
     process: subprocess.Popen[bytes]
 
     def run(self, stdin: str = "") -> Run:
@@ -152,7 +150,7 @@ class Session:
         """Returns None if the sandbox has ended instead."""
         oom_kills = _oom_kills()
         passed: set[int] = set()
-        for line in self.answers:
+        for line in self.link.makefile("rb"):
             match json.loads(line):
                 case ["passed", number]:
                     passed.add(number)

@@ -138,20 +138,14 @@ def boxed(*formulas):
     return [rf"So it is $\boxed{{{formula}}}$." for formula in formulas]
 
 
-def test_a_huge_response_is_wrong_and_no_worker_is_lost(pool):
-    rollouts = scored(pool, *boxed("4", *HUGE, "2+2"), columns={"answer": "4"})
-    assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(HUGE), 1.0]
-    assert counted(pool) == {"scored": len(HUGE) + 2, "zero": len(HUGE)}
-    assert (pool.counts["gave_up"], pool.counts["replaced"]) == (len(HUGE), 0)
-
-
-def test_a_response_that_takes_too_long_to_compare_is_wrong_and_no_worker_is_lost(pool):
+def test_a_huge_or_slow_response_is_wrong_and_no_worker_is_lost(pool):
     for formula in LONG:
         check_magnitude(formula)  # so the limit on CPU time ends it
-    rollouts = scored(pool, *boxed("4", *LONG, "2+2"), columns={"answer": "4"})
-    assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(LONG), 1.0]
-    assert counted(pool) == {"scored": len(LONG) + 2, "zero": len(LONG)}
-    assert pool.counts["gave_up"] >= 4 and pool.counts["replaced"] == 0
+    wrong = [*HUGE, *LONG]
+    rollouts = scored(pool, *boxed("4", *wrong, "2+2"), columns={"answer": "4"})
+    assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(wrong), 1.0]
+    assert counted(pool) == {"scored": len(wrong) + 2, "zero": len(wrong)}
+    assert pool.counts["gave_up"] >= len(HUGE) + 4 and pool.counts["replaced"] == 0
 
 
 @pytest.mark.skipif(

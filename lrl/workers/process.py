@@ -68,7 +68,6 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.lost = ""  # why it takes no more calls; empty if it does
-        self.refused = False  # whether it could not load the code
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when it has loaded the code; ConfigError if it cannot, TimeoutError if late."""
         self._spec = spec
@@ -152,7 +151,6 @@ class WorkerProcess:
                 self._answer(job, answer)
 
     def _refuse(self, why: str) -> None:
-        self.refused = True
         refusal = f"{self._spec.setting} cannot be loaded in a worker: {why}"
         remedy = (
             "A worker imports its modules anew, without what this process has set up: see that "
@@ -216,7 +214,6 @@ class WorkerProcess:
             item = None if running.item == worker.NOBODY else running.item
             self._answer(guilty, CallFailed(kind, why, item))
             self._ended_by_a_job = True
-        log.warning("A worker of %s is replaced: %s", self._spec.setting, why)
         self.kill(why)
 
     def _cause(self) -> tuple[str, str]:
@@ -298,7 +295,7 @@ class LocalWorkers:
             raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
         alive = [process for process in self._processes if not process.lost]
         for process in self._processes:
-            if process.refused:  # at the first start this is an error instead
+            if process.lost:
                 log.warning("A worker of %s is replaced: %s", self.spec.setting, process.lost)
         self._replaced += len(self._processes) - len(alive)
         while len(alive) < self.count:

@@ -58,19 +58,28 @@ def test_a_worker_that_is_stopped_is_replaced_after_its_deadlines(kind):
         jobs.pool.close()
 
 
-def test_a_worker_that_cannot_load_its_code_says_so_at_each_replacement(kind, caplog):
+@pytest.mark.parametrize(
+    ("change", "why", "found"),
+    [
+        ({"code": b""}, "{setting} cannot be loaded in a worker: EOFError", "cannot be loaded"),
+        ({"start_timeout_s": 0.01}, "it was not ready after 0.01 s", "lost"),
+    ],
+)
+def test_a_worker_that_cannot_start_again_says_why_at_each_replacement(
+    kind, change, why, found, caplog
+):
     jobs = kind()
     jobs.pool.start(LOOP)
     local = jobs.pool.workers.local
-    why = f"{jobs.setting} cannot be loaded in a worker: EOFError"
     try:
-        local.spec = replace(local.spec, code=b"")
+        local.spec = replace(local.spec, **change)
         os.kill(pid_of(jobs.pool.workers), signal.SIGKILL)
-        found = done(jobs, "fine", "fine")
+        failures = done(jobs, "fine", "fine")
     finally:
         jobs.pool.close()
-    assert any(why in each for each in found)
-    assert f"A worker of {jobs.setting} is replaced: {why}" in caplog.text
+    assert any(found in each for each in failures)
+    said = f"A worker of {jobs.setting} is replaced: {why.format(setting=jobs.setting)}"
+    assert said in caplog.text
 
 
 def test_ctrl_c_does_not_reach_the_workers(shared):

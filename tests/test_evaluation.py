@@ -127,6 +127,11 @@ def test_the_breakdown_follows_the_columns_in_the_order_of_their_values() -> Non
     ]
     found = evaluate("sums", groups, greedy=True, binary=True, by=["level"])
     assert list(found.by["level"].items()) == [("2", (0.5, 2)), ("10", (0.5, 1))]
+    metrics = found.metrics()
+    assert metrics["eval/sums/accuracy"] == metrics["eval/sums/level/2"] == 0.5
+    assert metrics["eval/sums/pass@2"] == 1.0
+    assert metrics["eval/sums/reward_low"] < 0.5 < metrics["eval/sums/reward_high"]
+    assert all(isinstance(number, float) for number in metrics.values())
 
 
 def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
@@ -134,18 +139,6 @@ def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
     for found in (report([]), failed):
         assert found.n == 0 and math.isnan(found.reward) and found.pass_at_k == {}
         assert "problems: 0" in found.as_table()
-
-
-def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
-    metrics = evaluate(
-        "sums", [group(0, [1.0, 0.0], level=3)], greedy=False, binary=True, by=["level"]
-    ).metrics()
-    assert (
-        metrics["eval/sums/accuracy"] == metrics["eval/sums/level/3"] == 0.5
-        and metrics["eval/sums/pass@2"] == 1.0
-    )
-    assert metrics["eval/sums/reward_low"] < 0.5 < metrics["eval/sums/reward_high"]
-    assert all(isinstance(number, float) for number in metrics.values())
 
 
 def test_only_a_reward_that_tells_right_from_wrong_has_an_accuracy() -> None:

@@ -100,35 +100,10 @@ def test_the_callback_of_the_page_draws_each_reward(folder: str, page: Any, tmp_
     assert event.histogram_value.num == sum(len(group.rewards) for group in GROUPS)
 
 
-class Hooks(Callback):
-    """Records hooks, and what each finds."""
-
-    def __init__(self) -> None:
-        self.called: list[str] = []
-        self.norm: float | None = None
-        self.steps: int | None = None
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.called.append("on_train_batch_start")
-
-    def on_before_backward(self, *args: Any) -> None:
-        self.called.append("on_before_backward")
-
-    def on_after_backward(self, *args: Any) -> None:
-        self.called.append("on_after_backward")
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.called.append("on_before_optimizer_step")
-        gradients = [weight.grad for weight in pl_module.parameters()]
-        self.norm = torch.nn.utils.get_total_norm(gradients).item()
-
-    def on_before_zero_grad(self, *args: Any) -> None:
-        self.called.append("on_before_zero_grad")
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        self.called.append("on_train_batch_end")
-        self.steps = trainer.global_step
-        assert "policy/loss" in trainer.callback_metrics
+HOOKS = (
+    *("on_train_batch_start", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end"),
+)
 
 
 def test_hooks_come_when_the_page_says_so(folder: str) -> None:
@@ -139,15 +114,24 @@ def test_hooks_come_when_the_page_says_so(folder: str) -> None:
         def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
             raise AssertionError("it is called")
 
-    hooks = Hooks()
-    run(Policy(folder, max_grad_norm=1e-3), hooks, budget=40)
+    class Finds(Callback):
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            gradients = [weight.grad for weight in pl_module.parameters()]
+            norm = torch.nn.utils.get_total_norm(gradients).item()
+            assert norm == pytest.approx(1e-3, rel=1e-3)
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            assert trainer.global_step == 1 and "policy/loss" in trainer.callback_metrics
+
+    hooks, called = Callback(), list[str]()
+    for name in HOOKS:
+        setattr(hooks, name, lambda *_, name=name: called.append(name))
+    run(Policy(folder, max_grad_norm=1e-3), hooks, Finds(), budget=40)
     passes = len(pack(GROUPS, 40))
     assert passes > 1
-    assert hooks.called == [
+    assert called == [
         "on_train_batch_start",
         *["on_before_backward", "on_after_backward"] * passes,
         "on_before_optimizer_step",
         "on_train_batch_end",
     ]
-    assert hooks.norm == pytest.approx(1e-3, rel=1e-3)
-    assert hooks.steps == 1

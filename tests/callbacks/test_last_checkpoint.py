@@ -93,9 +93,7 @@ def whole(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 MOMENTS = [
-    *((step, "backward") for step in range(1, 5)),
-    (1, "last backward"),
-    (2, "batch start"),
+    *((1, "backward"), (STEPS_PER_EPOCH, "backward"), (1, "last backward"), (2, "batch start")),
     (2, "update"),
     (2, "batch end"),
     (STEPS_PER_EPOCH, "batch end"),

@@ -219,18 +219,6 @@ def test_a_trainer_that_may_do_nothing_beside_a_sync_waits_for_it(how: dict[str,
     run.end()
 
 
-def test_a_generator_that_fails_both_attempts_is_evicted_by_name_and_never_writes_on(
-    copying: ModelRun,
-) -> None:
-    behind, healthy = copying.pool.generators
-    copying.clients[0].failing = {UPDATE: 2}
-    copying.step(1)
-    wait_for(lambda: copying.versions == [0, 1] and serving([healthy]) == [1])
-    assert UPDATE in (behind.eviction or "") and copying.pool.generators == [healthy]
-    client: Any = behind.client
-    assert client.posted.count("/resume") == 1, "that of the first sync"
-
-
 @pytest.mark.parametrize("trainer", ["trains", "waits for it"])
 def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on(
     copying: ModelRun, trainer: str

@@ -95,7 +95,6 @@ TRAINER = [
 ]
 
 SETTINGS = [
-    ("--data.max_lag -1", "data.max_lag is -1", "at least 0"),
     (f"{TOOLS} {SERVER}.tool_parser null", "strategy.server.tool_parser is null", "such as hermes"),
     (
         f"{TOOLS} {SERVER}.tool_parser hermes --model.model {{in}}/models/whole",
@@ -172,6 +171,7 @@ RESUMES = [
     ("--ckpt_path last", "is 'last'", "no checkpoint in"),
     ("--ckpt_path {in}/checkpoints/text.ckpt", "text.ckpt", "read"),
     ("--ckpt_path {in}/checkpoints/parts", "AsyncFSDP", "lrl export"),
+    ("--ckpt_path {in}/checkpoints/other-model.ckpt", "is of another model", "model.lora"),
     ("--ckpt_path {in}/checkpoints/other-groups.ckpt", "groups_per_step 4", "resume with"),
     ("--ckpt_path {in}/checkpoints/other-order.ckpt", "data.prompts has changed", "seed"),
     ("--ckpt_path {in}/checkpoints/other-module.ckpt", "RolloutDataModule"),

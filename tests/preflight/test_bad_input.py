@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lrl.cli.main import main, recipes
+from lrl.cli.main import main
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from tests.preflight.bad_input import CASES, HEALTHY
@@ -105,37 +104,6 @@ def test_no_rank_is_started_for_a_strategy_without_generators(
     status, output = run(*FIT, "--trainer.strategy", "ddp")
     assert status == 2
     assert "trainer.strategy is ddp, which has no generators" in output
-
-
-LOGGED = (
-    "--trainer.logger",
-    "CSVLogger",
-    "--trainer.logger.save_dir",
-    "{tmp}",
-    "--trainer.logger.name",
-    "mine",
-)
-
-
-def test_last_resumes_from_the_newest_checkpoint_of_the_run(
-    run: Run, inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpoint = tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt"
-    checkpoint.parent.mkdir(parents=True)
-    shutil.copy(inputs / "checkpoints/other-model.ckpt", checkpoint)
-    status, output = run(*FIT, *LOGGED, "--ckpt_path", "last")
-    assert status == 2 and f"{str(checkpoint)!r} is of another model" in output
-    shutil.copy(inputs / "checkpoints/whole.ckpt", checkpoint)
-    with pytest.raises(ServerReached):
-        run(*FIT, *LOGGED, "--ckpt_path", "last")
-    assert f"Restoring states from the checkpoint path at {checkpoint}" in caplog.text
-
-
-def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> None:
-    with pytest.raises(ServerReached):
-        run(
-            "fit", "--config", str(recipes()["quickstart"]), "--model.model", str(quickstart_policy)
-        )
 
 
 def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wrong(

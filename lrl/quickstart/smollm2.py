@@ -57,7 +57,7 @@ TOOLS_TEMPLATE = r"""
 def policy(folder: Path = FOLDER) -> Path:
     """Makes the model's folder in Hugging Face format, or finds it; returns `folder`. Raises
     ConfigError if a package is missing."""
-    return find_or_make(folder, found=Path.exists, make=_make)
+    return find_or_make(folder, _make)
 
 
 def tools_policy(model: Path = FOLDER, folder: Path = TOOLS_FOLDER) -> Path:
@@ -70,7 +70,7 @@ def tools_policy(model: Path = FOLDER, folder: Path = TOOLS_FOLDER) -> Path:
         shutil.copytree(model, unfinished, ignore=no_template, copy_function=os.link)
         (unfinished / TEMPLATE_FILE).write_text(TOOLS_TEMPLATE)
 
-    return find_or_make(folder, found=Path.exists, make=make)
+    return find_or_make(folder, make)
 
 
 def gguf_file() -> Path:

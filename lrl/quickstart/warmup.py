@@ -7,8 +7,6 @@ always wrong. Nothing is downloaded: the policy and its character tokenizer are 
 in the Hugging Face format for the trainer and vLLM.
 """
 
-import hashlib
-import json
 import logging
 import math
 import os
@@ -16,7 +14,7 @@ import random
 import shutil
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,7 +29,6 @@ log = logging.getLogger(__name__)
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 VOCABULARY = [PAD, BOS, EOS, *"0123456789+=,>"]
-MARKER = "warmup.json"
 USUAL_STEPS = 330
 """Steps in which the working is learned: five seeds took 265 to 395, so the loss decides when."""
 LOCK_TIMEOUT = 900.0
@@ -40,7 +37,7 @@ LOCK_TIMEOUT = 900.0
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """Settings of the warm-up. A saved policy is recognised by them and its seed.
+    """Settings of the warm-up. With other defaults, `policy` needs another folder.
 
     Args:
         loss: The working is taught until the mean loss of 20 steps is below this, in nats a token.
@@ -59,10 +56,6 @@ class WarmUp:
     examples: int = 32
     lr: float = 3e-3
 
-    def fingerprint(self, seed: int) -> str:
-        """Returns twelve hex digits that change with any setting or the seed."""
-        return hashlib.sha256(json.dumps([asdict(self), seed]).encode()).hexdigest()[:12]
-
 
 def policy() -> Path:
     """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0) in `runs/`."""
@@ -70,36 +63,18 @@ def policy() -> Path:
     return make_policy(Path(f"runs/quickstart/policy-seed{seed}"), seed)
 
 
-def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
-    """Makes a warmed-up policy, or finds the one made before with the same seed and settings;
-    returns `folder`. The caller's random state does not change: a run is the same if it made or found
-    the policy.
-
-    Raises:
-        FileExistsError: The folder exists and was not made here.
-    """
-    warm_up = warm_up or WarmUp()
-    fingerprint = warm_up.fingerprint(seed)
-    return find_or_make(
-        folder,
-        found=lambda folder: _found(folder, fingerprint),
-        make=lambda unfinished: _make(unfinished, seed, warm_up),
-    )
+def make_policy(folder: Path, seed: int, warm_up: WarmUp = WarmUp()) -> Path:
+    """Makes a warmed-up policy, or finds the one made before; returns `folder`. The caller's random
+    state does not change: a run is the same if it made or found the policy."""
+    return find_or_make(folder, lambda unfinished: _make(unfinished, seed, warm_up))
 
 
-def find_or_make(folder: Path, found: Callable[[Path], bool], make: Callable[[Path], None]) -> Path:
+def find_or_make(folder: Path, make: Callable[[Path], None]) -> Path:
     """Returns `folder`, which appears complete or not at all. All ranks may call it at once: the first
-    one makes it, the others wait.
-
-    Args:
-        folder: The folder.
-        found: Tells whether it holds what is wanted; removes what may be made again, and raises if
-            it holds anything else.
-        make: Fills a folder of another name, which does not exist.
-    """
+    one makes it, the others wait. `make` fills a folder of another name, which does not exist."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock", timeout=LOCK_TIMEOUT):
-        if not found(folder):
+        if not folder.exists():
             unfinished = folder.with_name(f"{folder.name}.unfinished")
             # This process has the lock, so the process that wrote it was killed.
             if unfinished.exists():
@@ -200,22 +175,6 @@ def _batch(
     return batch.input_ids, labels
 
 
-def _found(folder: Path, fingerprint: str) -> bool:
-    """Returns whether the folder has this policy; removes one of other settings, else raises."""
-    if not folder.exists():
-        return False
-    if not (folder / MARKER).is_file():
-        raise FileExistsError(
-            f"{folder} exists and holds no quickstart policy; move it away or name another folder"
-        )
-    if json.loads((folder / MARKER).read_text())["fingerprint"] == fingerprint:
-        log.info("found the quickstart's policy in %s", folder)
-        return True
-    log.info("%s was warmed up with another seed or other settings; making it again", folder)
-    shutil.rmtree(folder)
-    return False
-
-
 def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
     tokenizer = make_tokenizer()
     # Two threads were 1.5 times as fast on two idle cores, and thirty times as slow on two busy
@@ -231,11 +190,4 @@ def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
         torch.set_num_threads(threads)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    facts = {
-        "fingerprint": warm_up.fingerprint(seed),
-        "seed": seed,
-        "steps": steps,
-        **asdict(warm_up),
-    }
-    (folder / MARKER).write_text(json.dumps(facts, indent=2))
     log.info("made the quickstart's policy with %d warm-up steps", steps)

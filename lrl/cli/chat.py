@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lrl.rollouts.policy_text import ends_of_text, read_form, stop_tokens
@@ -20,8 +19,6 @@ from lrl.system.imports import quick_imports
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
-
-NO_FORM: Mapping[str, Any] = MappingProxyType({})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     add("--temperature", type=float, default=0.0, help=likeliest)
     add("--max_tokens", type=int, default=512, help="longest response, in tokens (512)")
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
-    form = NO_FORM if args.plain else read_form(args.folder)
+    form = {} if args.plain else read_form(args.folder)
     policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
     shown = ("system_prompt", "template", "tools")
     if used := [name.replace("_", " ") for name in shown if form.get(name)]:
@@ -119,7 +116,7 @@ def respond(
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any] = NO_FORM
+    tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any]
 ) -> BatchEncoding:
     """Returns the input_ids, [1, n], of a typed prompt, made as in training by the `Prompts.form` of
     the run. Raises ValueError if the run's template needs other columns."""

@@ -50,6 +50,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         from lrl.training.export import save_policy
         from lrl.training.lora import whole_adapters
         from lrl.training.model import open_tokenizer
+        from lrl.training.pieces import whole_tensors
 
     state, found = read(checkpoint, folder)
     if (base := model or state.get("policy_folder")) is None:
@@ -57,10 +58,10 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
             f"{checkpoint} does not name its model: give the run's model.model as --model."
         )
     other = f"{checkpoint} is of another model than {base}"
-    network, whole, lora = _policy(state, found, base, other)
+    network, lora = _policy(state, found, base, other)
     save_policy(
         network,
-        whole,
+        dict(whole_tensors(network)),
         open_tokenizer(base),
         base=base,
         folder=folder,
@@ -73,36 +74,31 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
 
 def _policy(
     state: Mapping[str, Any], found: Mapping[str, Tensor], base: str, other: str
-) -> tuple[PreTrainedModel, dict[str, Tensor], LoRA | None]:
-    """Returns the policy's model, its weights by name, with the adapters merged, and their kind;
-    raises ValueError, beginning with `other`, if the weights are of another model."""
+) -> tuple[PreTrainedModel, LoRA | None]:
+    """Returns the policy's model with its weights, and the kind of its adapters; raises ValueError,
+    beginning with `other`, if a weight is missing or of another shape."""
     from lrl.training.lora import LoRA, is_adapter
     from lrl.training.model import ModelSource, open_meta_model
-    from lrl.training.pieces import unique_tensors, whole_tensors
+    from lrl.training.pieces import unique_tensors
 
-    if "lora" not in state:
-        network = open_meta_model(base, None).to(next(iter(found.values())).dtype)
-        expected = dict(unique_tensors(network))
-        check_shapes(expected, found, other)
-        return network, {name: found[name] for name in expected}, None
-    lora = LoRA(**state["lora"])
-    network = ModelSource(base, state["dtype"]).open()
-    lora.add_to(network)
-    adapters = {name: one for name, one in unique_tensors(network) if is_adapter(name)}
-    check_shapes(adapters, found, other)
-    network.load_state_dict(found, strict=False)
-    return network, dict(whole_tensors(network)), lora
-
-
-def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], prefix: str) -> None:
-    """Raises ValueError, beginning with `prefix`, if a weight is missing or of another shape."""
-    for name, weight in expected.items():
+    lora = LoRA(**state["lora"]) if "lora" in state else None
+    if lora is None:
+        network = open_meta_model(base, None)
+    else:
+        network = ModelSource(base, state["dtype"]).open()
+        lora.add_to(network)
+    for name, weight in unique_tensors(network):
+        if lora is not None and not is_adapter(name):
+            continue
         if name not in found or found[name].shape != weight.shape:
             shape = list(found[name].shape) if name in found else "none"
             raise ValueError(
-                f"{prefix}: {name} is {shape} in it and {list(weight.shape)} there. Give its "
+                f"{other}: {name} is {shape} in it and {list(weight.shape)} there. Give its "
                 "model.model as --model."
             )
+    network.load_state_dict(found, strict=False, assign=True)
+    network.tie_weights()
+    return network, lora
 
 
 def read(checkpoint: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

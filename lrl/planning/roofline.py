@@ -56,34 +56,23 @@ class Device:
     """Sent to other nodes; a property of the node it is sold in."""
 
 
-SHEETS = tuple(
-    Device(
-        name,
-        bf16_flops=flops * TFLOPS,
-        memory=memory * GB,
-        bandwidth=bandwidth * TB,
-        node_link=link * GB,
-        network=network * GB,
-    )
-    for name, flops, memory, bandwidth, link, network in (
-        # name, TFLOP/s, memory in GB and TB/s, link and network in GB/s
-        # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
-        ("H100", 989.4, 80, 3.35, 450, 50),
-        # NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device
-        ("H200", 989.4, 141, 4.8, 450, 50),
-        # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node
-        ("H800", 989.5, 80, 3.35, 200, 25),
-        # StreamRL (2504.15930), table 1; network as in H100's node: a guess
-        ("H20", 148, 96, 4.0, 450, 50),
-        # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
-        ("A100-80GB", 312, 80, 2.039, 300, 25),
-        # NVIDIA A100 40GB data sheet, SXM; network as in the DGX A100
-        ("A100-40GB", 312, 40, 1.555, 300, 25),
-        # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
-        ("B200", 2250, 180, 8.0, 900, 50),
-        # NVIDIA Ada architecture whitepaper, products added up in float32; link: PCIe 4.0; network: a guess
-        ("RTX4090", 165.2, 24, 1.008, 32, 12.5),
-    )
+SHEETS = (
+    # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
+    Device("H100", 989.4 * TFLOPS, 80 * GB, 3.35 * TB, 450 * GB, 50 * GB),
+    # NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device
+    Device("H200", 989.4 * TFLOPS, 141 * GB, 4.8 * TB, 450 * GB, 50 * GB),
+    # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node
+    Device("H800", 989.5 * TFLOPS, 80 * GB, 3.35 * TB, 200 * GB, 25 * GB),
+    # StreamRL (2504.15930), table 1; network as in H100's node: a guess
+    Device("H20", 148 * TFLOPS, 96 * GB, 4.0 * TB, 450 * GB, 50 * GB),
+    # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
+    Device("A100-80GB", 312 * TFLOPS, 80 * GB, 2.039 * TB, 300 * GB, 25 * GB),
+    # NVIDIA A100 40GB data sheet, SXM; network as in the DGX A100
+    Device("A100-40GB", 312 * TFLOPS, 40 * GB, 1.555 * TB, 300 * GB, 25 * GB),
+    # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
+    Device("B200", 2250 * TFLOPS, 180 * GB, 8.0 * TB, 900 * GB, 50 * GB),
+    # NVIDIA Ada architecture whitepaper, products added up in float32; link: PCIe 4.0; network: a guess
+    Device("RTX4090", 165.2 * TFLOPS, 24 * GB, 1.008 * TB, 32 * GB, 12.5 * GB),
 )
 KNOWN = {device.name.lower(): device for device in SHEETS}
 

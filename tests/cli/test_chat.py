@@ -107,7 +107,7 @@ def test_a_response_without_an_end_is_no_longer_than_the_policy_was_made_for(
 @pytest.mark.parametrize("text", ["1+7=", "<|start|>1+7="])
 def test_a_prompt_begins_once_and_does_not_end(text: str) -> None:
     tokenizer = with_special_tokens("<|start|> $A <|end|>")
-    assert tokenizer.decode(chat.encode(tokenizer, text)["input_ids"][0]) == "<|start|>1+7="
+    assert tokenizer.decode(chat.encode(tokenizer, text, {})["input_ids"][0]) == "<|start|>1+7="
 
 
 SYSTEM = {"system_prompt": "2", "template": "{prompt}=", "chat": True}

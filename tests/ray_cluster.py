@@ -40,20 +40,13 @@ class RayNode:
         self.mark = uuid.uuid4().hex
         self.log = log
         ray = str(Path(sys.executable).with_name("ray"))
-        common = [
-            "--num-cpus",
-            "1",
-            "--object-store-memory",
-            "80000000",
-            "--disable-usage-stats",
-            "--block",
-        ]
-        common += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
+        common = "--num-cpus 1 --object-store-memory 80000000 --disable-usage-stats --block"
+        common += " --min-worker-port 0 --max-worker-port 0"  # any that are free
         path = f"{os.environ.get('PYTHONPATH', '')}:{ROOT}".lstrip(":")
         environment = os.environ | SETTINGS | {MARK: self.mark, "PYTHONPATH": path}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*prefix, ray, "start", *words, *common],
+                [*prefix, ray, "start", *words, *common.split()],
                 stdout=output,
                 stderr=output,
                 env=environment,
@@ -97,13 +90,9 @@ class RayCluster:
         self.namespace = namespace
         self.folder = folder
         self.nodes: list[RayNode] = []
-        self.start_head()
-
-    def start_head(self) -> RayNode:
-        """Starts one here."""
         own = f"--head --node-ip-address {HERE} --port {PORT} --include-dashboard false"
         own += f" --ray-client-server-port {PORT + 1}"
-        return self._start([], [*own.split(), "--temp-dir", str(self.folder)])
+        self._start([], [*own.split(), "--temp-dir", str(self.folder)])
 
     def add_node(self) -> RayNode:
         """Starts one in the other namespace."""

@@ -88,17 +88,6 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], An
     return built
 
 
-def test_lrl_fit_builds_the_written_recipe(plan: Callable[..., str], build: Any) -> None:
-    plan("--cluster", "8xH100", "--out", "planned.yaml")
-    trainer, arguments = build("planned.yaml")
-    data, strategy = arguments["datamodule"], trainer.strategy
-    assert (data.groups_per_step, data.sampling.n) == (16, 8)
-    assert (data.max_prompt_tokens, data.sampling.max_tokens) == (256, 2000)
-    kept, server = len(strategy.generator_devices), strategy.server_settings  # type: ignore[attr-defined]
-    assert 1 < 1 + kept <= 8 and kept % server.tensor_parallel_size == 0
-    assert data.max_lag == 1 and arguments["model"].gradient_checkpointing
-
-
 def test_a_plan_holds_the_policy_as_it_is_told_and_the_recipe_says_so(
     plan: Callable[..., str], tmp_path: Path
 ) -> None:

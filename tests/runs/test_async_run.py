@@ -209,13 +209,11 @@ def train_every_prompt_once(
     return trainer, witness
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
 def test_no_trained_token_lags_more_than_max_lag(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, max_lag: int
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    witness = fit(lent_server, policy_folder, tmp_path, max_lag=max_lag, dispatch=LeastTokens())
-    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
-    assert min(lags) >= 0 and max(lags) <= max_lag
+    witness = fit(lent_server, policy_folder, tmp_path, max_lag=0, dispatch=LeastTokens())
+    assert all(step == version for step, one in witness.rollouts for version in one.versions)
     indices = {group.index for _, group in witness.groups}
     assert len(indices) == len(witness.groups) == STEPS * GROUPS
 
@@ -308,7 +306,7 @@ def test_a_response_written_over_a_sync_has_several_versions_and_stays_within_th
     lags = [
         step - version for step, rollout in far_off_policy.rollouts for version in rollout.versions
     ]
-    assert max(lags) <= 4
+    assert min(lags) >= 0 and max(lags) <= 4
     assert any(len(set(rollout.versions)) > 1 for _, rollout in far_off_policy.rollouts)
     assert all(
         rollout.versions == sorted(rollout.versions) for _, rollout in far_off_policy.rollouts

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,16 +83,13 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the hub's names are folders, each with a few short rows."""
     folder = tmp_path_factory.mktemp("hub")
-    gsm8k = [row for row in gsm8k_rows(100) if len(row["question"]) < 250]
-    math = [row for row in math_rows(100) if len(row["problem"]) < 250]
+    gsm8k, math = gsm8k_rows(PROBLEMS + TRAINED), math_rows(PROBLEMS + TRAINED + 1)
     columns = ("problem", "solution")
-    trained = gsm8k[PROBLEMS : PROBLEMS + TRAINED]
+    trained = gsm8k[PROBLEMS:]
     write_split(folder / "openai/gsm8k", "main", "train", with_long(trained, "question", 900))
     write_split(folder / "openai/gsm8k", "main", "test", gsm8k[:PROBLEMS])
     write_split(folder / "HuggingFaceH4/MATH-500", "default", "test", math[:PROBLEMS])
-    rows = [
-        {name: row[name] for name in columns} for row in math[PROBLEMS : PROBLEMS + TRAINED + 1]
-    ]
+    rows = [{name: row[name] for name in columns} for row in math[PROBLEMS:]]
     rows = with_long(rows, "problem", 400, 3000)
     write_split(folder / "DigitalLearningGmbH/MATH-lighteval", "default", "train", rows)
     return folder
@@ -211,11 +208,11 @@ class OnCpu:
     """Tokens of a prompt that are fewer than those of the longest one."""
     ranks: int = 1
     settings: str = ""
+    resumes: bool = False
 
 
 OFTEN = "--trainer.callbacks.every_n_train_steps 2"
 """The last callback of these recipes is the one that saves."""
-SAVED = f"--trainer.callbacks+ lightning.pytorch.callbacks.ModelCheckpoint {OFTEN}"
 MATH = {"math500"}
 OF_GPUS = f"{OFTEN} --trainer.strategy.server.dtype float32"
 """Not every CPU computes in bfloat16 (`lrl doctor` says)."""
@@ -223,12 +220,10 @@ LONG = "--data.max_prompt_tokens 1024"
 """The longest problem of GSM8K here has 900 tokens, one for each byte."""
 TWO_RANKS = f"{OF_GPUS} --trainer.strategy.generator_devices 1 --trainer.devices 3"
 RECIPES = {
-    "gsm8k": OnCpu("chatml", {"gsm8k", "math500"}, 900, settings=OF_GPUS),
-    "one_gpu_24gb": OnCpu("chatml", {"gsm8k"}, 450, settings=f"{OF_GPUS} {LONG}"),
+    "gsm8k": OnCpu("chatml", {"gsm8k", "math500"}, 900, settings=OF_GPUS, resumes=True),
+    "one_gpu_24gb": OnCpu("chatml", {"gsm8k"}, 450, settings=f"{OF_GPUS} {LONG}", resumes=True),
     "qwen3": OnCpu("thinking", MATH, 450, settings=OF_GPUS),
-    "word_problems": OnCpu(
-        "chatml", {"held_out"}, 90, settings=f"{SAVED} --data.max_response_tokens 32"
-    ),
+    "word_problems": OnCpu("chatml", {"held_out"}, 90, settings="--data.max_response_tokens 32"),
     "cluster/llama_8b_one_node": OnCpu("llama", MATH, 450, ranks=2, settings=TWO_RANKS),
 }
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -240,33 +235,25 @@ SPECIAL = {
 Served = Callable[[str], tuple[Path, LentServer]]
 
 
-@contextmanager
-def with_server(policy: Path, folders: pytest.TempPathFactory) -> Iterator[tuple[Path, LentServer]]:
-    server = start_server(policy, folders.mktemp("server"), 1, max_model_len=2048)
-    try:
-        yield policy, LentServer(server)
-    finally:
-        server.stop()
-
-
 @pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LentServer]]:
-    """A Qwen2 and its server."""
-    policy = tiny_qwen2(tmp_path_factory.mktemp("qwen2"))
-    with with_server(policy, tmp_path_factory) as both:
-        yield both
+def servers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[Callable[[Path], Path]], tuple[Path, LentServer]]]:
+    """Gives the policy that a function makes, and a server of it."""
+    with ExitStack() as ends:
 
+        @functools.cache
+        def serve(make: Callable[[Path], Path]) -> tuple[Path, LentServer]:
+            policy = make(tmp_path_factory.mktemp("policy"))
+            server = start_server(policy, tmp_path_factory.mktemp("server"), 1, max_model_len=2048)
+            ends.callback(server.stop)
+            return policy, LentServer(server)
 
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LentServer]]:
-    """A Qwen3 and its server."""
-    policy = tiny_qwen3(tmp_path_factory.mktemp("qwen3"))
-    with with_server(policy, tmp_path_factory) as both:
-        yield both
+        yield serve
 
 
 @pytest.fixture
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+def served(request: pytest.FixtureRequest, servers: Any, tmp_path: Path) -> Served:
     """Gives a tiny policy in the place of a recipe's, with chats of the same form, and a server for
     it."""
 
@@ -276,8 +263,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
             policy = request.getfixturevalue("policy_folder")
             server = request.getfixturevalue("lent_server")
         else:
-            kind = "qwen3" if family == "thinking" else "qwen2"
-            policy, server = request.getfixturevalue(kind)
+            policy, server = servers(tiny_qwen3 if family == "thinking" else tiny_qwen2)
         chats = SPECIAL[family], FAMILIES[family].template
         return with_chats(policy, tmp_path / "policy", *chats), server
 
@@ -293,19 +279,20 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(
     words = ["--config", str(file), "--model.model", str(policy), *FEW]
     words += how.settings.split()
     words += ["--trainer.logger.save_dir", str(tmp_path)]
-    for more in (["2"], ["3", "--ckpt_path", "last"]):
+    for more in (["2"], ["3", "--ckpt_path", "last"]) if how.resumes else (["3"],):
         arguments = (hub, server.url, server.token, [*words, "--trainer.max_steps", *more])
         run_recipe(how.ranks, tmp_path, arguments)
-    first, second = (tmp_path / file.stem / f"version_{number}" for number in (0, 1))
+    folders = sorted((tmp_path / file.stem).glob("version_*"))
+    assert len(folders) == 1 + how.resumes
 
-    board = EventAccumulator(str(second)).Reload()
+    board = EventAccumulator(str(folders[-1])).Reload()
     tags = set(board.Tags()["scalars"])
     assert {"policy/loss", "reward/mean", "time/step", "fleet/alive"} <= tags
     assert {tag.split("/")[1] for tag in tags if tag.startswith("eval/")} == how.evaluations
     of_kinds = any(re.match(r"eval/\w+/(level|kind)/", tag) for tag in tags)
     assert of_kinds == (how.evaluations != {"gsm8k"}), "its problems are of one kind"
 
-    groups = [*groups_of(first), *groups_of(second)]
+    groups = [group for folder in folders for group in groups_of(folder)]
     assert [group["step"] for group in groups] == [0, 0, 1, 1, 2, 2]
     assert len({group["prompt_id"] for group in groups}) == len(groups), "each problem once"
     for group in groups:
@@ -316,9 +303,9 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(
     ends = {one["finish_reason"] for group in groups for one in group["shown"]}
     assert "length" in ends, "some responses are cut"
 
-    exported = AutoModelForCausalLM.from_pretrained(second / "policy")
+    exported = AutoModelForCausalLM.from_pretrained(folders[-1] / "policy")
     assert type(exported) is type(AutoModelForCausalLM.from_pretrained(policy))
-    assert AutoTokenizer.from_pretrained(second / "policy").chat_template
+    assert AutoTokenizer.from_pretrained(folders[-1] / "policy").chat_template
 
 
 def run_recipe(ranks: int, folder: Path, arguments: tuple[Any, ...]) -> None:

@@ -198,20 +198,23 @@ def test_the_program_of_the_page_plays_a_run_and_its_evaluations(
             assert ours[start:] == pytest.approx(rollout.logprobs[start:], abs=1e-3)
 
 
-def test_tools_of_an_agent_without_a_parser_are_refused_before_a_server_starts(
-    policy: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("parser", "room", "said"),
+    [
+        (None, 64, "gets tools, and strategy.server.tool_parser is null"),
+        (
+            PARSER,
+            8,
+            r"request has \d+ tokens, its tools' schemas included, and .*max_prompt_tokens is 8",
+        ),
+    ],
+)
+def test_what_an_agents_first_request_needs_is_refused_before_a_server_starts(
+    parser: str | None, room: int, said: str, policy: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"gets tools, and strategy.server.tool_parser is null"):
-        trained(policy, Agent(adds), lrl.AsyncSingleDevice(), tmp_path)
-
-
-def test_an_agent_whose_opening_leaves_no_room_is_refused_before_a_server_starts(
-    policy: Path, tmp_path: Path
-) -> None:
-    strategy = lrl.AsyncSingleDevice(server=lrl.ServerSettings(tool_parser=PARSER))
-    text = r"request has \d+ tokens, its tools' schemas included, and data.max_prompt_tokens is 8"
-    with pytest.raises(ConfigError, match=text):
-        trained(policy, Agent(adds), strategy, tmp_path, max_prompt_tokens=8)
+    strategy = lrl.AsyncSingleDevice(server=lrl.ServerSettings(tool_parser=parser))
+    with pytest.raises(ConfigError, match=said):
+        trained(policy, Agent(adds), strategy, tmp_path, max_prompt_tokens=room)
 
 
 def test_the_branches_of_an_agents_episode_are_trained_as_sampled(

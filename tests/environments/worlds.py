@@ -30,12 +30,6 @@ class Echo(Turns):
         return f"[{turn[-1:]}]", self.turns == 3, float(len(turn))
 
 
-class Moody(Echo):
-    """An echo that does not declare itself deterministic."""
-
-    deterministic = False
-
-
 class Odd(Turns):
     """Does what the turn says."""
 

@@ -9,6 +9,7 @@ costs beyond a roofline (kernels per layer, graph capture) is in the constants, 
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lrl.planning.model_shape import BF16_BYTES, ModelShape
 
@@ -42,8 +43,7 @@ NODE_LATENCY_S = 10e-6
 """Seconds of a tiny all-reduce within a node: a guess."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """One accelerator, in FLOP/s of dense products, bytes and bytes/s."""
 
     name: str
@@ -56,24 +56,25 @@ class Device:
     """Sent to other nodes; a property of the node it is sold in."""
 
 
-SHEETS = (
+_SHEETS = (
     # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
-    Device("H100", 989.4 * TFLOPS, 80 * GB, 3.35 * TB, 450 * GB, 50 * GB),
+    ("H100", 989.4 * TFLOPS, 80 * GB, 3.35 * TB, 450 * GB, 50 * GB),
     # NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device
-    Device("H200", 989.4 * TFLOPS, 141 * GB, 4.8 * TB, 450 * GB, 50 * GB),
+    ("H200", 989.4 * TFLOPS, 141 * GB, 4.8 * TB, 450 * GB, 50 * GB),
     # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node
-    Device("H800", 989.5 * TFLOPS, 80 * GB, 3.35 * TB, 200 * GB, 25 * GB),
+    ("H800", 989.5 * TFLOPS, 80 * GB, 3.35 * TB, 200 * GB, 25 * GB),
     # StreamRL (2504.15930), table 1; network as in H100's node: a guess
-    Device("H20", 148 * TFLOPS, 96 * GB, 4.0 * TB, 450 * GB, 50 * GB),
+    ("H20", 148 * TFLOPS, 96 * GB, 4.0 * TB, 450 * GB, 50 * GB),
     # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
-    Device("A100-80GB", 312 * TFLOPS, 80 * GB, 2.039 * TB, 300 * GB, 25 * GB),
+    ("A100-80GB", 312 * TFLOPS, 80 * GB, 2.039 * TB, 300 * GB, 25 * GB),
     # NVIDIA A100 40GB data sheet, SXM; network as in the DGX A100
-    Device("A100-40GB", 312 * TFLOPS, 40 * GB, 1.555 * TB, 300 * GB, 25 * GB),
+    ("A100-40GB", 312 * TFLOPS, 40 * GB, 1.555 * TB, 300 * GB, 25 * GB),
     # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
-    Device("B200", 2250 * TFLOPS, 180 * GB, 8.0 * TB, 900 * GB, 50 * GB),
+    ("B200", 2250 * TFLOPS, 180 * GB, 8.0 * TB, 900 * GB, 50 * GB),
     # NVIDIA Ada architecture whitepaper, products added up in float32; link: PCIe 4.0; network: a guess
-    Device("RTX4090", 165.2 * TFLOPS, 24 * GB, 1.008 * TB, 32 * GB, 12.5 * GB),
+    ("RTX4090", 165.2 * TFLOPS, 24 * GB, 1.008 * TB, 32 * GB, 12.5 * GB),
 )
+SHEETS = tuple(map(Device._make, _SHEETS))
 KNOWN = {device.name.lower(): device for device in SHEETS}
 
 

@@ -12,16 +12,16 @@ A new generator takes its first request once it is proved (`lrl.weights.proof`).
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
 from lrl.errors import GeneratorError
 from lrl.generators.client import HOLD_S, GeneratorClient
 from lrl.generators.server import JoinedServer, Server
-from lrl.routing.dispatch import GeneratorLoad
+from lrl.routing.dispatch import GeneratorLoad, Request
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import Prompt, Rollout, Sampling
+from lrl.types import Rollout, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +48,6 @@ class State(Enum):
     EVICTED = "evicted"
 
 
-@dataclass(eq=False)
-class Work:
-    """Responses to write to one prompt."""
-
-    prompt: Prompt
-    sampling: Sampling
-    priority: int
-    """Lower goes first."""
-    deadline_s: float
-    """Seconds for a request, once it has a generator."""
-
-
 class StatsSnapshot(NamedTuple):
     """A generator's counts at one moment."""
 
@@ -80,12 +68,16 @@ class StatsSnapshot(NamedTuple):
 
 @dataclass(eq=False)
 class InFlight:
-    """A request that a generator writes."""
+    """Responses that a generator writes by one call of the client."""
 
-    prompt_tokens: int
+    request: Request
     rollouts: Sequence[Rollout]
+    leaves: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if the call is to end at the mark of the next flush."""
+    call: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.request.prompt.token_ids)
         self._had = len(self.rollouts[0].token_ids)  # each of them, at the request
 
     @property
@@ -125,9 +117,12 @@ class GeneratorStats:
             if rollout.token_ids
         )
 
-    def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> list[InFlight]:
-        """Adds requests for the responses to one prompt."""
-        begun = [InFlight(prompt_tokens, rollouts) for rollouts in requests]
+    def begin(self, request: Request) -> list[InFlight]:
+        """Adds a request. Its fresh responses share a call, which costs the server less; the others
+        have prompts of different lengths."""
+        fresh = [rollout for rollout in request.rollouts if not rollout.token_ids]
+        parts = [[rollout] for rollout in request.rollouts if rollout.token_ids]
+        begun = [InFlight(request, part) for part in ([fresh, *parts] if fresh else parts)]
         self.requests.update(begun)
         return begun
 
@@ -184,9 +179,6 @@ class Generator(GeneratorLoad):
         self.served_from: float | None = None
         """When it was first proved, on the clock of the loop; None before."""
         self.stats = GeneratorStats()
-        self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
-        # Requests that end at the mark of the next flush.
-        self._leaving: set[asyncio.Task[Any]] = set()
         self._flushes: set[asyncio.Task[None]] = set()
 
     @property
@@ -216,19 +208,22 @@ class Generator(GeneratorLoad):
         """Expected tokens that the responses in flight still need, at least one each."""
         return sum(
             max(1.0, request.written + request.tokens - len(rollout.token_ids))
-            for request, rollouts in self.load.items()
-            for rollout in rollouts
-            if not rollout.finished
+            for request in self.load
+            for rollout in request.unfinished
         )
 
     async def write(
-        self, work: Work, rollouts: Sequence[Rollout], ended: Sequence[Callable[[], None]] = ()
+        self,
+        request: Request,
+        sampling: Sampling,
+        deadline_s: float,
+        ended: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Writes `rollouts` to their end or to `interrupt`; calls all of `ended` at the end of
-        each.
+        """Writes the responses of `request` to their end or to `interrupt`, in `deadline_s`; calls
+        all of `ended` at the end of each.
 
         Raises:
-            GeneratorError: A request failed, or the generator was evicted; the rollouts keep their
+            GeneratorError: A call failed, or the generator was evicted; the rollouts keep their
                 tokens.
         """
 
@@ -236,67 +231,53 @@ class Generator(GeneratorLoad):
             for tell in ended:
                 tell()
 
-        # Fresh responses share a request, which costs the server less; the others have prompts of
-        # different lengths.
-        fresh = [rollout for rollout in rollouts if not rollout.token_ids]
-        parts = [[rollout] for rollout in rollouts if rollout.token_ids]
-        requests = {
-            asyncio.create_task(
-                self.client.write(
-                    work.prompt.token_ids,
-                    part,
-                    work.sampling,
-                    version=lambda: self.version,
-                    priority=work.priority,
-                    deadline_s=work.deadline_s,
-                    ended=one_ended,
-                    leaves=lambda: asyncio.current_task() in self._leaving,
-                )
-            ): part
-            for part in ([fresh, *parts] if fresh else parts)
-        }
-        in_flight = self.stats.begin(len(work.prompt.token_ids), list(requests.values()))
-        self._requests |= requests
+        parts = self.stats.begin(request)
+        for part in parts:
+            writing = self.client.write(
+                request.prompt.token_ids,
+                part.rollouts,
+                sampling,
+                version=lambda: self.version,
+                priority=request.priority,
+                deadline_s=deadline_s,
+                ended=one_ended,
+                leaves=part.leaves.is_set,
+            )
+            part.call = asyncio.create_task(writing)
         self._note()
         try:
-            await _all(list(requests))
+            await _all([part.call for part in parts])
         finally:
-            for request in requests:
-                del self._requests[request]
-            self._leaving -= requests.keys()
-            self.stats.end(in_flight)
+            self.stats.end(parts)
             self._note()
         if self.eviction is not None:
             raise GeneratorError(self.eviction)
 
-    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stops writing `rollouts`: their `write` returns soon, with all tokens that they have at a
-        flush. Returns whether any was being written.
+    def interrupt(self, request: Request) -> bool:
+        """Stops writing the responses of `request`: its `write` returns soon, with all tokens that
+        they have at a flush. Returns whether any was being written.
 
         Without the flush the tokens that the generator still holds would be drawn again, except
         those of a response that ends among them: that favours short responses. For the same reason
         nothing after the flush is read.
         """
-        moving = {id(rollout) for rollout in rollouts}
-        leaving = {
-            request
-            for request, part in self._requests.items()
-            if id(part[0]) in moving and not request.done()
-        }
+        parts = [part for part in self.stats.requests if part.request is request]
+        leaving = [part for part in parts if part.unfinished]
+        for part in leaving:
+            part.leaves.set()
         if leaving:
-            self._leaving |= leaving
             flush = asyncio.create_task(self._end_at_a_flush(leaving))
             self._flushes.add(flush)
             flush.add_done_callback(self._flushes.discard)
         return bool(leaving)
 
-    async def _end_at_a_flush(self, leaving: set[asyncio.Task[None]]) -> None:
+    async def _end_at_a_flush(self, leaving: Sequence[InFlight]) -> None:
         try:
             await self.client.flush(FLUSH_DEADLINE_S)
         except GeneratorError as error:
             log.warning("Up to %g s of responses that move are written again: %s", HOLD_S, error)
-        for request in leaving:  # those without a token have no mark
-            request.cancel()
+        for part in leaving:  # those without a token have no mark
+            part.call.cancel()
 
     def drain(self) -> None:
         """Takes no new request; the responses in flight continue."""
@@ -358,8 +339,8 @@ class Generator(GeneratorLoad):
             return
         self.state = State.EVICTED
         self.eviction = why
-        for request in self._requests:
-            request.cancel()
+        for part in self.stats.requests:
+            part.call.cancel()
 
     def _enter(self, state: State) -> None:
         self.state = state

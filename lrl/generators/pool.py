@@ -16,7 +16,7 @@ from typing import Any
 
 from lrl.errors import GeneratorError, GeneratorTimeout, NoGenerators, RequestRejected
 from lrl.generators.client import HOLD_S
-from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, Work, gather
+from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
 from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.routing.request_queue import RequestQueue
@@ -100,24 +100,16 @@ class GeneratorPool:
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
         """
-        work = Work(prompt, sampling, priority, deadline_s)
         target: Generator | None = None
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
-            request = Request(
-                prompt,
-                len(unfinished),
-                priority=priority,
-                due=due,
-                written=sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished),
-                home=home.generator,
-            )
-            generator = await self.requests.enter(request, unfinished, target)
+            request = Request(prompt, unfinished, priority, due, home=home.generator)
+            generator = await self.requests.enter(request, target)
             home.generator = generator
-            release = partial(self.requests.release, generator, request)
+            release = partial(self.requests.release, generator)
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
-                    await self._write(generator, work, unfinished, [release, ended])
+                    await self._write(generator, request, sampling, deadline_s, [release, ended])
             finally:
                 target = self.requests.leave(generator, request)
 
@@ -133,7 +125,6 @@ class GeneratorPool:
         home: Home | None = None,
     ) -> None:
         """Generates in the spare slots, without waiting for rollouts; see `generate`."""
-        work = Work(prompt, sampling, priority, deadline_s)
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             # Not during a sync: an evaluation may follow it at once, and its responses must be of
@@ -144,18 +135,20 @@ class GeneratorPool:
                 self.serving, key=lambda one: (one is not home.generator, one.in_flight)
             )
             home.generator = generator
-            await self._write(generator, work, unfinished, [ended])
+            request = Request(prompt, unfinished, priority)
+            await self._write(generator, request, sampling, deadline_s, [ended])
 
     async def _write(
         self,
         generator: Generator,
-        work: Work,
-        rollouts: list[Rollout],
+        request: Request,
+        sampling: Sampling,
+        deadline_s: float,
         ended: Sequence[Callable[[], None]],
     ) -> None:
         """Writes on one generator; a failure evicts it and leaves rollouts unfinished."""
         try:
-            await generator.write(work, rollouts, ended)
+            await generator.write(request, sampling, deadline_s, ended)
         except GeneratorTimeout as error:
             raise GeneratorTimeout(
                 f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens."
@@ -164,7 +157,7 @@ class GeneratorPool:
             raise
         except GeneratorError as error:
             self.evict(generator, str(error))
-            self.reissued += sum(not rollout.finished for rollout in rollouts)
+            self.reissued += len(request.unfinished)
 
     async def ask(self, route: str, body: dict[str, Any], *, deadline_s: float) -> Any:
         """Returns the JSON by which a generator answers a POST that needs no weights, so that a

@@ -20,8 +20,7 @@ from operator import attrgetter
 
 from lrl.planning.costs import GeneratorCosts
 from lrl.rollouts.timeline import GeneratorRecord
-from lrl.routing.dispatch import GeneratorLoad
-from lrl.types import Rollout
+from lrl.routing.dispatch import GeneratorLoad, Request
 
 HEADROOM = 0.01
 """Share of the KV cache kept free at a join, which would else preempt at once."""
@@ -91,7 +90,7 @@ class ModelGenerator(GeneratorLoad):
         """Expected of the responses in flight, as if none was written yet."""
         return sum(request.responses * request.tokens for request in self.load)
 
-    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
+    def interrupt(self, request: Request) -> bool:
         """Returns False: the model has no migration."""
         return False
 

@@ -191,14 +191,14 @@ class ModelFleet:
 
         def one_ended(response: SimulatedResponse) -> None:
             fill(rollout_of.pop(response), response.versions)
-            self.requests.release(generator, request)
+            self.requests.release(generator)
             ended()
             if not rollout_of:
                 whole.set_result(None)
 
         while not whole.done():
-            request = Request(prompt, len(rollouts), priority, due)
-            generator = await self.requests.enter(request, rollouts)
+            request = Request(prompt, rollouts, priority, due)
+            generator = await self.requests.enter(request)
             try:
                 if not generator.serving:  # it has closed since the dispatch
                     continue

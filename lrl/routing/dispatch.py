@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lrl.errors import ConfigError
 from lrl.routing.length_predictor import LengthPredictor
@@ -31,9 +31,8 @@ class GeneratorLoad(ABC):
         """Responses it writes at once."""
         self.in_flight = 0
         """Rollout responses that it writes or is about to write."""
-        self.load: dict[Request, Sequence[Rollout]] = {}
-        """The requests that hold its slots, each with its responses, some of them ended."""
-        self._slots: dict[Request, int] = {}
+        self.load: list[Request] = []
+        """The requests that hold its slots."""
 
     @property
     @abstractmethod
@@ -46,23 +45,21 @@ class GeneratorLoad(ABC):
         """Expected tokens that the responses in flight still need, at least one each."""
 
     @abstractmethod
-    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stops writing `rollouts`, which keep their tokens; returns whether any was being
-        written."""
+    def interrupt(self, request: Request) -> bool:
+        """Stops writing the responses of `request`, which keep their tokens; returns whether any
+        was being written."""
 
-    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
+    def reserve(self, request: Request) -> None:
         """Reserves a slot for each response, until it ends (`release`) or until `free`."""
         self.in_flight += request.responses
-        self.load[request] = rollouts
-        self._slots[request] = request.responses
+        self.load.append(request)
 
-    def release(self, request: Request) -> None:
+    def release(self) -> None:
         self.in_flight -= 1
-        self._slots[request] -= 1
 
     def free(self, request: Request) -> None:
-        self.in_flight -= self._slots.pop(request)
-        del self.load[request]
+        self.in_flight -= len(request.unfinished)
+        self.load.remove(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +100,29 @@ class Request:
     """The unfinished responses to one prompt, which wait for a generator."""
 
     prompt: Prompt
-    responses: int
-    """Number of responses; they go to one generator."""
+    rollouts: Sequence[Rollout]
+    """They go to one generator."""
     priority: int
-    """The group's index in the run."""
+    """The group's index in the run; lower goes first."""
     due: int = 0
     """The step that trains it (`Group.due`): the trainer waits for the smallest first."""
-    written: float = 0.0
-    """Mean tokens that each response has already."""
     tokens: float = 1.0
     """Expected tokens that each response still needs; 1 where nothing is known.
     `DispatchPolicy.estimate` sets it."""
     home: GeneratorLoad | None = None
     """A generator that writes it for less than others do, since it need not read the beginning."""
+    responses: int = field(init=False)
+    """Number of responses."""
+    written: float = field(init=False)
+    """Mean tokens that each response has already."""
+
+    def __post_init__(self) -> None:
+        self.responses = len(self.rollouts)
+        self.written = sum(len(one.token_ids) for one in self.rollouts) / self.responses
+
+    @property
+    def unfinished(self) -> list[Rollout]:
+        return [one for one in self.rollouts if not one.finished]
 
 
 def has_room(generator: GeneratorLoad, request: Request) -> bool:

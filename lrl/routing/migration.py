@@ -42,8 +42,7 @@ class Migration:
         if not idle:
             return
         unfinished = [
-            {request: [one for one in each if not one.finished] for request, each in load.items()}
-            for load in (generator.load for generator in generators)
+            {request: request.unfinished for request in generator.load} for generator in generators
         ]
         writing = [sum(map(len, load.values())) for load in unfinished]
         found: list[tuple[float, Request, int]] = []  # tokens that its shortest response needs

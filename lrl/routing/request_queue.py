@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, Request, has_room
 from lrl.routing.migration import Migration
-from lrl.types import Rollout
 
 G = TypeVar("G", bound=GeneratorLoad)
 
@@ -29,15 +28,13 @@ class RequestQueue(Generic[G]):
     def __post_init__(self) -> None:
         self.moved = 0
         """Responses that moved."""
-        self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
+        self._waiting: dict[Request, asyncio.Future[G]] = {}
         self._sending = False
         self._targets: dict[Request, G] = {}  # new generators of interrupted requests
         # The version at which a request moved to its generator.
         self._moved_at: dict[Request, int] = {}
 
-    async def enter(
-        self, request: Request, rollouts: Sequence[Rollout], target: G | None = None
-    ) -> G:
+    async def enter(self, request: Request, target: G | None = None) -> G:
         """Waits for a generator and reserves its slots, until `leave`.
 
         Returns `target`, the generator to which a request moves, if it still has room; else the
@@ -47,10 +44,10 @@ class RequestQueue(Generic[G]):
             self.dispatch.estimate(request)
             self._moved_at[request] = target.version
             self.moved += request.responses
-            target.reserve(request, rollouts)
+            target.reserve(request)
             return target
         sent: asyncio.Future[G] = asyncio.get_running_loop().create_future()
-        self._waiting[request] = rollouts, sent
+        self._waiting[request] = sent
         self.dispatch.add(request)
         self.send_soon()
         try:
@@ -63,11 +60,11 @@ class RequestQueue(Generic[G]):
                 self.leave(sent.result(), request)
             raise
 
-    def release(self, generator: G, request: Request) -> None:
+    def release(self, generator: G) -> None:
         """Frees the slot of a response that has ended."""
         # The slot does not wait for the longest response of its group: with long tails most slots
         # would.
-        generator.release(request)
+        generator.release()
         if self._waiting:
             self.send_soon()
 
@@ -97,12 +94,12 @@ class RequestQueue(Generic[G]):
                 if (chosen := self.dispatch.send(serving)) is None:
                     break
                 request, position = chosen
-                rollouts, sent = self._waiting.pop(request)
+                sent = self._waiting.pop(request)
                 if not sent.cancelled():
-                    serving[position].reserve(request, rollouts)
+                    serving[position].reserve(request)
                     sent.set_result(serving[position])
         except Exception as error:
-            for _, sent in self._waiting.values():
+            for sent in self._waiting.values():
                 if not sent.done():
                     sent.set_exception(error)
             self._waiting.clear()
@@ -116,5 +113,5 @@ class RequestQueue(Generic[G]):
         version = max((generator.version for generator in serving), default=0)
         fixed = {request for request, moved_at in self._moved_at.items() if moved_at == version}
         for request, source, target in list(self.migration.plan(serving, lengths, fixed)):
-            if serving[source].interrupt(serving[source].load[request]):
+            if serving[source].interrupt(request):
                 self._targets[request] = serving[target]

@@ -18,7 +18,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import run
 from lrl.rollouts.timeline import GeneratorRecord
 from lrl.types import Rollout
-from tests.generators.model_fleet import ask, gather, make_pool, resync
+from tests.generators.model_fleet import ask, gather, make_pool, request, resync
 
 
 def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
@@ -90,7 +90,8 @@ def test_an_interval_has_the_tokens_of_its_time_though_those_of_a_second_come_to
     for look in range(200):
         if look % 4 == 0:
             new = [Rollout() for _ in range(1 if look else 16)]
-            stats.begin(9, [[one] for one in new])
+            for one in new:
+                stats.begin(request(9, one))
             begun += [(look, one) for one in new]
         for began, rollout in begun:
             if look % 10 == 9 or not rollout.token_ids:

@@ -17,7 +17,7 @@ from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.planning.clock import run
-from lrl.routing.dispatch import DispatchPolicy
+from lrl.routing.dispatch import DispatchPolicy, Request
 from lrl.routing.migration import Migration
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -112,6 +112,10 @@ def make_generator(number: int, capacity: int) -> Generator:
     generator = Generator(server, capacity)
     generator.client = ModelClient()  # type: ignore[assignment]
     return generator
+
+
+def request(prompt_tokens: int, *rollouts: Rollout) -> Request:
+    return Request(Prompt(id=0, token_ids=[1] * prompt_tokens, text=""), rollouts, priority=0)
 
 
 async def ask(

@@ -19,10 +19,14 @@ from lrl.generators.fleet import Condition, Fleet, JobState, JobSupervisor, Slot
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool, OutageLimit
 from lrl.planning.clock import VirtualClock
-from lrl.routing.dispatch import Request
-from lrl.types import Prompt, Rollout
+from lrl.types import Rollout
 from tests.event_loop import LOOP
-from tests.generators.model_fleet import ModelServer, let_requests_succeed, make_generator
+from tests.generators.model_fleet import (
+    ModelServer,
+    let_requests_succeed,
+    make_generator,
+    request,
+)
 from tests.leftovers import wait_for
 
 
@@ -75,7 +79,6 @@ def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
 
 
 LIMIT_S, LOOK_S, START_S = 900.0, 0.2, 30.0
-REQUEST = Request(Prompt(id=0, token_ids=[5], text=""), 1, 0, 0, 0.0)
 Does = Callable[[GeneratorPool, Generator], Awaitable[None]]
 
 
@@ -137,7 +140,7 @@ async def fails_its_proof(pool: GeneratorPool, generator: Generator) -> None:
 
 async def ends_at_its_first_request(pool: GeneratorPool, generator: Generator) -> None:
     await serves(pool, generator)
-    generator.reserve(REQUEST, [Rollout()])
+    generator.reserve(request(5, Rollout()))
     await asyncio.sleep(20.0)
     pool.evict(generator, "its process has ended")
 

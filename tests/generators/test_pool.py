@@ -27,6 +27,7 @@ from tests.generators.model_fleet import (
     make_generator,
     make_pool,
     on_a_virtual_clock,
+    request,
     resync,
 )
 
@@ -312,7 +313,7 @@ async def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> N
 def test_a_prompt_is_read_once_by_its_request_and_not_before_a_token_of_it() -> None:
     stats = GeneratorStats()
     first, second = Rollout(), Rollout(token_ids=[7, 8])
-    shared, continued = stats.begin(5, [[first, Rollout()], [second]])
+    shared, continued = stats.begin(request(5, first, Rollout(), second))
     assert stats.snapshot().read == 0
     first.token_ids.append(1)
     assert (stats.snapshot().read, stats.snapshot().written) == (5, 1)
@@ -321,5 +322,5 @@ def test_a_prompt_is_read_once_by_its_request_and_not_before_a_token_of_it() -> 
     assert (stats.snapshot().read, stats.snapshot().written) == (5 + 5 + 2, 3)
     stats.end([continued])
     assert not stats.requests and stats.snapshot().written == 3
-    stats.end(stats.begin(5, [[Rollout()]]))
+    stats.end(stats.begin(request(5, Rollout())))
     assert stats.snapshot().read == 12, "a prompt of which nothing was written was not read"

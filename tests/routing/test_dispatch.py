@@ -18,7 +18,7 @@ from lrl.routing.dispatch import (
     RoundRobin,
     SkewnessAware,
 )
-from lrl.types import Prompt
+from lrl.types import Prompt, Rollout
 
 RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "round robin": RoundRobin,
@@ -57,7 +57,8 @@ class Model:
 
 
 def request(tokens: int, responses: int = 1, priority: int = 0, due: int = 0) -> Request:
-    return Request(Prompt(id=priority, token_ids=[tokens], text=""), responses, priority, due)
+    rollouts = [Rollout() for _ in range(responses)]
+    return Request(Prompt(id=priority, token_ids=[tokens], text=""), rollouts, priority, due)
 
 
 def with_oracle(dispatch: DispatchPolicy) -> DispatchPolicy:
@@ -138,7 +139,7 @@ def copy(what: Request | str) -> Request | str:
     return (
         what
         if isinstance(what, str)
-        else Request(what.prompt, what.responses, what.priority, what.due)
+        else Request(what.prompt, what.rollouts, what.priority, what.due)
     )
 
 

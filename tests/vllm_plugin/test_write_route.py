@@ -10,7 +10,8 @@ import pytest
 
 from lrl.errors import RequestRejected
 from lrl.generators.client import GeneratorClient
-from lrl.generators.generator import Generator, State, Work
+from lrl.generators.generator import Generator, State
+from lrl.routing.dispatch import Request
 from lrl.types import Prompt, Rollout, Sampling
 from tests.lent_server import LentServer, metric
 
@@ -92,20 +93,16 @@ def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(
         generator = Generator(lent_server.server, SAMPLING.n)
         generator.version = 0
         generator.state = State.SERVING
-        work = Work(
-            prompt=Prompt(id=0, token_ids=PROMPT, text=""),
-            sampling=Sampling(n=8, max_tokens=SAMPLING.max_tokens),
-            priority=0,
-            deadline_s=60.0,
-        )
+        sampling = Sampling(n=8, max_tokens=SAMPLING.max_tokens)
         while True:  # until the generator has written a second token of a response before it moves
-            rollouts = [Rollout() for _ in range(work.sampling.n)]
-            writing = asyncio.ensure_future(generator.write(work, rollouts))
+            rollouts = [Rollout() for _ in range(sampling.n)]
+            request = Request(Prompt(id=0, token_ids=PROMPT, text=""), rollouts, 0)
+            writing = asyncio.ensure_future(generator.write(request, sampling, 60.0))
             while not all(rollout.token_ids for rollout in rollouts):
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.1)
             before = [len(rollout.token_ids) for rollout in rollouts]
-            generator.interrupt(rollouts)
+            generator.interrupt(request)
             await writing
             unfinished = [not rollout.finished for rollout in rollouts]
             new = [

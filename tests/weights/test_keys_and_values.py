@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from lrl.generators.generator import Generator, KeysAndValues, Work
+from lrl.generators.generator import Generator, KeysAndValues
+from lrl.routing.dispatch import Request
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.shared_memory import SharedMemory
 from tests.lent_server import LentServer, metric
@@ -55,8 +56,8 @@ class OneGenerator(Scene):
         assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:
-        work = Work(prompt=prompt, sampling=SAMPLING, priority=0, deadline_s=60.0)
-        return self.loop.submit(self.generator.write(work, rollouts))
+        request = Request(prompt, rollouts, priority=0)
+        return self.loop.submit(self.generator.write(request, SAMPLING, 60.0))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.sync import Sync
+from tests.generators.model_fleet import request
 from tests.weights.model_sync import (
     INIT,
     PAUSE,
@@ -161,9 +162,9 @@ def test_only_tokens_in_flight_count_as_recomputed(
         Rollout(),
         Rollout(token_ids=[1], finish_reason="stop"),
     )
-    generators[0].stats.begin(10, [[half, fresh, ended]])
+    generators[0].stats.begin(request(10, half, fresh, ended))
     generators[1].client.failing = {"/update_weights": 1}
-    generators[1].stats.begin(100, [[Rollout(token_ids=[1])]])
+    generators[1].stats.begin(request(100, Rollout(token_ids=[1])))
     give(sync, generators, 2)
     pauses = {route for generator in generators for route in posted(generator) if "/pause" in route}
     assert pauses == {

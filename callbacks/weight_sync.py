@@ -75,7 +75,6 @@ class WeightSync(OnRankZero):
                 deadline_s=self.deadline_s,
                 silence_s=min(self.deadline_s, 2 * fleet.heartbeat_s),
                 interrupted=run.raise_if_stopped,
-                check_outage=fleet.outage_limit.check_outage,
                 stopwatch=run.stopwatch,
                 keys_and_values=self.keys_and_values,
                 prove_every_n_syncs=self.prove_every_n_syncs,

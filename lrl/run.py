@@ -226,7 +226,7 @@ class Run:
         self.raise_if_stopped()
         fleet = self.fleet
         for pool in fleet.pools:
-            fleet.outage_limit.check_outage(pool)
+            pool.check_outage()
         if fleet.rollouts.pending or self.syncs[fleet.rollouts].is_broken:
             self.sync()
         if fleet.evaluation is not None and fleet.evaluation.pending:

@@ -222,18 +222,18 @@ class GeneratorClient:
             text = f"answered without the prompt's log-probs: {str(response)[:300]}"
             raise GeneratorError(f"{self.name}: {GENERATE} {text}") from error
 
+    async def get(self, route: str, *, deadline_s: float) -> Any:
+        return await self.post(route, deadline_s=deadline_s, method="GET")
+
     async def post(
-        self, route: str, body: dict[str, Any] | None = None, *, deadline_s: float
+        self,
+        route: str,
+        body: dict[str, Any] | None = None,
+        *,
+        deadline_s: float,
+        method: str = "POST",
     ) -> Any:
         """Returns the JSON of the response; raises GeneratorError unless it is a 200."""
-        return await self._call("POST", route, body, deadline_s)
-
-    async def get(self, route: str, *, deadline_s: float) -> Any:
-        return await self._call("GET", route, None, deadline_s)
-
-    async def _call(
-        self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float
-    ) -> Any:
         async with self._request(method, route, body, deadline_s) as response:
             try:
                 return await response.json()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from lrl.errors import GeneratorError, NotRunning, ServerError
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
-from lrl.generators.pool import GeneratorPool, OutageLimit
+from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.routing.dispatch import DispatchPolicy
 from lrl.routing.migration import Migration
@@ -168,14 +168,16 @@ class Fleet:
     ) -> None:
         self.generators = [Generator(server, capacity) for server in servers]
         split = len(self.generators) - reserved
-        self.rollouts = GeneratorPool(self.generators[:split], dispatch, migration)
-        self.evaluation = GeneratorPool(self.generators[split:]) if reserved else None
+        limit_s = outage_timeout_s
+        self.rollouts = GeneratorPool(self.generators[:split], dispatch, migration, limit_s)
+        self.evaluation: GeneratorPool | None = None
+        if reserved:
+            self.evaluation = GeneratorPool(self.generators[split:], outage_timeout_s=limit_s)
         # Lost ones' too: a sync may still use one.
         self._clients = [one.client for one in self.generators]
         self.loop = loop
         self.capacity = capacity
         self.heartbeat_s = heartbeat_s
-        self.outage_limit = OutageLimit(outage_timeout_s, [server.log_path for server in servers])
         self.restarts = 0
         """Generators that were replaced and answer again."""
         self.joined = 0

@@ -6,12 +6,11 @@ failure, and its half-written responses continue on another generator.
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lrl.errors import GeneratorError, GeneratorTimeout, NoGenerators, RequestRejected
@@ -32,13 +31,15 @@ Prove = Callable[[Generator], Coroutine[Any, Any, Any]]
 
 
 class GeneratorPool:
-    """Generators that hold the same version; dispatch is `LeastLoaded` by default."""
+    """Generators that hold the same version; dispatch is `LeastLoaded` by default. A run may be
+    without any for `outage_timeout_s` seconds."""
 
     def __init__(
         self,
         generators: Sequence[Generator],
         dispatch: DispatchPolicy | None = None,
         migration: Migration | None = None,
+        outage_timeout_s: float = math.inf,
     ) -> None:
         self.generators = list(generators)
         self.pending: list[Generator] = []
@@ -51,10 +52,10 @@ class GeneratorPool:
         self.syncing = False
         self.has_served = False
         """Whether any generator was ever proved."""
-        self.alone_since: float | None = None
-        """Start of the current outage (`OutageLimit`), as a waiting trainer saw it, on
-        `time.monotonic`."""
-        self.last_loss = ""
+        self._outage_timeout_s = outage_timeout_s
+        self._alone_since: float | None = None  # start of the outage, as a waiting trainer saw it
+        self._last_loss = ""
+        self._logged_at = 0.0
         self._changed = asyncio.Condition()
 
     @property
@@ -196,14 +197,14 @@ class GeneratorPool:
         state = "is running" if generator.server.alive else "has ended"
         text = "%s is evicted: %s\nIts process %s. The end of its log:\n%s"
         log.warning(text, generator.name.capitalize(), why, state, generator.server.log_tail())
-        self.last_loss = why
+        self._last_loss = why
         self.remove(generator, why)
         self.on_evicted(generator)
 
     def remove(self, generator: Generator, why: str) -> None:
         """Removes a generator; its half-written responses continue on another one."""
         if generator.is_of_use(asyncio.get_running_loop().time()):
-            self.alone_since = None  # also if the trainer has not looked since the outage before
+            self._alone_since = None  # also if the trainer has not looked since the outage before
         generator.evict(why)
         members = self.pending if generator in self.pending else self.generators
         members.remove(generator)
@@ -258,35 +259,25 @@ class GeneratorPool:
         async with self._changed:
             self._changed.notify_all()
 
-
-@dataclass
-class OutageLimit:
-    """The limit on an outage, which begins when no generator is left, and ends when one is of use
-    again: a run with replacements that only sync, fail their proof, or end at their first request
-    once waited for a day."""
-
-    seconds: float
-    logs: Sequence[Path]
-    """The servers', for the error."""
-    _logged_at: float = 0.0
-
-    def check_outage(self, pool: GeneratorPool) -> None:
-        """Logs an outage of `pool`; raises NoGenerators at the limit."""
+    def check_outage(self) -> None:
+        """Logs an outage, which begins when no generator is left, and ends when one is of use
+        again; raises NoGenerators when it has lasted too long. A run with replacements that only
+        sync, fail their proof, or end at their first request once waited for a day."""
         now = time.monotonic()
-        if any(generator.is_of_use(now) for generator in pool.alive):
-            pool.alone_since = None
-        elif pool.alone_since is None and not pool.alive and pool.has_served:
-            pool.alone_since = now
-        if pool.alone_since is None or pool.serving:
+        if any(generator.is_of_use(now) for generator in self.alive):
+            self._alone_since = None
+        elif self._alone_since is None and not self.alive and self.has_served:
+            self._alone_since = now
+        if self._alone_since is None or self.serving:
             return
-        waited = now - pool.alone_since
-        if waited > self.seconds:
+        waited = now - self._alone_since
+        if waited > self._outage_timeout_s:
             raise NoGenerators(
                 f"No generator has served for {waited:.0f} s "
-                f"(strategy.generator_timeout_s={self.seconds:g}). The last one was lost because: "
-                f"{pool.last_loss}\nTheir logs: {', '.join(map(str, self.logs))}"
+                f"(strategy.generator_timeout_s={self._outage_timeout_s:g}). The last one was lost "
+                f"because: {self._last_loss}"
             )
         if now - self._logged_at > LOG_EVERY_S:
             self._logged_at = now
             text = "No generator serves; waiting for a replacement for %.0f of %g s."
-            log.warning(text, waited, self.seconds)
+            log.warning(text, waited, self._outage_timeout_s)

@@ -223,7 +223,7 @@ class Server:
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
             "scheduling-policy": "priority",
-            "seed": generator_seed(self.seed, self.number, self._starts),
+            "seed": mixed_seed(self.seed, self.number, self._starts),
             "quantization": settings.quantization,
             "tool-call-parser": settings.tool_parser,
             "enable-auto-tool-choice": settings.tool_parser is not None or None,
@@ -291,18 +291,12 @@ class JoinedServer:
 def run_seed(steps_done: int) -> int:
     """Returns the generators' seed of a run that resumes after `steps_done` optimizer steps: the
     same seed would draw the numbers of its first steps again."""
-    return _mixed(int(os.environ.get(SEED_VARIABLE, "0")), steps_done)
+    return mixed_seed(int(os.environ.get(SEED_VARIABLE, "0")), steps_done)
 
 
-def generator_seed(of_run: int, number: int, starts: int) -> int:
-    """Returns the seed, below 2^31, of generator `number` after `starts` earlier starts.
-
-    vLLM seeds every server with 0, and two generators then wrote equal responses to one prompt.
-    """
-    return _mixed(of_run, number, starts)
-
-
-def _mixed(*parts: int) -> int:
+def mixed_seed(*parts: int) -> int:
+    """Returns the seed, below 2^31, of a run and a step, or of a run, a generator's number and its
+    earlier starts: vLLM seeds every server with 0, and two wrote equal responses to one prompt."""
     # Not their sum: with it generator 1 of a run with seed 0 draws what generator 0 of a run with
     # seed 1 draws.
     return int(SeedSequence(parts).generate_state(1)[0]) >> 1

@@ -68,8 +68,6 @@ class Sync:
     """Seconds for a call that moves nothing (pause, resume)."""
     interrupted: Callable[[], None] = lambda: None
     """Called while the trainer waits; raises to end the wait."""
-    check_outage: Callable[[GeneratorPool], None] = lambda pool: None
-    """Raises NoGenerators if the pool has been without any for too long."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     keys_and_values: KeysAndValues = "recompute"
     """Of the responses in flight (`Generator.pause`)."""
@@ -136,10 +134,10 @@ class Sync:
                 if pool.alive:
                     break
                 # With several generators a replacement may always be there.
-                self.check_outage(pool)
+                pool.check_outage()
                 while not pool.pending:
                     self.interrupted()
-                    self.check_outage(pool)
+                    pool.check_outage()
                     time.sleep(LOOK_S)
             on_synced()
 

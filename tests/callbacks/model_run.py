@@ -10,7 +10,7 @@ import torch
 import lrl
 from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool, OutageLimit
+from lrl.generators.pool import GeneratorPool
 from lrl.run import Run
 from lrl.system.event_loop import LoopThread
 from lrl.system.ranks import Ranks
@@ -52,13 +52,12 @@ class ModelRun(Run):
         )
         super().__init__(trainer, policy, data)
         loop = self.loop = LoopThread()
-        self.pool = GeneratorPool(make_generators())
+        self.pool = GeneratorPool(make_generators(), outage_timeout_s=60.0)
         self.fleet: Any = SimpleNamespace(
             rollouts=self.pool,
             pools=[self.pool],
             evaluation=None,
             heartbeat_s=5.0,
-            outage_limit=OutageLimit(60.0, []),
             call=lambda work, what: loop.wait(work, 5.0, what),
         )
         self.versions: list[int] = []

@@ -154,7 +154,7 @@ def test_a_generator_that_waits_for_its_first_proof_is_not_called_lost(
     model_run.step(1)
     with caplog.at_level(logging.WARNING):
         model_run.poll()
-    assert not caplog.text and model_run.pool.alone_since is None
+    assert not caplog.text and model_run.pool._alone_since is None
     assert not newcomer.serving
     newcomer.client.holding = False  # type: ignore[attr-defined]
     wait_for(lambda: newcomer.serving)

@@ -17,7 +17,7 @@ from lrl.generators import fleet as fleet_module
 from lrl.generators import pool as pool_module
 from lrl.generators.fleet import Condition, Fleet, JobState, JobSupervisor, Slot
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool, OutageLimit
+from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import VirtualClock
 from lrl.types import Rollout
 from tests.event_loop import LOOP
@@ -67,15 +67,15 @@ def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
         server.failing = 10**6
         server.alive = False
     wait_for(lambda: not made.rollouts.generators)
-    made.outage_limit.check_outage(made.rollouts)
+    made.rollouts.check_outage()
     # It never served: its first sync is still to come.
     assert "No generator serves" not in caplog.text
     made.rollouts.has_served = True
-    made.outage_limit.check_outage(made.rollouts)
+    made.rollouts.check_outage()
     assert "No generator serves; waiting" in caplog.text
     time.sleep(0.06)
     with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
-        made.outage_limit.check_outage(made.rollouts)
+        made.rollouts.check_outage()
 
 
 LIMIT_S, LOOK_S, START_S = 900.0, 0.2, 30.0
@@ -92,7 +92,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
 
 async def lost_pool(generators: int = 1) -> GeneratorPool:
     """A pool whose generators have served, and are lost."""
-    pool = GeneratorPool([make_generator(number, 8) for number in range(generators)])
+    made = [make_generator(number, 8) for number in range(generators)]
+    pool = GeneratorPool(made, outage_timeout_s=LIMIT_S)
     for generator in list(pool.generators):
         await serves(pool, generator)
         pool.evict(generator, "its process has ended")
@@ -101,9 +102,8 @@ async def lost_pool(generators: int = 1) -> GeneratorPool:
 
 async def look(pool: GeneratorPool, seconds: float) -> None:
     """Looks as a waiting trainer does; raises NoGenerators at the limit."""
-    limit = OutageLimit(LIMIT_S, [])
     for _ in range(int(seconds / LOOK_S)):
-        limit.check_outage(pool)
+        pool.check_outage()
         await asyncio.sleep(LOOK_S)
 
 

@@ -22,7 +22,7 @@ import torch
 
 import lrl
 from lrl.errors import ServerError
-from lrl.generators.server import Server, end_of, generator_seed, make_scratch, run_seed
+from lrl.generators.server import Server, end_of, make_scratch, mixed_seed, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
 from lrl.members.join import JoinSession
@@ -259,9 +259,9 @@ def test_no_start_of_any_generator_has_the_seed_of_another(monkeypatch: pytest.M
     found = []
     for seed, steps, number, starts in itertools.product(range(3), (0, 1, 100), range(4), range(3)):
         monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
-        found.append(generator_seed(run_seed(steps), number, starts))
+        found.append(mixed_seed(run_seed(steps), number, starts))
     assert len(set(found)) == len(found) and min(found) >= 0 and max(found) < 2**31
-    assert generator_seed(run_seed(100), 3, 2) == found[-1], "the same run has the same seeds"
+    assert mixed_seed(run_seed(100), 3, 2) == found[-1], "the same run has the same seeds"
 
 
 def test_a_restarted_generator_does_not_draw_its_first_numbers_again(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(
                 monkeypatch.setenv(RUN_TOKEN, TOKEN)
                 join.join(str(tmp_path), Kind.GENERATOR)
     assert len({seed_of(server.command()) for server in made}) == 4
-    assert seed_of(made[0].command()) == str(generator_seed(1, made[0].number, 0))
+    assert seed_of(made[0].command()) == str(mixed_seed(1, made[0].number, 0))
 
 
 def test_the_path_of_the_temporary_folder_is_short_enough_for_sockets(

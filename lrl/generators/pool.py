@@ -110,7 +110,9 @@ class GeneratorPool:
             release = partial(self.requests.release, generator)
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
-                    await self._write(generator, request, sampling, deadline_s, [release, ended])
+                    await self._write(
+                        generator, request, sampling, deadline_s, ended=[release, ended]
+                    )
             finally:
                 target = self.requests.leave(generator, request)
 
@@ -137,7 +139,7 @@ class GeneratorPool:
             )
             home.generator = generator
             request = Request(prompt, unfinished, priority)
-            await self._write(generator, request, sampling, deadline_s, [ended])
+            await self._write(generator, request, sampling, deadline_s, ended=[ended])
 
     async def _write(
         self,

@@ -93,8 +93,10 @@ def write(client: GeneratorClient, *rollouts: Rollout, version: int = 4, **more:
 def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
     seen: list[Any] = []
     done = [frame(index, [5], "stop", [("4", 0, 1)]) for index in (0, 1)]
-    at_server(stream_handler(done, seen), lambda client: write(client, Rollout(), Rollout()))
-    ((route, body),) = seen
+    for _ in ("this run", "another"):
+        at_server(stream_handler(done, seen), lambda client: write(client, Rollout(), Rollout()))
+    (route, body), (_, other) = seen
+    assert body["cache_salt"] != other["cache_salt"], "or they would share keys and values"
     assert route == WRITE and body["token_ids"] == [1, 2, 3] and body["request_id"]
     assert body["cache_salt"].startswith("4-") and body["priority"] == 17
     wanted = {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False}
@@ -303,21 +305,9 @@ def test_a_failed_call_is_the_generators_and_names_it_with_the_route(
     assert type(caught.value) is kind
 
 
-def test_another_run_on_the_same_server_shares_no_keys_and_values_with_this_one() -> None:
-    salts = set()
-    for _ in range(2):
-        seen: list[Any] = []
-        done = [frame(0, [5], "stop", [("4", 0, 1)])]
-        at_server(stream_handler(done, seen), lambda client: write(client, Rollout()))
-        salts.add(seen[0][1]["cache_salt"])
-    assert len(salts) == 2
-
-
-def parsed_frame(
-    tokens: list[int], finish: str | None = None, spans: Spans = None, number: int = 0
-) -> Any:
+def parsed(whole: bytes) -> Any:
     """Returns a frame's first line and its numbers, for `ResponseStream.take`."""
-    head, _, numbers = frame(number, tokens, finish, spans).partition(b"\n")
+    head, _, numbers = whole.partition(b"\n")
     assert size(json.loads(head)) == len(numbers)
     return json.loads(head), numbers
 
@@ -354,7 +344,8 @@ def test_a_half_written_responses_versions_are_those_that_wrote_it_however_late_
         wrote.append(held.version)
         if token in ends:
             spans = [(str(version), place, place + 1) for place, version in enumerate(wrote)]
-            late.append(parsed_frame(list(range(sent, len(wrote))), None, spans if knows else None))
+            new = frame(0, list(range(sent, len(wrote))), None, spans if knows else None)
+            late.append(parsed(new))
             sent = len(wrote)
         if len(late) > behind:
             stream.take(*late.pop(0))
@@ -368,20 +359,24 @@ def test_a_half_written_responses_versions_are_those_that_wrote_it_however_late_
 
 def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
     held = Held(3)
-    rollouts = [Rollout(), Rollout()]
+    rollouts = [Rollout(), Rollout(), Rollout()]
     ends: list[int] = []
     stream = ResponseStream(
         rollouts, held, lambda: ends.append(sum(rollout.finished for rollout in rollouts))
     )
-    stream.take(*parsed_frame([10]))
+    parts = [Part(1, [20, 2**31 - 1], [-1.0, -2.0], None, None), Part(2, [], [], None, None)]
+    stream.take(*parsed(pack([*parts, Part(0, [10], [-5.0], None, None)])))
     held.version = 4
-    stream.take(*parsed_frame([20], "stop", [("4", 0, 1)], number=1))
+    stream.take(*parsed(frame(1, [22], "stop", [("3", 0, 2), ("4", 2, 3)])))
     assert ends == [1]
-    stream.take(*parsed_frame([11], "length", [("3", 0, 1), ("4", 1, 2)]))
+    stream.take(*parsed(frame(0, [11], "length", [("3", 0, 1), ("4", 1, 2)])))
+    stream.take(*parsed(frame(2, [7], "stop", [("4", 0, 1)])))
     stream.end()
-    assert [rollout.versions for rollout in rollouts] == [[3, 4], [4]]
-    assert rollouts[0].token_ids == [10, 11] and rollouts[0].logprobs == [-5.0, -5.5]
-    assert [rollout.finish_reason for rollout in rollouts] == ["length", "stop"] and ends == [1, 2]
+    assert [one.versions for one in rollouts] == [[3, 4], [3, 3, 4], [4]]
+    assert [one.token_ids for one in rollouts] == [[10, 11], [20, 2**31 - 1, 22], [7]]
+    assert [one.logprobs for one in rollouts] == [[-5.0, -5.5], [-1.0, -2.0, -11.0], [-3.5]]
+    assert [one.finish_reason for one in rollouts] == ["length", "stop", "stop"]
+    assert ends == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -394,9 +389,8 @@ def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
 )
 def test_versions_that_were_never_held_are_an_error(spans: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ResponseStream([Rollout()], Held(3), lambda: None).take(
-            *parsed_frame([1, 2], "stop", spans)
-        )
+        stream = ResponseStream([Rollout()], Held(3), lambda: None)
+        stream.take(*parsed(frame(0, [1, 2], "stop", spans)))
 
 
 def test_a_token_without_log_prob_is_an_error() -> None:
@@ -409,21 +403,7 @@ def test_a_log_prob_that_cannot_be_trained_with_is_an_error_and_its_token_is_not
     logprob: float,
 ) -> None:
     rollout = Rollout()
-    head, _, numbers = pack([Part(0, [1, 2], [-0.5, logprob], None, None)]).partition(b"\n")
+    new = pack([Part(0, [1, 2], [-0.5, logprob], None, None)])
     with pytest.raises(ValueError, match="a log-prob is infinite or no number"):
-        ResponseStream([rollout], Held(), lambda: None).take(json.loads(head), numbers)
+        ResponseStream([rollout], Held(), lambda: None).take(*parsed(new))
     assert rollout == Rollout()
-
-
-def test_the_parts_of_a_frame_do_not_mix() -> None:
-    rollouts = [Rollout(), Rollout(), Rollout()]
-    parts = [
-        Part(2, [7, 2**31 - 1], [-1.0, -0.1], None, None),
-        Part(0, [], [], None, None),
-        Part(1, [9], [-3.0], None, None),
-    ]
-    head, _, numbers = pack(parts).partition(b"\n")
-    ResponseStream(rollouts, Held(), lambda: None).take(json.loads(head), numbers)
-    assert [rollout.token_ids for rollout in rollouts] == [[], [9], [7, 2**31 - 1]]
-    assert rollouts[1].logprobs == [-3.0]
-    assert rollouts[2].logprobs == pytest.approx([-1.0, -0.1], abs=1e-8)

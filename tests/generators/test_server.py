@@ -168,13 +168,16 @@ def test_devices_count_within_the_trainers_own(
 
 def test_a_server_lives_from_start_to_stop_and_may_start_again(scripted: Server) -> None:
     assert scripted.log_tail() == ""
+    seeds = set[str]()
     for _ in range(2):
         scripted.start()
+        seeds.add(seed_of(Server.command(scripted)))
         scripted.wait_ready()
         assert scripted.alive
         scripted.stop()
         scripted.stop()
         assert not scripted.alive
+    assert len(seeds) == 2, "it would draw its first numbers again"
     with pytest.raises(ServerError, match="does not run"):
         scripted.wait_ready()
 
@@ -240,16 +243,6 @@ def test_the_end_of_a_log_has_the_cause_once_however_much_follows_it() -> None:
 # ---- seeds: no two generators of a run draw the same numbers, and none draws any again
 
 
-class Recorded(Server):
-    """A server that notes its command line and runs a small program."""
-
-    seeds: list[str]
-
-    def command(self) -> list[str]:
-        self.seeds = [*getattr(self, "seeds", []), seed_of(super().command())]
-        return [sys.executable, "-c", SILENT]
-
-
 def seed_of(command: list[str]) -> str:
     assert command.count("--seed") == 1
     return command[command.index("--seed") + 1]
@@ -262,17 +255,6 @@ def test_no_start_of_any_generator_has_the_seed_of_another(monkeypatch: pytest.M
         found.append(mixed_seed(run_seed(steps), number, starts))
     assert len(set(found)) == len(found) and min(found) >= 0 and max(found) < 2**31
     assert mixed_seed(run_seed(100), 3, 2) == found[-1], "the same run has the same seeds"
-
-
-def test_a_restarted_generator_does_not_draw_its_first_numbers_again(tmp_path: Path) -> None:
-    servers = [
-        Recorded("m", ServerSettings(), "shared_memory", [], tmp_path, number, "ab")
-        for number in (0, 1)
-    ]
-    for server in (*servers, *servers):
-        server.start()
-        server.stop()
-    assert len({seed for server in servers for seed in server.seeds}) == 4
 
 
 def servers_of_a_run(

@@ -53,9 +53,8 @@ def test_a_turn_is_parsed_without_its_end_and_its_calls_have_the_same_ids_at_eac
     assert client.bodies[0]["generate_response"]["choices"][0]["token_ids"] == [7, 8]
     assert client.bodies[0]["chat_request"]["tools"] == TOOLS
     assert find(pool, [2]) == find(pool, []) == [] and len(client.bodies) == 1
-    assert find(pool, [2, 7]) and client.bodies[1]["generate_response"]["choices"][0][
-        "token_ids"
-    ] == [2, 7]
+    assert find(pool, [2, 7])
+    assert client.bodies[1]["generate_response"]["choices"][0]["token_ids"] == [2, 7]
 
 
 def test_a_second_generator_parses_if_the_first_one_fails() -> None:

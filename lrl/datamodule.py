@@ -303,7 +303,7 @@ class RolloutDataModule(L.LightningDataModule):
     # ---- the parts of a run
 
     def writer(self, pool: GeneratorPool, *, spare: bool = False) -> Write:
-        write = pool.generate_spare if spare else pool.generate
+        write = partial(pool.generate, spare=spare)
         if self.environment is None:
             return write
         from lrl.rollouts.episodes.episode import Episodes  # here: most runs have none

@@ -83,6 +83,7 @@ class GeneratorPool:
         due: int = 0,
         ended: Callable[[], None] = lambda: None,
         home: Home | None = None,
+        spare: bool = False,
     ) -> None:
         """Writes every unfinished rollout to its end, in place, on the generator that the dispatch
         policy picks. If that fails, another one continues with the tokens so far; without any this
@@ -97,6 +98,7 @@ class GeneratorPool:
             due: The step that trains the responses, for dispatch.
             ended: Called at the end of each.
             home: The generator to prefer; it becomes the one that writes.
+            spare: Whether to write in the spare slots, without waiting for rollouts.
 
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
@@ -105,8 +107,11 @@ class GeneratorPool:
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             request = Request(prompt, unfinished, priority, due, home=home.generator)
-            generator = await self.requests.enter(request, target)
-            home.generator = generator
+            if spare:
+                home.generator = generator = await self._spare(home)
+                await self._write(generator, request, sampling, deadline_s, ended=[ended])
+                continue
+            home.generator = generator = await self.requests.enter(request, target)
             release = partial(self.requests.release, generator)
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
@@ -116,30 +121,12 @@ class GeneratorPool:
             finally:
                 target = self.requests.leave(generator, request)
 
-    async def generate_spare(
-        self,
-        prompt: Prompt,
-        rollouts: Sequence[Rollout],
-        sampling: Sampling,
-        *,
-        priority: int,
-        deadline_s: float,
-        ended: Callable[[], None] = lambda: None,
-        home: Home | None = None,
-    ) -> None:
-        """Generates in the spare slots, without waiting for rollouts; see `generate`."""
-        home = home or Home()
-        while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
-            # Not during a sync: an evaluation may follow it at once, and its responses must be of
-            # the new version.
-            async with self._changed:
-                await self._changed.wait_for(lambda: self.serving and not self.syncing)
-            generator = min(
-                self.serving, key=lambda one: (one is not home.generator, one.in_flight)
-            )
-            home.generator = generator
-            request = Request(prompt, unfinished, priority)
-            await self._write(generator, request, sampling, deadline_s, ended=[ended])
+    async def _spare(self, home: Home) -> Generator:
+        """Returns a generator whose spare slots write now: not during a sync, which an evaluation
+        may follow at once, and its responses must be of the new version."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.serving and not self.syncing)
+        return min(self.serving, key=lambda one: (one is not home.generator, one.in_flight))
 
     async def _write(
         self,

@@ -160,8 +160,7 @@ def quick_imports() -> Iterator[None]:
     other errors.
     """
     enabled = gc.isenabled()
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    of_python = on_interrupt is signal.default_int_handler
+    of_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ends = of_python and threading.current_thread() is threading.main_thread()
     gc.disable()
     if ends:
@@ -170,7 +169,7 @@ def quick_imports() -> Iterator[None]:
         yield
     finally:
         if ends:
-            signal.signal(signal.SIGINT, on_interrupt)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.freeze()
         if enabled:
             gc.enable()

@@ -166,18 +166,16 @@ class HasRanks(Protocol):
 
 Policy = TypeVar("Policy", bound=HasRanks)
 
-BODIES: dict[str, Callable[..., Any]] = {}
-"""Each collective function by its module and name."""
-
 
 class Command(NamedTuple):
     """A call that rank 0 has sent."""
 
-    function: str
+    function: Any
+    """A `collective`; only its name travels."""
     arguments: tuple[Any, ...]
 
     def obey(self, policy: HasRanks) -> None:
-        result = BODIES[self.function](policy, *self.arguments)
+        result = self.function.__wrapped__(policy, *self.arguments)
         if isinstance(result, Iterator):
             deque(result, maxlen=0)  # a generator does its part only as it is read
 
@@ -205,8 +203,6 @@ def collective(body: Callable[Concatenate[Policy, P], T]) -> Callable[Concatenat
     The result is rank 0's own. RuntimeError if another rank calls it by itself, or if a rank has
     ended.
     """
-    name = f"{body.__module__}.{body.__qualname__}"
-    BODIES[name] = body
 
     @wraps(body)
     def call(policy: Policy, *arguments: P.args, **named: P.kwargs) -> T:
@@ -218,7 +214,7 @@ def collective(body: Callable[Concatenate[Policy, P], T]) -> Callable[Concatenat
                 "reads of the policy's weights: call it in a hook of a callback that derives from "
                 "lrl.callbacks.OnRankZero."
             )
-        ranks.scatter([None, *[Command(name, arguments)] * (ranks.size - 1)])
+        ranks.scatter([None, *[Command(call, arguments)] * (ranks.size - 1)])
         return body(policy, *arguments, **named)
 
     return call

@@ -178,7 +178,7 @@ async def test_a_new_generator_takes_no_request_before_it_is_proved() -> None:
 async def spare(pool: GeneratorPool) -> None:
     prompt, rollouts = Prompt(id=0, token_ids=[1], text=""), [Rollout(), Rollout()]
     sampling = Sampling(n=2, max_tokens=9)
-    await pool.generate_spare(prompt, rollouts, sampling, priority=-1, deadline_s=9.0)
+    await pool.generate(prompt, rollouts, sampling, priority=-1, deadline_s=9.0, spare=True)
     assert all(rollout.finished for rollout in rollouts)
 
 

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from lrl.strategies.generator_devices import AsyncSingleDevice
     from lrl.strategies.several_ranks import AsyncDDP
     from lrl.trainer import Trainer
-    from lrl.training.beside.critic import Critic, TurnCritic
+    from lrl.training.beside.critic import Critic
     from lrl.training.beside.reference import Reference
     from lrl.training.beside.teacher import Teacher
+    from lrl.training.beside.turn_critic import TurnCritic
     from lrl.training.lora import LoRA
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 

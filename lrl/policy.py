@@ -27,7 +27,7 @@ from lrl.policy_model import PolicyModel
 from lrl.preflight.settings import check_trainer
 from lrl.system.aliases import answers_aliases
 from lrl.system.ranks import explain_broken_collective
-from lrl.training.beside.critic import Critic, ValueSums
+from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank, each_rollout, try_step
 from lrl.training.kernels import Kernels
@@ -248,7 +248,7 @@ class PolicyModule(PolicyModel):
         token."""
         self.diagnostics = Diagnostics(self.trainer.global_step, self.device_of_use)
         if self.critic is not None:
-            self.critic.sums = ValueSums(self.device_of_use)
+            self.critic.begin_step(self.device_of_use)
         loss = torch.zeros((), device=self.device_of_use)
         for micro in step:
             loss += self._add_gradient(micro)
@@ -324,19 +324,19 @@ class PolicyModule(PolicyModel):
         counts.reduce(reduce, alike, self.device_of_use)
         read = [counts.sums, counts.maxima, reduce(loss / alike, reduce_op="sum"), *norms.values()]
         if critic is not None:
-            of_values = critic.sums.sums.to(self.device_of_use) / alike
+            of_values = critic.sums.to(self.device_of_use) / alike
             read.append(reduce(of_values, reduce_op="sum"))
         counts.sums, counts.maxima, whole, *others = on_cpu_together(read)
         of_critic: dict[str, float] = {}
         if critic is not None:
-            critic.sums.sums = others.pop()
-            if round(critic.sums.tokens) != step.num_tokens:
+            critic.sums = others.pop()
+            if round(critic.sums[0].item()) != step.num_tokens:
                 raise ConfigError(
                     f"{type(self).__name__}.compute_loss leaves out the loss of model.critic: call "
                     "super().compute_loss in it, write an objective (lrl.objectives.Objective) in "
                     "its place, or leave model.critic out."
                 )
-            of_critic = critic.sums.result(divisor)
+            of_critic = critic.metrics(divisor)
         found = counts.result()
         if self.abort_on_mismatch is not None:
             check_mismatch(found, self.abort_on_mismatch, version)

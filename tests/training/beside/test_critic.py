@@ -1,4 +1,7 @@
-"""The critic: its values, its gradient and the policy's under it, and the steps of both."""
+"""The critic: its values, its gradient and the policy's under it, and the steps of both.
+
+Covers lrl/training/beside/turn_critic.py.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,28 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from lrl.advantages import GAE, Advantages, ArCHer
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
-from lrl.preflight.model import check_beside, shape_of
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
 from lrl.system.ranks import Ranks
-from lrl.training.beside.critic import Critic, TurnCritic
+from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
+from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.policies import (
-    SIZES,
     FakeStep,
     Steps,
     fit,
     make_group,
     opened,
     packed,
-    save_model,
     trainer,
 )
 
@@ -350,17 +351,6 @@ def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:
 def test_a_setting_out_of_range_is_refused(kind: type[Critic], setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"model.critic.{next(iter(setting))}"):
         kind(**setting)
-
-
-def test_a_critics_model_needs_the_policys_vocabulary(
-    folder: str, other_folder: str, tmp_path: Path
-) -> None:
-    shape = shape_of(folder, None)
-    policy = PolicyModule(folder)
-    check_beside(other_folder, "model.critic.model", policy, shape)
-    wide = save_model(tmp_path, LlamaConfig(**SIZES | {"vocab_size": 64}))
-    with pytest.raises(ConfigError, match=r"critic.model=.* has 64 tokens .* 32"):
-        check_beside(wide, "model.critic.model", policy, shape)
 
 
 # ---- of turns

@@ -52,8 +52,6 @@ MIN_GAP_16_BITS = 2e-2
 """The same in 16 bits, for a model that hardly rounds."""
 ALWAYS_ALLOWED_GAP = 1e-4
 """Of rows shared by several responses, whatever padding does."""
-LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
-"""Words in errors of an installation that does not fit, never of a model."""
 ADAPTER_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
 """Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the
 format of the pass."""
@@ -83,26 +81,30 @@ def rounding_gap(
 
 
 class Shared(NamedTuple):
-    """The things that the responses of a model may share in training: rows and prompts."""
+    """What the responses of a model may share in training."""
 
-    rows: bool = False
+    packed: bool = False
+    """Rows, as positions alone keep them apart."""
     prefixes: bool = False
-    """Their first tokens; only with rows."""
-    masks: bool = False
-    """Whether they share rows only with a mask of lrl's own."""
+    """Rows and their first tokens, as a mask of lrl's own keeps them apart."""
+
+    @property
+    def rows(self) -> bool:
+        return self.packed or self.prefixes
+
+    @property
+    def masks(self) -> bool:
+        """Whether they share rows only with the mask."""
+        return self.prefixes and not self.packed
 
     def also(self, other: "Shared") -> "Shared":
         """Returns what both may share."""
-        masks, prefixes = self.masks or other.masks, self.prefixes and other.prefixes
-        # A mask holds for whatever may share prefixes.
-        rows = self.rows and other.rows and (self.masks == other.masks or prefixes)
-        return Shared(rows, rows and prefixes, rows and masks)
+        return Shared(self.packed and other.packed, self.prefixes and other.prefixes)
 
     def under(self, network: PreTrainedModel) -> "Shared":
         """Returns what they may share in a network that was tried with masks, in another attention."""
-        if network.config._attn_implementation in (*varlen.WITH_MASKS, varlen.VARLEN):
-            return self
-        return Shared(rows=self.rows and not self.masks)
+        takes_masks = network.config._attn_implementation in (*varlen.WITH_MASKS, varlen.VARLEN)
+        return self if takes_masks else Shared(self.packed)
 
 
 def check_rows(network: PreTrainedModel) -> None:
@@ -117,11 +119,7 @@ def shared_by_responses(network: PreTrainedModel) -> Shared:
     allowed = max(ALWAYS_ALLOWED_GAP, 2 * trial.check_padded())
     packed = trial.gap(trial.packed)
     why_no_tree = trial.why_no_tree(allowed)
-    shared = Shared(
-        rows=packed <= allowed or not why_no_tree,
-        prefixes=not why_no_tree,
-        masks=not packed <= allowed and not why_no_tree,
-    )
+    shared = Shared(packed <= allowed, prefixes=not why_no_tree)
     if not shared.prefixes:
         what, why = "its own copy of the prompt", why_no_tree
         if not shared.rows:
@@ -190,15 +188,15 @@ def check_logits(network: PreTrainedModel) -> None:
 
 @contextmanager
 def trial_pass(network: PreTrainedModel) -> Iterator[None]:
-    """For passes that try a model, in its attention's dtype: what it raises becomes a ConfigError."""
+    """For passes that try a model, in its attention's dtype, always from the same random state: what
+    it raises becomes a ConfigError."""
+    devices = [network.device] if network.device.type == "cuda" else []
     try:
-        with varlen.in_its_dtype(network):
+        with varlen.in_its_dtype(network), torch.random.fork_rng(devices):
             yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
         raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
-        if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
-            raise
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
             f"tokens and their positions alone ({shortened(error)}). Take another model, or another "
@@ -274,15 +272,11 @@ class _Trial:
         layer = next(layers_of(decoder), decoder)
         weights = [weight for weight in layer.parameters() if weight.requires_grad]
         micro = fill_rows(rows, temperature=1.0).to(network.device)
-        with trial_pass(network), _same_random_state(network), torch.enable_grad():
+        with trial_pass(network), torch.enable_grad():
             found = label_logprobs(network, micro, chunk_tokens=sum(OTHERS))
             total = (micro.advantages * found).sum()
             parts = torch.autograd.grad(total, weights, materialize_grads=True)
         return found.detach()[micro.mask], torch.cat([part.flatten().float() for part in parts])
-
-
-def _same_random_state(network: PreTrainedModel) -> Any:
-    return torch.random.fork_rng([network.device] if network.device.type == "cuda" else [])
 
 
 def _texts(network: PreTrainedModel, lengths: Sequence[int]) -> list[list[int]]:
@@ -354,7 +348,7 @@ def _expected_gradients(network: PreTrainedModel, layers: dict[str, Any]) -> dic
             taking = weight.register_post_accumulate_grad_hook(partial(take, name, layer))
             hooks.callback(weight.requires_grad_, False)
             hooks.callback(taking.remove)
-        with trial_pass(network), _same_random_state(network):
+        with trial_pass(network):
             logprobs = label_logprobs(network, micro, ADAPTER_TOKENS)[micro.mask]
             weights = torch.linspace(-1, 1, len(logprobs), device=logprobs.device)
             (weights * logprobs).sum().backward()

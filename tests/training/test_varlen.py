@@ -95,12 +95,11 @@ def alone(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-@pytest.mark.parametrize("compute", [varlen.Flash.apply, varlen.plain], ids=["kernel", "plain"])
 @pytest.mark.parametrize(
     ("layout", "window", "sunk"), list(product(LAYOUTS, (None, WINDOW), (False, True)))
 )
 def test_each_sequence_gets_what_it_gets_alone(
-    layout: str, window: int | None, sunk: bool, compute: Any, calls: list[Any]
+    layout: str, window: int | None, sunk: bool, calls: list[Any]
 ) -> None:
     rows = LAYOUTS[layout]
     micro = fill_rows(rows, temperature=1.0)
@@ -113,7 +112,7 @@ def test_each_sequence_gets_what_it_gets_alone(
     sinks = torch.randn(HEADS, dtype=torch.float64, requires_grad=True) if sunk else None
     assert micro.bounds is not None
     flat = [each.transpose(1, 2).flatten(0, 1) for each in inputs]
-    found = compute(*flat, sinks, micro.bounds, SIZE**-0.5, window)
+    found = varlen.Flash.apply(*flat, sinks, micro.bounds, SIZE**-0.5, window)
     expected = torch.zeros(shape.numel(), HEADS, SIZE, dtype=torch.float64)
     for places, elsewhere in chains(rows, shape[1]):
         result = alone(*(each[places] for each in flat), window, sinks)
@@ -125,7 +124,7 @@ def test_each_sequence_gets_what_it_gets_alone(
     gradients = torch.autograd.grad((found * upstream).sum(), wanted)
     true = torch.autograd.grad((expected * upstream).sum(), wanted)
     torch.testing.assert_close(gradients, true, atol=1e-13, rtol=1e-12)
-    assert len(calls) <= 1, "one kernel computes prompts and branches"
+    assert len(calls) == 1, "one kernel computes prompts and branches"
 
 
 def drawn(seed: int, trees: bool) -> list[MicroBatch]:
@@ -257,9 +256,9 @@ def test_a_policy_in_parts_with_flash_attention_shares_no_prompts(folder: str) -
     """The whole one on the CPU was tried with masks, which flash attention does not take."""
     network = ModelSource(folder).open()
     network.config._attn_implementation = "flash_attention_2"
-    tried = Shared(rows=True, prefixes=True)
-    assert tried.under(network) == Shared(rows=True)
-    assert tried._replace(masks=True).under(network) == Shared()
+    tried = Shared(packed=True, prefixes=True)
+    assert tried.under(network) == Shared(packed=True)
+    assert tried._replace(packed=False).under(network) == Shared()
 
 
 def test_gradients_of_a_shared_prompt_are_summed_in_float32() -> None:

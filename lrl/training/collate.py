@@ -47,16 +47,16 @@ def each_rollout(
     `compute` returns [R, L], or [R, L, N], for each micro-batch of at most `micro_batch_tokens`,
     padding included; a longer rollout gets its own. Without `attention_tokens` no prompt is shared.
     """
-    samples = whole_samples(group)
-    trees = prefix_trees(samples, micro_batch_tokens, attention_tokens)
+    trees = prefix_trees(whole_samples(group), micro_batch_tokens, attention_tokens)
     batches = list(_batches(trees, micro_batch_tokens))
     micros = [fill_rows([[tree] for tree in batch], temperature) for batch in batches]
-    of_sample = {}
+    samples: list[TrainingSample] = []
+    numbers: list[Tensor] = []
     for batch, micro, found in zip(batches, micros, compute(micros), strict=True):
-        numbers, owners = found[micro.mask], micro.sequence_ids[micro.mask]
-        for number, sample in enumerate(sample for tree in batch for sample in tree.samples):
-            of_sample[id(sample)] = numbers[owners == number]
-    yield from by_rollout(samples, [of_sample[id(sample)] for sample in samples])
+        own = [sample for tree in batch for sample in tree.samples]
+        samples += own
+        numbers += found[micro.mask].split([sum(sample.trained) for sample in own])
+    yield from by_rollout(samples, numbers)
 
 
 def whole_samples(group: Group) -> list[TrainingSample]:

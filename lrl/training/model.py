@@ -5,7 +5,8 @@ Trainer and generator must compute the same log-probs, so dropout and router noi
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,10 +39,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Numbers that are weights as they are, by their names in a file of safetensors."""
 PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
 """The ends of names of weights; a buffer of integers, such as a mask, has another."""
-LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
-"""Words in errors of an installation that does not fit, never of a model."""
-FUSED_HEAD = "lrl_fused_head"
-"""The attribute of a network whose head is compiled (`lrl.training.kernels`)."""
 REMEDY = "Take the bfloat16 copy from which it was made."
 
 
@@ -160,27 +157,22 @@ def _check_whole(folder: str, config: Any) -> None:
             settings = entry if isinstance(entry, Mapping) else vars(entry)
             method = f"quant_method {settings.get('quant_method', 'unknown')}"
             raise ConfigError(f"model={folder!r} is quantised ({method}). {REMEDY}")
-    here = on_this_machine(folder)
-    if here is not None and (found := _quantised(here)):
-        name, numbers = found
-        raise ConfigError(
-            f"model={folder!r} is quantised: {name} is stored as {numbers}, without a "
-            f"quantization_config in config.json. {REMEDY}"
-        )
+    for name, numbers in _formats(on_this_machine(folder)):
+        if numbers not in FLOATS and (numbers[0] == "F" or name.endswith(PACKED)):
+            raise ConfigError(
+                f"model={folder!r} is quantised: {name} is stored as {numbers}, without a "
+                f"quantization_config in config.json. {REMEDY}"
+            )
 
 
-def _quantised(folder: Path) -> tuple[str, str] | None:
-    """Returns the first weight in another number format than `FLOATS`, and that format."""
-    try:
-        for file in sorted(folder.glob("model*.safetensors")):
+def _formats(folder: Path | None) -> Iterator[tuple[str, str]]:
+    """Yields each weight in a folder, as far as it can be read, and the format of its numbers."""
+    # transformers says what is wrong with the files.
+    with suppress(OSError, SafetensorError):
+        for file in sorted(folder.glob("model*.safetensors") if folder else ()):
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    numbers = tensors.get_slice(name).get_dtype()
-                    if numbers not in FLOATS and (numbers[0] == "F" or name.endswith(PACKED)):
-                        return name, numbers
-    except (OSError, SafetensorError):
-        return None  # transformers says what is wrong with the files
-    return None
+                    yield name, tensors.get_slice(name).get_dtype()
 
 
 def on_this_machine(model: str) -> Path | None:

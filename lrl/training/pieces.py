@@ -112,10 +112,10 @@ def checkpoint_pieces(
         if not names:
             continue
         # What is left has another layout in a checkpoint.
-        root = number % ranks.size
-        whole = {name: whole_on(held[name], root) for name in names.values()}
+        whole = {name: whole_on(held[name], number % ranks.size) for name in names.values()}
+        gathered = any(isinstance(held[name], DTensor) for name in whole)
         for saved_as, tensor in revert_weight_conversion(network, whole).items():
-            if not any(isinstance(held[name], DTensor) for name in names.values()):
+            if not gathered:
                 yield piece_of(saved_as, tensor, ranks)
                 continue
             none = torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
@@ -171,18 +171,11 @@ def _held(weight: Tensor, ranks: Ranks) -> tuple[Tensor, int, int, int]:
     ]
     if by_rows != [True]:
         return weight.full_tensor(), 0, ranks.rank, ranks.size
-    place = mesh.get_coordinate()
-    assert place is not None, "every rank is in a mesh of its weights"
-    shards, shard = mesh.size(split[0]), place[split[0]]
-    replica = 0
-    for at, coordinate in enumerate(place):
-        if at != split[0]:
-            replica = replica * mesh.size(at) + coordinate
-    first = min(weight.shape[0], shard * -(-weight.shape[0] // shards))
+    (at,) = split
+    shard = mesh.get_local_rank(at)
+    first = min(weight.shape[0], shard * -(-weight.shape[0] // mesh.size(at)))
+    replicas = mesh.mesh.select(at, shard).flatten().tolist()
     # Neighbours by tensor parallelism hold the same, and are not in the mesh.
     neighbours = ranks.size // mesh.size()
-    copy, copies = (
-        replica * neighbours + ranks.rank % neighbours,
-        mesh.size() // shards * neighbours,
-    )
-    return weight.to_local(), first, copy, copies
+    copy = replicas.index(mesh.get_rank()) * neighbours + ranks.rank % neighbours
+    return weight.to_local(), first, copy, len(replicas) * neighbours

@@ -178,9 +178,11 @@ class Steps:
         yield from self.steps
 
 
-def fit(policy: PolicyModule, steps: list[FakeStep], **settings: Any) -> L.Trainer:
+def fit(
+    policy: PolicyModule, steps: list[FakeStep], ckpt_path: str | None = None, **settings: Any
+) -> L.Trainer:
     running = trainer(max_steps=len(steps), **settings)
-    running.fit(policy, Steps(steps))
+    running.fit(policy, Steps(steps), ckpt_path=ckpt_path, weights_only=True)
     return running
 
 

@@ -75,31 +75,17 @@ _LATENT = {
     "qk_head_dim": 12,
     "head_dim": 4,
 }
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
 
 _LATENT_ATTENTION = (
-    *(
-        "axk1",
-        "axk2",
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v32",
-        "glm4_moe_lite",
-        "glm_moe_dsa",
-        "hy_v4",
-    ),
-    *("kimi_linear", "longcat_flash", "minicpm3", "youtu"),
+    *("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"),
+    *("glm_moe_dsa", "hy_v4", "kimi_linear", "longcat_flash", "minicpm3", "youtu"),
 )
 
 NEEDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_LATENT_ATTENTION, _LATENT),
-    "cohere_compass_text": _BOTH
-    | {
-        "rope_parameters": {
-            kind: _ROPE | {"mrope_section": [1, 1, 2]} for kind in _BOTH["layer_types"]
-        }
-    },
+    "cohere_compass_text": _BOTH | {"rope_parameters": dict.fromkeys(_BOTH["layer_types"], _ROPE)},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {

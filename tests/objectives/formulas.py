@@ -9,19 +9,26 @@ are constants here.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tests.objectives.responses import Response, Token
 
 Pair = tuple[float, float]
+Formula = Callable[[list[Response]], list[Pair]]
 
 
-def weighted(responses: list[Response], weight) -> list[Pair]:  # type: ignore[no-untyped-def]
-    found = []
-    for response in responses:
-        for token in response.trained:
-            w = weight(response, token)
-            found.append((-w * response.advantage * token.pi, -w * response.advantage))
-    return found
+def weighted(weight: Callable[[Response, Token], float]) -> Formula:
+    """A policy gradient with a weight for each token."""
+
+    def formula(responses: list[Response]) -> list[Pair]:
+        found = []
+        for response in responses:
+            for token in response.trained:
+                scale = -weight(response, token) * response.advantage
+                found.append((scale * token.pi, scale))
+        return found
+
+    return formula
 
 
 def ratio(token: Token) -> float:
@@ -32,36 +39,6 @@ def response_ratio(response: Response) -> float:
     """Product of the tokens' ratios, clamped to e^+-20 as in the code."""
     log = sum(token.pi - token.mu for token in response.trained)
     return math.exp(min(max(log, -20.0), 20.0))
-
-
-def reinforce(responses: list[Response]) -> list[Pair]:
-    return weighted(responses, lambda response, token: 1.0)
-
-
-def truncated(responses: list[Response], cap: float) -> list[Pair]:
-    return weighted(responses, lambda response, token: min(ratio(token), cap))
-
-
-def truncated_by_sequence(responses: list[Response], cap: float) -> list[Pair]:
-    return weighted(responses, lambda response, token: min(response_ratio(response), cap))
-
-
-def masked(responses: list[Response], low: float, high: float) -> list[Pair]:
-    def weight(response: Response, token: Token) -> float:
-        return ratio(token) if low <= ratio(token) <= high else 0.0
-
-    return weighted(responses, weight)
-
-
-def clipped_weight(responses: list[Response], low: float, high: float) -> list[Pair]:
-    return weighted(responses, lambda response, token: min(max(ratio(token), 1 - low), 1 + high))
-
-
-def tapered(responses: list[Response]) -> list[Pair]:
-    def weight(response: Response, token: Token) -> float:
-        return min(response_ratio(response), 1.0) if response.advantage < 0 else 1.0
-
-    return weighted(responses, weight)
 
 
 def clip(u: float, advantage: float, low: float, high: float) -> Pair:

@@ -80,7 +80,6 @@ logprob = st.floats(-8, 0, width=32)
 sampled = st.builds(
     Token, pi=logprob, mu=logprob, ref=logprob, lag=st.integers(0, 5), trained=st.booleans()
 )
-on_policy = st.builds(lambda p, r: Token(pi=p, mu=p, ref=r, lag=0), logprob, logprob)
 
 
 def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Response]]:

@@ -87,37 +87,37 @@ def test_a_compiled_policy_gives_the_eager_ones_numbers(folder: str, compiler: N
 def test_all_layers_and_shapes_share_few_compilations_beside_checkpointing_and_adapters(
     qwen3: str, traced: None
 ) -> None:
+    """A proof's pass is eager: hooks add rounding, and a compiled layer would leave them out."""
     settings: dict[str, Any] = {"gradient_checkpointing": True, "lora": lrl.LoRA(rank=2)}
     torch.manual_seed(0)
     eager = adapted(opened(qwen3, **settings))
     torch.manual_seed(0)
     compiled = adapted(opened(qwen3, **settings, kernels="compile"))
-    budgets = (64, 200, 40, 90, 30)
+    budgets = (200, 40, 30)
     shapes = {tuple(micro.input_ids.shape) for budget in budgets for micro in pack(GROUPS, budget)}
     assert len(shapes) > MOST_GRAPHS
     assert_near(results(compiled, budgets), results(eager, budgets))
     assert 2 < counters["stats"]["unique_graphs"] <= MOST_GRAPHS
     assert not counters["graph_break"]
-
-
-def test_a_proof_of_a_compiled_policy_sees_rounding(folder: str, traced: None) -> None:
-    """Hooks add it, and a compiled layer would leave them out."""
-    eager, compiled = opened(folder), opened(folder, kernels="compile")
     assert list(compiled.state_dict()) == list(eager.state_dict())
     for how in ((), ("bfloat16",), (None, "bfloat16")):
         wanted, found = (one.prompt_logprobs(list(range(20)), *how) for one in (eager, compiled))
         assert found == wanted
 
 
+def no_compiler(*_: Any) -> Any:
+    raise RuntimeError("no compiler")
+
+
 def test_kernels_that_cannot_work_are_refused_and_auto_goes_without(
-    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
         ConfigError, match="kernels is 'liger', and Liger's kernels need a CUDA GPU"
     ):
         opened(folder, kernels="liger")
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/no/compiler"))
-    with pytest.raises(ConfigError, match="compile fails on LlamaForCausalLM .*compiler"):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=no_compiler))
+    with pytest.raises(ConfigError, match="compile fails on LlamaForCausalLM .*no compiler"):
         opened(folder, kernels="compile")
     assert opened(folder).kernels_in_use == "eager"
     with pytest.raises(ConfigError, match="model.kernels is 'fast'"):

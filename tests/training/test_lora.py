@@ -19,23 +19,17 @@ from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA, adapted_layers, base_alone, whole_adapters
-from lrl.training.pieces import checkpoint_weights
 from lrl.training.trials import check_adapters
 from lrl.weights.version_file import merged
 from tests import policies
-from tests.policies import GROUPS, FakeStep, Steps, make_group, opened, pack, trainer
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer
 from tests.weights.whole_weights import named
 
 WORDS = list(range(1, 20))
-FAMILIES = ["llama", "qwen2", "gemma2", "phi3", "mixtral", "qwen3_moe", "deepseek_v3"]
-"""With biases, tied heads, experts that have another layout in memory, and shared ones."""
-
-
-def whole_weights(policy: PolicyModule) -> dict[str, torch.Tensor]:
-    """Its weights with their names in a checkpoint; adapters are merged."""
-    return dict(checkpoint_weights(policy.network))
+FAMILIES = ["gemma2", "qwen3_moe", "deepseek_v3"]
+"""With tied heads, experts that have another layout in memory, and shared ones."""
 
 
 def sent_adapters(policy: PolicyModule) -> dict[str, torch.Tensor]:
@@ -64,8 +58,8 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
 
     files = load_file(Path(folder) / "model.safetensors")
     received = dict(merged(files.items(), sent_adapters(policy), torch.float32))
-    whole = whole_weights(policy)
-    assert whole.keys() == whole_weights(base).keys()
+    whole = dict(policy.whole_weights())
+    assert whole.keys() == dict(base.whole_weights()).keys()
     for name, weight in whole.items():
         torch.testing.assert_close(received[name], weight)
 
@@ -144,45 +138,31 @@ def test_the_trial_leaves_weights_gradients_and_random_numbers_as_they_were(fold
         torch.testing.assert_close(weight.detach(), before[name], rtol=0, atol=0)
 
 
-def stepped(
-    policy: PolicyModule, steps: int, tmp_path: Path, ckpt_path: str | None = None
-) -> PolicyModule:
-    training = trainer(tmp_path, max_steps=steps)
-    data = Steps([FakeStep(pack(GROUPS, 24))] * steps)
-    training.fit(policy, data, ckpt_path=ckpt_path, weights_only=True)
-    return policy
-
-
 def test_adapters_alone_are_trained_saved_and_resumed(folder: str, tmp_path: Path) -> None:
-    def policy() -> PolicyModule:
-        torch.manual_seed(5)
-        return opened(folder, lora=LoRA(rank=4, target_modules=["q_proj", "down_proj"]), lr=0.05)
+    steps = [FakeStep(pack(GROUPS, 24))] * 3
+    lora = LoRA(rank=4, target_modules=["q_proj", "down_proj"])
 
-    base = whole_weights(opened(folder))
-    whole = whole_weights(stepped(policy(), 3, tmp_path / "whole"))
+    def trained(seed: int, ckpt_path: str | None = None, **how: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        policy = opened(folder, lora=lora, lr=0.05)
+        fit(policy, steps, ckpt_path, **how)
+        return dict(policy.whole_weights())
+
+    base, whole = dict(opened(folder).whole_weights()), trained(5, saves_in=tmp_path)
     changed = {
         name.split(".")[-2] for name, weight in whole.items() if not torch.equal(weight, base[name])
     }
     assert changed == {"q_proj", "down_proj"}
-    path = tmp_path / "whole" / "step=2.ckpt"
+    path = str(tmp_path / "step=2.ckpt")
     saved = torch.load(path, weights_only=True)["state_dict"]
-    assert saved.keys() == {
-        f"network.{name}" for name in shape_of(folder, None, policy().lora).trained
-    }
-    torch.manual_seed(6)
-    resumed = stepped(
-        opened(folder, lora=policy().lora, lr=0.05), 3, tmp_path / "resumed", str(path)
-    )
-    for name, weight in whole_weights(resumed).items():
-        torch.testing.assert_close(weight, whole[name], rtol=0, atol=0)
+    assert saved.keys() == {f"network.{name}" for name in shape_of(folder, None, lora).trained}
+    torch.testing.assert_close(trained(6, path), whole, rtol=0, atol=0)
 
     with pytest.raises(ValueError, match=r"made with model.lora .*'alpha': 32.0.* and it is None"):
-        stepped(opened(folder), 3, tmp_path / "other", str(path))
+        fit(opened(folder), steps, path)
 
-    assert export([str(path), str(tmp_path / "exported")]) == 0
-    assert export([str(tmp_path / "whole" / "step=3.ckpt"), str(tmp_path / "last")]) == 0
-    found = whole_weights(opened(str(tmp_path / "last")))
-    torch.testing.assert_close(found, whole)
+    assert export([str(tmp_path / "step=3.ckpt"), str(tmp_path / "last")]) == 0
+    torch.testing.assert_close(dict(opened(str(tmp_path / "last")).whole_weights()), whole)
     assert (tmp_path / "last" / "adapter" / "adapter_config.json").exists()
 
 

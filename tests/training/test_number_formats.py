@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"precision": "16-true"}, {"precision": "64-true"}, {"plugins": [HalfPrecision("bf16-true")]}],
+    [{"precision": "16-true"}, {"plugins": [HalfPrecision("bf16-true")]}],
 )
 def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
     settings: dict[str, Any], folder: str, tmp_path: Path

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from lrl.objectives import REINFORCE, TBA
 from lrl.policy import PolicyModule
@@ -18,22 +18,7 @@ from lrl.training.beside.reference import Reference
 from lrl.training.logprobs import label_logprobs
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.policies import (
-    GROUPS,
-    SIZES,
-    FakeStep,
-    Steps,
-    make_group,
-    opened,
-    pack,
-    save_model,
-    trainer,
-)
-
-
-@pytest.fixture(scope="module")
-def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**SIZES, initializer_range=0.2))
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack
 
 
 def prepared(
@@ -52,9 +37,9 @@ def with_tokens(group: Group) -> list[Rollout]:
     return [rollout for rollout in group.rollouts if rollout.token_ids]
 
 
-def test_reference_logprobs_are_the_reference_models_own(folder: str, other_folder: str) -> None:
-    policy = opened(folder, reference=Reference(model=other_folder))
-    theirs = AutoModelForCausalLM.from_pretrained(other_folder)
+def test_reference_logprobs_are_the_reference_models_own(folder: str, alike_folder: str) -> None:
+    policy = opened(folder, reference=Reference(model=alike_folder))
+    theirs = AutoModelForCausalLM.from_pretrained(alike_folder)
     for group in prepared(policy, temperature=0.7):
         for rollout in with_tokens(group):
             with torch.no_grad():
@@ -69,9 +54,9 @@ def logprobs_of(network: Any, prompt: list[int], written: list[int], temperature
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_is_summed_over_the_policys_tokens(
-    folder: str, other_folder: str, estimator: Any
+    folder: str, alike_folder: str, estimator: Any
 ) -> None:
-    policy = opened(folder, reference=Reference(0.5, estimator, "reward", model=other_folder))
+    policy = opened(folder, reference=Reference(0.5, estimator, "reward", model=alike_folder))
     for group in prepared(policy):
         for rollout in with_tokens(group):
             cost = 0.0
@@ -87,10 +72,10 @@ def test_kl_in_the_reward_is_summed_over_the_policys_tokens(
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_in_the_loss_is_added_token_by_token(
-    folder: str, other_folder: str, estimator: Any
+    folder: str, alike_folder: str, estimator: Any
 ) -> None:
     policy = opened(
-        folder, objective=REINFORCE(), reference=Reference(0.5, estimator, model=other_folder)
+        folder, objective=REINFORCE(), reference=Reference(0.5, estimator, model=alike_folder)
     )
     plain = opened(folder, objective=REINFORCE())
     (batch,) = pack(prepared(policy), 10_000)
@@ -113,9 +98,8 @@ def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
 def run(folder: str, at: Path, steps: int, resumed: int = 0, **settings: Any) -> PolicyModule:
     """Trains up to `steps`, from a checkpoint if one of `resumed` steps is given."""
     policy = PolicyModule(folder, lr=1e-2, reference=Reference(**settings))
-    running = trainer(at, max_steps=steps)
     before = str(at / f"step={resumed}.ckpt") if resumed else None
-    running.fit(policy, Steps([FakeStep(pack(GROUPS))] * steps), ckpt_path=before)
+    fit(policy, [FakeStep(pack(GROUPS))] * steps, before, saves_in=at)
     return policy
 
 
@@ -124,7 +108,7 @@ def first(network: Any) -> torch.Tensor:
 
 
 def test_a_refreshed_reference_follows_the_policy_and_lives_on_until_another_is_named(
-    folder: str, other_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: str, alike_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def resumed(steps: int, **settings: Any) -> torch.Tensor:
         return first(run(folder, tmp_path, steps, steps - 1, **settings).reference.network)
@@ -136,57 +120,44 @@ def test_a_refreshed_reference_follows_the_policy_and_lives_on_until_another_is_
     assert torch.equal(resumed(3, refresh_every_n_steps=2), refreshed)
     assert torch.equal(resumed(4), refreshed), "not refreshed any more"
     assert "is not restored" not in caplog.text
-    named = first(opened(other_folder).network)
-    assert torch.equal(resumed(5, model=other_folder), named), "the settings name another"
-    assert f"model.reference.model was None and is {other_folder}" in caplog.text
-    assert torch.equal(resumed(6, model=other_folder), named)
+    named = first(opened(alike_folder).network)
+    assert torch.equal(resumed(5, model=alike_folder), named), "the settings name another"
+    assert f"model.reference.model was None and is {alike_folder}" in caplog.text
+    assert torch.equal(resumed(6, model=alike_folder), named)
 
 
-def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(
-    folder: str, other_folder: str
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_replayed_group_gets_the_log_probs_of_the_reference_as_it_is(
+    folder: str, alike_folder: str, resumed: bool
 ) -> None:
-    policy, other = opened(folder, reference=Reference()), opened(other_folder)
-    policy.reference.refresh_every_n_steps = 2
-    (group, *_) = prepared(policy)
-    policy.reference.end_step(2, other.network)
-    replay = Replay(1, 10)
+    before = opened(folder, reference=Reference(0.1, penalty_in="reward"))
+    (group, *_) = prepared(before)
+    theirs = opened(folder, reference=Reference(model=alike_folder))
+    (expected, *_) = prepared(theirs)
+    replay, loaded = Replay(1, 10), Replay(1, 10)
     replay.add(0, [copy.deepcopy(group)])
-    (replayed,) = replay.draw(1)
-    policy.prepare(replayed, 1.0, 10_000)
-    theirs = opened(folder, reference=Reference(model=other_folder))
-    (expected, *_) = prepared(theirs)
-    for one, right, before in zip(
-        replayed.rollouts, expected.rollouts, group.rollouts, strict=True
-    ):
+    if resumed:  # by a run with another reference, whose version is 0, too
+        loaded.prompts = {group.index: group.prompt}
+        loaded.load_state_dict(through_a_file(replay.state_dict()))
+        (replayed,) = loaded.draw(1)
+        theirs.prepare(replayed, 1.0, 10_000)
+    else:
+        before.reference.refresh_every_n_steps = 2
+        before.reference.end_step(2, opened(alike_folder).network)
+        (replayed,) = replay.draw(1)
+        before.prepare(replayed, 1.0, 10_000)
+    for one, right, old in zip(*map(with_tokens, (replayed, expected, group)), strict=True):
         assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
-        assert one.reference_logprobs != before.reference_logprobs
-
-
-def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(
-    folder: str, other_folder: str
-) -> None:
-    first = opened(folder, reference=Reference(penalty_in="reward", coefficient=0.1))
-    (group, *_) = prepared(first)
-    replay, resumed = Replay(1, 10), Replay(1, 10)
-    replay.add(0, [group])
-    resumed.prompts = {group.index: group.prompt}
-    resumed.load_state_dict(through_a_file(replay.state_dict()))
-    # As new as the first one: version 0.
-    theirs = opened(folder, reference=Reference(model=other_folder))
-    (expected, *_) = prepared(theirs)
-    (replayed,) = resumed.draw(1)
-    theirs.prepare(replayed, 1.0, 10_000)
-    for one, right, before in zip(*map(with_tokens, (replayed, expected, group)), strict=True):
-        assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
-        assert one.reference_logprobs != before.reference_logprobs
-        assert one.kl_penalty == 0.0 != before.kl_penalty
+        assert one.reference_logprobs != old.reference_logprobs
+        assert one.kl_penalty != old.kl_penalty != 0.0
+        assert (one.kl_penalty == 0.0) == resumed
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20, 40])
 def test_a_references_pass_is_no_larger_than_a_micro_batch(
-    folder: str, other_folder: str, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+    folder: str, alike_folder: str, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = opened(folder, reference=Reference(model=other_folder))
+    policy = opened(folder, reference=Reference(model=alike_folder))
     whole = prepared(policy)
     sizes: list[tuple[int, ...]] = []
 
@@ -215,14 +186,3 @@ def test_a_reference_that_could_do_nothing_is_refused(settings: dict[str, Any]) 
 def test_an_objective_without_the_reference_it_needs_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match=r"TBA needs a reference policy: set model.reference"):
         PolicyModule(folder, objective=TBA())
-
-
-def test_an_advantage_includes_the_kl_penalty(folder: str, other_folder: str) -> None:
-    policy = opened(folder, reference=Reference(0.1, "k1", "reward", model=other_folder))
-    (group, *_) = prepared(policy)
-    net = [rollout.reward - rollout.kl_penalty for rollout in group.rollouts]
-    (batch,) = pack([group], 10_000)
-    found = sorted(
-        batch.advantages[batch.mask & (batch.sequence_ids == n)][0].item() for n in range(4)
-    )
-    assert found == pytest.approx(sorted(value - sum(net) / 4 for value in net), abs=1e-5)

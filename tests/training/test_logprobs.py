@@ -161,8 +161,9 @@ def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_alloc
     assert 4 * VOCABULARY in others  # a chunk of logits
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("fused", "kind"), [(False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)]
+)
 def test_log_probs_and_gradients_in_each_format_are_those_of_the_formula(
     fused: bool, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

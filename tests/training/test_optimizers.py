@@ -19,7 +19,6 @@ from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, 
 from transformers import LlamaConfig
 
 import lrl
-from lrl.training.merging import rounded
 from lrl.training.optimizers import RoundedAdamW, scale_and_clip
 from tests.policies import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
 
@@ -277,24 +276,6 @@ def test_moments_in_bfloat16_follow_the_gradient_down(fused: bool | None) -> Non
     assert square.dtype == torch.bfloat16
     assert square.double().mean().item() == pytest.approx(1e-3 * 0.999**99, rel=2e-3)
     assert torch.equal(weight, torch.ones_like(weight))
-
-
-def test_slices_of_a_weight_have_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-
-    def draw(weight: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-        seeds.append(seed)
-        return rounded(weight, dtype, seed)
-
-    monkeypatch.setattr("lrl.training.optimizers.rounded", draw)
-    monkeypatch.setattr("lrl.training.optimizers.SLICE", 4)
-    weights = [torch.nn.Parameter(torch.ones(2, 4, dtype=torch.bfloat16)) for _ in range(2)]
-    optimizer = RoundedAdamW(weights, seed=0)
-    for _ in range(3):
-        for weight in weights:
-            weight.grad = torch.ones_like(weight)
-        optimizer.step()
-    assert len(set(seeds)) == len(seeds) == 3 * 2 * 2 * 3, "steps, weights, slices, and numbers"
 
 
 def test_a_run_in_bfloat16_resumes_exactly(new_model: str, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def sharpened(network: PreTrainedModel) -> PreTrainedModel:
     return network
 
 
-@pytest.mark.parametrize("family", ["llama4_text", "qwen3_next", "mamba", "jamba", "rwkv", "bloom"])
+@pytest.mark.parametrize("family", ["llama4_text", "qwen3_next", "mamba", "bloom"])
 def test_a_leak_is_found_in_bfloat16_whatever_the_rounding(family: str, tmp_path: Path) -> None:
     network = open_tiny(family, tmp_path, 4.0, dtype="bfloat16")
     assert not may_share_rows(network)

@@ -31,7 +31,7 @@ from tests.network_namespace import Machine
 from tests.run_without_generators import trainer
 from tests.strategies.forked_ranks import CONTEXT, Fork, be_program, torchruns_variables
 from tests.strategies.run_of_ranks import whole
-from tests.strategies.sharded_fit import NoSync, StageWeights, StepsOfRank, make_policy
+from tests.strategies.sharded_fit import NoSync, NoTimes, StageWeights, StepsOfRank, make_policy
 
 PORT = 29500
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
@@ -187,7 +187,7 @@ def fit(
 ) -> None:
     running = trainer(
         Path(),
-        *(NoSync(), StageWeights(), Telling(waits)),
+        *(NoSync(), NoTimes(), StageWeights(), Telling(waits)),
         ModelCheckpoint("saved", every_n_train_steps=2, save_top_k=-1),
         accelerator="cpu",
         devices=1,

@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
-from lrl.callbacks import OnRankZero, WeightSync
+from lrl.callbacks import OnRankZero, Throughput, WeightSync
 from lrl.training.collate import blank
 from lrl.training.pieces import whole_tensors
 from lrl.training.sharding import on_cpu
@@ -91,6 +91,12 @@ class NoSync(WeightSync):
     def on_train_end(self, *args: Any) -> None: ...
 
 
+class NoTimes(Throughput):
+    def on_train_start(self, *args: Any) -> None: ...
+
+    def on_train_batch_end(self, *args: Any) -> None: ...
+
+
 class StageWeights(OnRankZero):
     def __init__(self, deadline_s: float = 300.0) -> None:
         self.deadline_s = deadline_s
@@ -143,7 +149,7 @@ def main(
     full = range(0) if full_disk_at is None else range(full_disk_at - 1, full_disk_at)
     running = trainer(
         Path(results),
-        *(NoSync(), StageWeights(deadline_s), FullDisk(full, rank=1, free=1000)),
+        *(NoSync(), NoTimes(), StageWeights(deadline_s), FullDisk(full, rank=1, free=1000)),
         ModelCheckpoint(results, filename="{step}", every_n_train_steps=1, save_top_k=-1),
         accelerator="cpu",
         devices=ranks,

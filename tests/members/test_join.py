@@ -18,7 +18,6 @@ import pytest
 from lrl.cli.main import main
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.fleet import Fleet
-from lrl.generators.generator import Generator
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members import join, run_members
@@ -45,16 +44,14 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Base).serve_forever()
 class Scripted(Server):
     """A generator whose program is up at once and has no vLLM."""
 
+    made: list[Scripted] = []
+
     def command(self) -> list[str]:
         return [sys.executable, "-c", UP, "--host", "127.0.0.1", "--port", str(self.port)]
 
-
-class Watched(Scripted):
-    made: list[Watched] = []
-
-    def __init__(self, *words: Any, **settings: Any) -> None:
-        super().__init__(*words, **settings)
+    def start(self) -> None:
         self.made.append(self)
+        super().start()
 
 
 @pytest.fixture
@@ -62,8 +59,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(run_members, "POLL_S", 0.02)
     monkeypatch.setattr(join, "POLL_S", 0.02)
-    monkeypatch.setattr(join, "Server", Watched)
-    monkeypatch.setattr(Watched, "made", [])
+    monkeypatch.setattr(join, "Server", Scripted)
+    monkeypatch.setattr(Scripted, "made", [])
     own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
     made = Fleet([own], LOOP, capacity=4)
     try:
@@ -78,8 +75,11 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
         made.stop()
 
 
-def pending(fleet: Fleet) -> list[Generator]:
-    return fleet.rollouts.pending
+def serve(fleet: Fleet) -> None:
+    """Syncs the generator that joins."""
+    wait_for(lambda: bool(fleet.rollouts.pending))
+    sync(fleet, 7)
+    wait_for(lambda: fleet.joined == 1)
 
 
 class Meanwhile(threading.Thread):
@@ -109,9 +109,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Meanwhile(
-        lambda: wait_for(lambda: bool(pending(fleet))),
-        lambda: sync(fleet, 7),
-        lambda: wait_for(lambda: fleet.joined == 1),
+        lambda: serve(fleet),
         lambda: wait_for(lambda: fleet.alive == 2),
         lambda: os.kill(os.getpid(), signal.SIGINT),
     )
@@ -121,7 +119,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     words = ["starts, with the model base", "answers at http", "since version 7", "has left"]
     places = [said.find(word) for word in words]
     assert -1 not in places and places == sorted(places), said
-    (server,) = Watched.made
+    _, server = Scripted.made
     assert not server.alive and fleet.left == 1 and fleet.alive == 1
     weights = f"lrl-{SPEC.run_id}-0-"  # as `lrl.callbacks.weight_sync` and its transport name it
     assert not weights.startswith(f"lrl-{server.run_id}-"), "its supervisor may not remove them"
@@ -141,9 +139,7 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     assert "generator 0 is the last one that serves" in capsys.readouterr().err.lower()
     statuses: list[int] = []
     others = Meanwhile(
-        lambda: wait_for(lambda: bool(pending(fleet))),
-        lambda: sync(fleet, 7),
-        lambda: wait_for(lambda: fleet.joined == 1),
+        lambda: serve(fleet),
         lambda: statuses.append(main(["leave", str(tmp_path)])),
     )
     assert main(["join", str(tmp_path)]) == 0
@@ -154,8 +150,7 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
 
 
 class Answers:
-    def __init__(self) -> None:
-        self.error: Exception | None = None
+    error: Exception | None = None
 
     def register(self, kind: Kind, number: int, **facts: Any) -> Member:
         if self.error is not None:

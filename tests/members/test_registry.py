@@ -129,18 +129,6 @@ def test_nobody_registers_under_a_number_that_was_not_given_to_them(
     assert alive(server.registry, kind) == []
 
 
-def test_a_member_that_cannot_serve_says_why_and_is_refused(
-    server: RegistryServer, kind: Kind
-) -> None:
-    client = client_of(server)
-    number = client.claim(kind=kind)
-    speak(client, kind, number)
-    refused = client.withdraw(kind=kind, number=number, why="there is no module named 'mine'")
-    assert refused == client.view(kind=kind, number=number) and refused.status is Status.REFUSED
-    cause = "cannot serve: there is no module named 'mine'"
-    assert refused.why == f"{kind} {number} on far {cause}".capitalize()
-
-
 def test_a_member_without_weights_that_was_cut_off_comes_again_and_a_generator_does_not(
     server: RegistryServer, kind: Kind
 ) -> None:

@@ -106,10 +106,9 @@ def start_rank(
     port: int,
     folder: Path,
     *arguments: Any,
-    **variables: str,
 ) -> Fork:
-    """Starts one of them alone, with more variables if they are given; see `run_ranks`."""
-    place = torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)} | variables
+    """Starts one of them alone; see `run_ranks`."""
+    place = torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)}
     return start_fork(program, folder / f"output-{rank}", place, *arguments)
 
 

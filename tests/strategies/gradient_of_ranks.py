@@ -8,8 +8,6 @@ would clip.
 from __future__ import annotations
 
 import copy
-import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +40,6 @@ def main(model: str, folder: Path) -> None:
     whole = stream(of_rank, Arriving(GROUPS), len(GROUPS), GroupMean())
     step = RankStream(of_rank) if rank else whole
     passes = 0
-    print("trains", flush=True)
     for micro in step:
         policy.compute_loss(micro).backward()
         passes += 1
@@ -83,11 +80,11 @@ def sums(folder: Path) -> None:
 
 
 class Arriving:
-    """Groups, each `SLOW` seconds after the one before, or after what else is done first."""
+    """Groups, each after what is done first."""
 
-    def __init__(self, groups: Sequence[Group], first: Callable[[], Any] | None = None) -> None:
+    def __init__(self, groups: Sequence[Group], first: Callable[[], Any] = lambda: None) -> None:
         self.coming = iter(copy.deepcopy(groups))  # each policy adds its own values
-        self.first = first or (lambda: time.sleep(float(os.environ.get("SLOW", 0))))
+        self.first = first
 
     def next_group(self, step: int) -> Group:
         self.first()

@@ -7,7 +7,6 @@ into `ownRANK.pt`.
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import os
 import signal
@@ -22,33 +21,30 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
 from lrl.callbacks import OnRankZero, Throughput, WeightSync
+from lrl.checkpoints import checkpoint_folder
 from lrl.training.collate import blank
 from lrl.training.pieces import whole_tensors
-from lrl.training.sharding import on_cpu
+from lrl.training.sharding import Sharding, on_cpu
+from lrl.weights import staging
 from lrl.weights.staging import StageOrder
 from tests.checkpoints.test_checkpoint_file import FullDisk
 from tests.policies import FakeStep
 from tests.run_without_generators import micro_batches, trainer
 
 STEPS_PER_EPOCH = 3
-PLACES: dict[str, tuple[str, str]] = {
-    "load": ("lrl.training.sharding", "Sharding.fill"),
-    "step": ("lrl.policy", "PolicyModule.compute_loss"),
-    "sync": ("lrl.weights.staging", "_write_part"),
-    "save": ("lrl.checkpoints.checkpoint_folder", "save_parts"),
+PLACES: dict[str, tuple[Any, str]] = {
+    "load": (Sharding, "fill"),
+    "step": (lrl.PolicyModule, "compute_loss"),
+    "sync": (staging, "_write_part"),
+    "save": (checkpoint_folder, "save_parts"),
 }
-"""A function that every rank of a sharded run calls in each phase: its module and its name in
-there."""
+"""A function that every rank of a sharded run calls in each phase."""
 
 
 def die_at(place: str, call: int, by: int) -> None:
     """Has this process get a signal at a call of the function of a place: killed by SIGKILL, it can
     clean up nothing; stopped by SIGSTOP, it keeps its connections and answers no more."""
-    module, path = PLACES[place]
-    *inner, name = path.split(".")
-    owner: Any = importlib.import_module(module)
-    for part in inner:
-        owner = getattr(owner, part)
+    owner, name = PLACES[place]
     function, calls = getattr(owner, name), itertools.count(1)
 
     @functools.wraps(function)

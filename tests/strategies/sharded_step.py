@@ -45,22 +45,19 @@ LONE.rollouts[1].versions = [ENVIRONMENT] * len(LONE.rollouts[1].versions)
 
 
 class Sharded(lrl.PolicyModule):
+    """A policy without a trainer; whole on every rank without sizes of a mesh."""
+
     ranks: Any = None
     sharding: Any = None
 
     def __init__(
-        self, model: str, ranks: Ranks, tensor: int, compute_dtype: torch.dtype | None
+        self, model: str, ranks: Ranks, sizes: dict[str, int], *division: Any, **parts: Any
     ) -> None:
-        super().__init__(
-            model,
-            lora=LORA if model.endswith("lora") else None,
-            reference=lrl.Reference(),
-            critic=critic_of(Path(model), tensor),
-        )
+        super().__init__(model, lora=LORA if model.endswith("lora") else None, **parts)
         self.ranks = ranks
-        shape = (ranks.size // tensor, tensor)
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("shards", "tensor"))
-        self.sharding = Sharding(mesh if tensor > 1 else mesh["shards"], compute_dtype)
+        if sizes:
+            mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+            self.sharding = Sharding(mesh, *division)
         self.configure_model()
         self.setup("fit")
         fill_new_weights(self)
@@ -96,9 +93,10 @@ def main(models: Path, folder: Path, tensor: int) -> None:
     for model in sorted(models.iterdir()):
         if tensor > 1 and model.name in UNDIVIDED:
             continue
-        policy = Sharded(
-            str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None
-        )
+        sizes = {"shards": them.size // tensor} | ({"tensor": tensor} if tensor > 1 else {})
+        dtype = torch.bfloat16 if model.name.endswith("bf16") else None
+        parts = {"reference": lrl.Reference(), "critic": critic_of(model, tensor)}
+        policy = Sharded(str(model), them, sizes, dtype, **parts)
         found = train(policy)
         if them.rank:
             with pytest.raises(

@@ -9,43 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
-import lrl
-from lrl.system.ranks import Ranks, collective, follow
+from lrl.system.ranks import collective, follow
 from lrl.training.lora import whole_adapters
 from lrl.training.pieces import checkpoint_weights
-from lrl.training.sharding import Sharding
 from lrl.weights import nccl
 from lrl.weights.buckets import JoinOrder
 from lrl.weights.staging import StageOrder
 from tests.strategies.forked_ranks import meet
-from tests.strategies.sharded_step import LORA, UNDIVIDED, fill_new_weights
+from tests.strategies.sharded_step import UNDIVIDED, Sharded
 from tests.weights.nccl_over_gloo import Communicator, receive
 from tests.weights.whole_weights import named
 
 
-class Divided(lrl.PolicyModule):
-    """A policy without a trainer; whole on every rank without sizes."""
-
-    ranks: Any = None
-    sharding: Any = None
-
-    def __init__(
-        self, model: str, ranks: Ranks, sizes: dict[str, int], offload: bool = False
-    ) -> None:
-        super().__init__(model, lora=LORA if model.endswith("lora") else None)
-        self.ranks = ranks
-        if sizes:
-            mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-            self.sharding = Sharding(mesh, cpu_offload=offload)
-        self.configure_model()
-        fill_new_weights(self)
-
+class Divided(Sharded):
     @collective
     def staged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.lora is None:
@@ -75,7 +55,7 @@ def main(models: Path, folder: Path, sizes: dict[str, int], offload: bool) -> No
     for model in sorted(models.iterdir()):
         if "tensor" in sizes and model.name in UNDIVIDED:
             continue
-        policy = Divided(str(model), them, sizes, offload)
+        policy = Divided(str(model), them, sizes, None, offload)
         if them.rank == 0:
             of_file = {name: weight.clone() for name, weight in policy.staged_weights()}
             torch.save(of_file, folder / f"{model.name}-file.pt")

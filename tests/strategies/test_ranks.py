@@ -48,33 +48,14 @@ def test_the_gradient_does_not_depend_on_the_number_of_ranks(
         )
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_buckets_of_gradients_give_the_sums_of_each(tmp_path: Path, ranks: int) -> None:
+def test_buckets_of_gradients_give_the_sums_of_each(tmp_path: Path) -> None:
     """A rank without gradients counts as zero; what no rank has stays without."""
-    run_ranks(gradient_of_ranks.sums, ranks, tmp_path, tmp_path)
-    for number in range(ranks):
+    run_ranks(gradient_of_ranks.sums, 2, tmp_path, tmp_path)
+    for number in range(2):
         rank = torch.load(tmp_path / f"{number}.pt")
-        exact = {"atol": 0, "rtol": 0} if ranks == 2 else {}  # three numbers, in another order
         first, *found = rank["found"]
         assert first is None and all(one.abs().max() > 0 for one in found[1:])
-        for one, alone in zip(found, rank["each"][1:], strict=True):
-            torch.testing.assert_close(one, alone, **exact)
-
-
-def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
-    words, port = (tmp_path, str(policy_folder), tmp_path), free_port()
-    first, second = (
-        start_rank(gradient_of_ranks.main, rank, 2, port, *words, SLOW="60") for rank in range(2)
-    )
-    wait_for(
-        lambda: "trains\n" in second.printed() or not second.process.is_alive(),
-        DEADLINE_S,
-        "its first step",
-    )
-    first.process.kill()
-    second.process.join(120)
-    assert second.process.exitcode == 1, second.printed()
-    assert "Rank 0 has ended or cannot be reached" in second.printed()
+        assert all(torch.equal(*pair) for pair in zip(found, rank["each"][1:], strict=True))
 
 
 def test_a_rank_that_never_comes_ends_the_run_and_is_named(

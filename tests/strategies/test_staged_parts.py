@@ -22,14 +22,13 @@ from tests.strategies.test_sharded import configs
 
 DIVISIONS = {
     "copies": {},
-    "two_shards": {"shards": 2},
     "two_shards_offloaded": {"shards": 2},
     "four_shards": {"shards": 4},
     "replicas_of_shards": {"replicas": 2, "shards": 2},
     "shards_and_tensor_parallelism": {"shards": 2, "tensor": 2},
     "replicas_and_tensor_parallelism": {"replicas": 2, "shards": 1, "tensor": 2},
 }
-RANKS = {"copies": 3, "two_shards": 2, "two_shards_offloaded": 2}
+RANKS = {"copies": 3, "two_shards_offloaded": 2}
 """Four, where not said."""
 
 

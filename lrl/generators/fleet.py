@@ -292,11 +292,10 @@ class Fleet:
         await generator.client.close()
 
     async def _close(self, lost: Generator) -> None:
-        """Has its slot replace a lost generator; forgets another process's."""
-        if (slot := self._slot_of(lost)) is None:
+        """Closes a lost generator, which its slot replaces; forgets another process's."""
+        if self._slot_of(lost) is None:
             await self._forget(lost)
         else:
-            slot.evicted = lost
             await lost.client.close()
 
     async def _disconnect(self) -> None:
@@ -316,8 +315,6 @@ class _ServerSlot(Slot):
     generator: Generator
     server: Server
     has_left: bool = False
-    evicted: Generator | None = None
-    """The last one that its pool has evicted; one that ends with the run is not replaced."""
     _replaced: Generator | None = None  # the one whose server was started again
     _replacement: Future[None] | None = None
 
@@ -335,8 +332,8 @@ class _ServerSlot(Slot):
             return Condition(JobState.LEFT)
         if generator is self._replaced:
             return self._starting()
-        if generator is self.evicted:
-            return Condition(JobState.FAILED, generator.eviction or "")
+        if generator.eviction is not None:
+            return Condition(JobState.FAILED, generator.eviction)
         return Condition(JobState.STARTING if generator.served_from is None else JobState.SERVING)
 
     def _starting(self) -> Condition:

@@ -59,7 +59,7 @@ class Endpoint:
             )
         if self.tls_cert and self.tls_key:
             try:
-                self._shake_hands()
+                self._shake_hands(self.location(0).context())
             except OSError as error:  # SSLError is one
                 raise ConfigError(
                     f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
@@ -113,10 +113,6 @@ class Endpoint:
         cert, key = (path and os.path.abspath(path) for path in (self.tls_cert, self.tls_key))
         return {"host": self.host, "ssl-certfile": cert, "ssl-keyfile": key}
 
-    def trust(self) -> ssl.SSLContext | None:
-        """Returns a client's TLS context; None without TLS."""
-        return self.location(0).context()
-
     def identity(self) -> ssl.SSLContext | None:
         """Returns a server's TLS context, with certificate and key; None without TLS."""
         if not self.tls_cert:
@@ -139,9 +135,9 @@ class Endpoint:
             return "::1" if ":" in self.host else LOOPBACK
         return self.host
 
-    def _shake_hands(self) -> None:
+    def _shake_hands(self, trust: ssl.SSLContext | None) -> None:
         """Does a handshake in memory between the trainer's end and vLLM's."""
-        trust, context = self.trust(), self.identity()
+        context = self.identity()
         assert trust is not None and context is not None, "only with a certificate"
         requests, responses = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = trust.wrap_bio(responses, requests, server_hostname=self._host_from_here)

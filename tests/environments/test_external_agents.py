@@ -124,7 +124,7 @@ def played(
 
     async def run() -> None:
         assert "from the first step on" in agents.listen(endpoint, folder)
-        tls = aiohttp.TCPConnector(ssl=endpoint.trust() or True)
+        tls = aiohttp.TCPConnector(ssl=endpoint.location(0).context() or True)
         async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession(connector=tls) as session:
             playing = asyncio.ensure_future(
                 episodes.generate(prompt, rollouts, sampling, priority=0)

@@ -47,8 +47,7 @@ class ModelClient:
         version: Callable[[], int],
         priority: int,
         deadline_s: float,
-        ended: Callable[[], None],
-        leaves: Callable[[], bool],
+        **how: Any,
     ) -> None:
         self.asked.append((prompt_ids[0], version(), priority, deadline_s))
         self.requests.append((len(rollouts), len(rollouts[0].token_ids)))
@@ -67,7 +66,7 @@ class ModelClient:
             self.writing -= len(rollouts)
         for rollout in rollouts:
             rollout.finish_reason = "stop"
-            ended()
+            how["ended"]()
 
     async def flush(self, deadline_s: float) -> None:
         if self.error is not None:

@@ -234,12 +234,11 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def poll(supervisor: JobSupervisor, now: list[float], seconds: int) -> None:
-    """Looks at every slot once a second."""
+def poll(slot: Slot, now: list[float], seconds: int) -> None:
+    """Looks once a second."""
     for _ in range(seconds):
         now[0] += 1
-        for slot in supervisor.slots:
-            slot.poll()
+        slot.poll()
 
 
 @pytest.mark.parametrize("error", [None, OSError("no such partition")])
@@ -248,7 +247,7 @@ def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ev
 ) -> None:
     slot = ModelSlot()
     slot.now, slot.error = FAILED, error
-    poll(JobSupervisor([slot]), seconds, 2000)
+    poll(slot, seconds, 2000)
     pauses = [later - earlier for earlier, later in zip(slot.starts, slot.starts[1:], strict=False)]
     assert slot.why == ("it is silent" if error is None else f"it cannot be started: {error}")
     assert pauses == sorted(pauses) and pauses[3] >= 8
@@ -260,23 +259,22 @@ def test_a_job_that_served_for_long_is_replaced_as_fast_as_at_first(
     seconds: list[float], served_s: int
 ) -> None:
     slot = ModelSlot()
-    supervisor = JobSupervisor([slot])
     slot.now = FAILED
-    poll(supervisor, seconds, 40)
+    poll(slot, seconds, 40)
     while not slot.running:
-        poll(supervisor, seconds, 1)
+        poll(slot, seconds, 1)
     before = slot.failures
     slot.now = SERVING
-    poll(supervisor, seconds, served_s)
+    poll(slot, seconds, served_s)
     slot.now = FAILED
-    poll(supervisor, seconds, 1)
+    poll(slot, seconds, 1)
     assert slot.failures == (1 if served_s > fleet_module.STABLE_S else before + 1)
 
 
 def test_a_job_that_left_is_ended_and_not_started_again(seconds: list[float]) -> None:
     slot = ModelSlot()
     slot.running, slot.now = True, LEFT
-    poll(JobSupervisor([slot]), seconds, 100)
+    poll(slot, seconds, 100)
     assert slot.starts == [] and slot.ends == 1 and slot.failures == 0
 
 

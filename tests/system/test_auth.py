@@ -76,22 +76,14 @@ SHUT = [
 ]
 
 
-@pytest.mark.parametrize("asked", OPEN)
-def test_the_token_opens_every_path_and_health_needs_none(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_the_token_opens_every_path_and_without_it_nothing_but_health_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert response(asked, monkeypatch)[0]
-
-
-@pytest.mark.parametrize("asked", SHUT)
-def test_without_the_token_nothing_is_reached(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reached, sent = response(asked, monkeypatch)
-    assert not reached and sent[0]["status"] == 401 and b"secret" not in sent[1]["body"]
-
-
-def test_a_websocket_needs_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in OPEN:
+        assert response(asked, monkeypatch)[0], asked
+    for asked in SHUT:
+        reached, sent = response(asked, monkeypatch)
+        assert not reached and sent[0]["status"] == 401 and b"secret" not in sent[1]["body"], asked
     found = response(scope("/v1/realtime", {}, "websocket"), monkeypatch)
     assert found == (False, [{"type": "websocket.close", "code": 1008}])
 

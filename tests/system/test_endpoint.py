@@ -7,9 +7,8 @@ import asyncio
 import http.client
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -22,9 +21,6 @@ from lrl.system import endpoint
 from lrl.system.endpoint import Endpoint, connect, first_certificate, trust_only
 from tests.certificates import openssl, self_signed, signed_by
 from tests.lent_server import LentServer
-
-T = TypeVar("T")
-ANYBODY = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +38,6 @@ def pair(folder: Path) -> tuple[str, str]:
 def other(folder: Path) -> tuple[str, str]:
     """Another certificate for the same names."""
     return self_signed(folder, "other")
-
-
-def make(folder: Path, number: int = 0, **settings: Any) -> Server:
-    return Server(
-        "a/model", ServerSettings(**settings), "shared_memory", [], folder, number, "listening"
-    )
-
-
-def shake_hands(
-    trust: ssl.SSLContext, cert: str, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Does a handshake between a client with `trust` and a server with this certificate."""
-    monkeypatch.setattr(Endpoint, "trust", lambda self: trust)
-    Endpoint(tls_cert=cert, tls_key=key)._shake_hands()
 
 
 def test_an_address_that_other_machines_reach_needs_tls_or_insecure_and_loopback_neither() -> None:
@@ -76,8 +58,9 @@ def test_the_trainer_reaches_a_generator_on_every_address_by_loopback() -> None:
 
 
 def test_an_address_of_another_machine_is_named_before_a_start(tmp_path: Path) -> None:
+    settings = ServerSettings(host="203.0.113.7", insecure=True)
     with pytest.raises(ValueError, match="cannot be had at strategy.server.host 203.0.113.7"):
-        make(tmp_path, host="203.0.113.7", insecure=True)
+        Server("a/model", settings, "shared_memory", [], tmp_path, 0, "listening")
 
 
 def test_a_certificate_that_cannot_serve_is_refused_before_a_start(
@@ -114,15 +97,16 @@ def test_the_systems_authorities_are_trusted_only_by_a_setting_and_for_the_host(
 
 
 def test_only_the_certificate_itself_is_trusted_and_not_its_issuer(
-    folder: Path, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, pair: tuple[str, str]
 ) -> None:
     one, two = (signed_by(folder, pair, name) for name in ("one", "two"))
     chain = folder / "chain.pem"
     chain.write_bytes(Path(one[0]).read_bytes() + Path(pair[0]).read_bytes())
-    shake_hands(trust_only(first_certificate(str(chain))), *one, monkeypatch)
-    for stranger in (two, pair):
+    trust = trust_only(first_certificate(str(chain)))
+    Endpoint(tls_cert=one[0], tls_key=one[1])._shake_hands(trust)
+    for cert, key in (two, pair):
         with pytest.raises(ssl.SSLError, match="verify failed"):
-            shake_hands(trust_only(first_certificate(str(chain))), *stranger, monkeypatch)
+            Endpoint(tls_cert=cert, tls_key=key)._shake_hands(trust)
 
 
 @pytest.fixture(scope="module")
@@ -155,33 +139,25 @@ def outside_addresses() -> dict[str, str]:
     }
 
 
-def by_client(
-    server: LentServer,
-    trust: ssl.SSLContext | None,
-    work: Callable[[GeneratorClient], Awaitable[T]],
-) -> T:
-    async def scene() -> T:
+def probe(server: LentServer, trust: ssl.SSLContext) -> list[float]:
+    async def scene() -> list[float]:
         client = GeneratorClient(server.url, server.name, server.token, trust)
         try:
-            return await work(client)
+            return await client.prompt_logprobs([5, 6, 7], salt="tls", deadline_s=300.0)
         finally:
             await client.close()
 
     return asyncio.run(scene())
 
 
-def probe(client: GeneratorClient) -> Awaitable[list[float]]:
-    return client.prompt_logprobs([5, 6, 7], salt="tls", deadline_s=300.0)
-
-
 def test_a_real_server_speaks_tls_to_clients_with_its_certificate_and_no_plain_http(
     tls_server: LentServer, other: tuple[str, str]
 ) -> None:
     assert tls_server.url.startswith("https://")
-    assert len(by_client(tls_server, tls_server.trust, probe)) == 2
+    assert len(probe(tls_server, tls_server.trust)) == 2
     for stranger in (trust_only(first_certificate(other[0])), ssl.create_default_context()):
         with pytest.raises(GeneratorError, match="CERTIFICATE_VERIFY_FAILED"):
-            by_client(tls_server, stranger, probe)
+            probe(tls_server, stranger)
     with pytest.raises((http.client.HTTPException, OSError)):
         plain = connect(tls_server.url.replace("https", "http"), None, 10.0)
         plain.request("GET", "/health")
@@ -193,7 +169,7 @@ def test_only_the_guarded_port_is_open_to_other_machines_and_asks_for_the_token(
 ) -> None:
     for address in ["127.0.0.1", *outside_addresses().values()]:
         there = connect(f"https://{address}:{tls_server.port}", tls_server.trust, 10.0)
-        there.request("POST", "/pause", b"", ANYBODY)
+        there.request("POST", "/pause", b"", {"Content-Type": "application/json"})
         assert there.getresponse().status == 401
     supervisor = psutil.Process(tls_server.server._supervisor.pid)
     ports = [

@@ -231,13 +231,20 @@ def start(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start
     return run
 
 
+@pytest.mark.parametrize(("array", "asks_for"), [({}, "77"), ({"JOB": "70", "TASK": "7"}, "70_7")])
 def test_a_requeue_is_asked_for_when_the_runs_own_folder_has_its_checkpoint(
-    start: Start, tmp_path: Path
+    array: dict[str, str],
+    asks_for: str,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name, value in array.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_{name}_ID", value)
     assert start(77, signum=signal.SIGUSR1) == [0, 1, 2]
     assert not list(tmp_path.glob("hpc_ckpt*")), "Lightning's, for any run that starts here"
     asked = (tmp_path / "asked").read_text()
-    assert asked.startswith("requeue 77\n") and "last-step=2.ckpt" in asked
+    assert asked.startswith(f"requeue {asks_for}\n") and "last-step=2.ckpt" in asked
 
 
 def test_only_the_requeued_job_continues_and_from_its_newest_checkpoint(start: Start) -> None:
@@ -276,12 +283,3 @@ def test_a_run_asks_for_no_requeue_where_the_user_wants_none(start: Start, tmp_p
     own = SLURMEnvironment(auto_requeue=False)
     assert start(77, signum=signal.SIGTERM, plugins=[own]) == [0, 1, 2]
     assert not (tmp_path / "asked").exists()
-
-
-def test_a_task_of_an_array_is_requeued_alone(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "70")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
-    start(77, signum=signal.SIGUSR1)
-    assert (tmp_path / "asked").read_text().startswith("requeue 70_7\n")

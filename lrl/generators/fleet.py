@@ -235,7 +235,7 @@ class Fleet:
         """Admits a generator, which joins at the next sync: of another process, or of `slot`, whose
         server was started again. Raises GeneratorError if it is silent."""
         self._clients.append(generator.client)
-        await _warm_up(generator)
+        await answer_of(generator, generator.server.settings.start_timeout_s)
         if slot is None:
             self.generators.append(generator)
         else:
@@ -251,7 +251,7 @@ class Fleet:
         stopped."""
         log.info("%s leaves the run.", generator.name.capitalize())
         generator.drain()
-        await self.rollouts.flush([generator])
+        await generator.flush()
         if generator.eviction is not None:  # it has failed meanwhile, and is treated as lost
             return
         slot = self._slot_of(generator)
@@ -349,20 +349,15 @@ class _ServerSlot(Slot):
         return Condition(JobState.STARTING)
 
     async def first_answer(self) -> None:
-        """Warms the generator up, whose engine computes here for the first time."""
+        """Warms the generator up, whose engine computes here for the first time: that took 18 s
+        with cold caches, which would delay the first sync."""
         try:
-            await _warm_up(self.generator)
+            await answer_of(self.generator, self.server.settings.start_timeout_s)
         except GeneratorError as error:  # it only points at a cause in the log
             raise self.server.error("has started, and its first request failed") from error
 
     def end(self) -> None:
         self.server.stop()
-
-
-async def _warm_up(generator: Generator) -> None:
-    # The first request to a fresh server took 18 s with cold caches, which would delay its first
-    # sync.
-    await answer_of(generator, generator.server.settings.start_timeout_s)
 
 
 async def answer_of(generator: Generator, deadline_s: float) -> None:

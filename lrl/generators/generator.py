@@ -272,12 +272,18 @@ class Generator(GeneratorLoad):
         return bool(leaving)
 
     async def _end_at_a_flush(self, leaving: Sequence[InFlight]) -> None:
+        await self.flush()
+        for part in leaving:  # those without a token have no mark
+            part.call.cancel()
+
+    async def flush(self) -> None:
+        """Waits until the responses have all tokens that it wrote. If it does not send them in
+        time, they lack those of at most `HOLD_S`."""
         try:
             await self.client.flush(FLUSH_DEADLINE_S)
         except GeneratorError as error:
-            log.warning("Up to %g s of responses that move are written again: %s", HOLD_S, error)
-        for part in leaving:  # those without a token have no mark
-            part.call.cancel()
+            text = "Up to %g s of half-written responses are not waited for: %s"
+            log.warning(text, HOLD_S, error)
 
     def drain(self) -> None:
         """Takes no new request; the responses in flight continue."""

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from lrl.errors import GeneratorError, GeneratorTimeout, NoGenerators, RequestRejected
-from lrl.generators.client import HOLD_S
-from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
+from lrl.generators.generator import Generator
 from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.routing.request_queue import RequestQueue
@@ -167,17 +166,9 @@ class GeneratorPool:
             except GeneratorError as error:
                 self.evict(generator, str(error))
 
-    async def flush(self, generators: Sequence[Generator] | None = None) -> None:
-        """Waits until the responses have all tokens that `generators`, by default all, wrote.
-        One that does not send them in time keeps those of at most `HOLD_S`."""
-        writing = self.alive if generators is None else generators
-        for failure in await gather(
-            [generator.client.flush(FLUSH_DEADLINE_S) for generator in writing]
-        ):
-            if failure is not None:
-                log.warning(
-                    "Up to %g s of half-written responses are not waited for: %s", HOLD_S, failure
-                )
+    async def flush(self) -> None:
+        """Flushes all generators."""
+        await asyncio.gather(*(generator.flush() for generator in self.alive))
 
     def evict(self, generator: Generator, why: str) -> None:
         """Evicts a failed generator for good, and logs the end of its log; idempotent."""

@@ -202,9 +202,8 @@ async def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() ->
     assert client.most == 8
 
 
-@pytest.mark.parametrize("question", [ask, spare])
 def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
-    question: Any, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool, (first, second) = make_pool(4, 4)
     lost: list[Generator] = []

@@ -240,7 +240,7 @@ def refused(
 ) -> Callable[..., str]:
     """Runs a trainer that must not reach a server; returns the error."""
     monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
-    monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
+    monkeypatch.setattr(RewardPool, "start", lambda *_: None)
     monkeypatch.chdir(tmp_path)  # OnExceptionCheckpoint saves what is refused
 
     def run(verb: str = "fit", **settings: Any) -> str:

@@ -92,12 +92,6 @@ STEALING = {
 }
 
 
-def test_memory_files_are_its_own(sandboxed):
-    program = f"{IMPORTS}open('/dev/shm/{MARK}', 'w')\nwon = True"
-    assert sandboxed("", program, tests=WON) == 1.0
-    assert not Path(f"/dev/shm/{MARK}").exists()
-
-
 @pytest.mark.parametrize("name", STEALING)
 def test_nothing_outside_can_be_read_or_changed(name, outside, sandboxed, bare):
     program = IMPORTS + STEALING[name]
@@ -314,10 +308,7 @@ ON_PURPOSE = {
 
 @pytest.mark.parametrize("name", ON_PURPOSE)
 def test_no_program_makes_an_error_of_its_zero(name, sandboxed):
-    program = (
-        "import os, resource, signal, time\nprint(input(), flush=True)\n"
-        f"try: {ON_PURPOSE[name]}\nexcept OSError: pass"
-    )
+    program = f"{IMPORTS}print(input(), flush=True)\ntry: {ON_PURPOSE[name]}\nexcept OSError: pass"
     pairs = [{"input": "a", "output": "a"}, {"input": "b", "output": "b"}]
     assert sandboxed("", program, tests=pairs) in (0.0, 1.0)
 

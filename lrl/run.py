@@ -149,7 +149,8 @@ class Run:
         self._ends.callback(members.close)
         self._ends.callback(fleet.stop)
         members.open()
-        strategy.start_on_other_nodes(members.server)
+        if strategy.generators_of_other_nodes:  # the first rank of each such node starts some
+            strategy.ranks.share((members.server.elsewhere, members.server.token))
         usual = (
             "1 to 2 minutes on a GPU"
             if strategy.root_device.type == "cuda"

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,7 +281,6 @@ def check_generator(run: str, spec: JoinSpec, devices: Sequence[int]) -> None:
     """Raises ValueError if a generator on this machine cannot join."""
     if why := find_transport(spec.transport).join_refusal(spec.owner.here, spec.settings["host"]):
         raise ValueError(f"{run} {why}")
-    check_environment(run, spec, os.environ)
     if spec.on_cpu == bool(devices):
         needed = (
             "are on the CPU: leave it out"
@@ -290,11 +289,8 @@ def check_generator(run: str, spec: JoinSpec, devices: Sequence[int]) -> None:
         )
         given = ",".join(map(str, devices)) or "(not given)"
         raise ValueError(f"--devices {given}: the run's generators {needed}.")
-
-
-def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) -> None:
-    """Raises ValueError if a variable here contradicts the run's; a missing one is fine."""
-    for name, here in find_transport(spec.transport).common_environment(variables).items():
+    # A missing one is fine.
+    for name, here in find_transport(spec.transport).common_environment(os.environ).items():
         there = spec.environment.get(name)
         if here != there:
             of_run = "is not set" if there is None else f"is {there!r}"

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.errors import ConfigError
-from lrl.system.auth import TokenClient, TokenServer, given_secret
+from lrl.system.auth import TokenClient, TokenServer
 from lrl.system.endpoint import Endpoint, Location, is_loopback
 from lrl.system.processes import ProcessIdentity
 
@@ -351,12 +351,6 @@ class RunFile(Location):
     def __post_init__(self) -> None:
         if isinstance(self.owner, dict):  # from JSON
             object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
-
-
-def token_of_run() -> str:
-    """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or a
-    random one. Raises ConfigError for one that is easily guessed."""
-    return given_secret(RUN_TOKEN, "stop the run and replace its weights")
 
 
 def fault_without_token(setting: str, members: str) -> None:

@@ -162,14 +162,14 @@ class GeneratorAdmission:
     settings: ServerSettings
 
     def __post_init__(self) -> None:
-        self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
+        self._generators: dict[int, Generator] = {}
 
     async def poll(self) -> None:
         members = self.registry.members(Kind.GENERATOR)
         for member in members:
-            if (known := self._generators.get(member.number)) is not None:
-                server, generator = known
-                server.alive = member.alive
+            if (generator := self._generators.get(member.number)) is not None:
+                assert isinstance(generator.server, JoinedServer)
+                generator.server.alive = member.alive
                 self._report(member, generator)
             elif member.alive and not member.status.over:
                 self._begin(member.number, member.location)
@@ -184,8 +184,7 @@ class GeneratorAdmission:
             why = f"its certificate cannot be read: {error}"
             self.registry.change(Kind.GENERATOR, number, status=Status.REFUSED, why=why)
             return
-        generator = Generator(server, self.fleet.capacity)
-        self._generators[number] = server, generator
+        self._generators[number] = generator = Generator(server, self.fleet.capacity)
         self.fleet.run_in_background(self._admit(generator))
 
     async def _admit(self, generator: Generator) -> None:

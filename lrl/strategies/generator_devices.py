@@ -34,10 +34,9 @@ from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import Launcher
 from lrl.members.registry import (
     RUN_TOKEN,
-    RegistryServer,
     fault_without_token,
-    token_of_run,
 )
+from lrl.system.auth import given_secret
 from lrl.system.machine import share_cores
 from lrl.system.ranks import Ranks
 from lrl.system.signals import Signals, requeue
@@ -61,6 +60,9 @@ class GracefulShutdown(Strategy):
     Args:
         **kwargs: The base strategy's own.
     """
+
+    run: Run | None = None
+    """The run that this strategy trains, from its making to its end."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.signals = Signals()
@@ -89,11 +91,9 @@ class GracefulShutdown(Strategy):
     def setup_environment(self) -> None:
         """Installs the signal handlers and checks the run, before ranks meet."""
         self.signals.listen(self.attached_trainer)
-        self.check_run()
+        if self.run is not None:
+            self.run.check()
         super().setup_environment()
-
-    def check_run(self) -> None:
-        """Checks the run before anything starts."""
 
     def on_train_start(self) -> None:
         """Defers signals from the first step on, until the trainer checks for them."""
@@ -193,10 +193,8 @@ class GeneratorDevices(GracefulShutdown):
         self.run_id = secrets.token_hex(4)
         self.has_given_token = bool(os.environ.get(RUN_TOKEN))
         """Whether the user knows the run's token."""
-        self.token = token_of_run()
+        self.token = given_secret(RUN_TOKEN, "stop the run and replace its weights")
         self.ranks = Ranks()
-        self.run: Run | None = None
-        """The run that this strategy trains, or the last one."""
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
 
@@ -244,10 +242,6 @@ class GeneratorDevices(GracefulShutdown):
                 "write nothing else. Lower it, or raise generator_devices and trainer.devices."
             )
 
-    def check_run(self) -> None:
-        if self.run is not None:
-            self.run.check()
-
     def setup(self, trainer: L.Trainer) -> None:
         """Sets up training, then starts the generators and waits until they are ready."""
         super().setup(trainer)
@@ -266,9 +260,6 @@ class GeneratorDevices(GracefulShutdown):
         """Generators that the nodes of other ranks start."""
         others = getattr(self, "num_nodes", 1) - 1
         return others * len(self.placements()) if self.generator_devices else 0
-
-    def start_on_other_nodes(self, server: RegistryServer) -> None:
-        """Starts the generators of other ranks' nodes, which join at `server`."""
 
     @property
     def shares_device(self) -> bool:

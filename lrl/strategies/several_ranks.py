@@ -45,8 +45,6 @@ from lrl.system.ranks import Ranks, explain_broken_collective
 if TYPE_CHECKING:
     import lightning as L
 
-    from lrl.members.registry import RegistryServer
-
 MEETING = timedelta(minutes=30)
 """Longest wait for the process group, rank 0's checks included; another rank's failure is not seen
 until then."""
@@ -170,13 +168,12 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         unbind_from_parent()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
         if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
-            leads = self.is_global_zero
-            check_writes(self.ranks, checkpoint_folders(policy.trainer) if leads else [])
+            check_writes(self.ranks, policy.trainer)
 
     def setup(self, trainer: L.Trainer) -> None:
         super().setup(trainer)
         if not self.is_global_zero and self.generators_of_other_nodes:
-            location, token = self.ranks.receive()
+            location, token = self.ranks.receive()  # of `Run.start`
             if self.local_rank == 0:
                 self._node_generators = LaunchedMembers(
                     Launcher(len(self.placements())),  # `lrl join` itself
@@ -186,11 +183,6 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
                     placements=self.placements(),
                 )
                 self._node_generators.start()
-
-    def start_on_other_nodes(self, server: RegistryServer) -> None:
-        """Tells all ranks where generators join; the first of each other node then starts some."""
-        if self.generators_of_other_nodes:
-            self.ranks.share((server.elsewhere, server.token))
 
     def check(self) -> None:
         super().check()
@@ -242,11 +234,6 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         trainer = self.attached_trainer
         if trainer is not None and trainer.interrupted and isinstance(self._launcher, RankLauncher):
             self._launcher.kill(signal.SIGKILL)
-
-
-def checkpoint_folders(trainer: Any) -> list[Path]:
-    given = [getattr(one, "dirpath", None) for one in trainer.checkpoint_callbacks]
-    return [Path(folder) for folder in given if folder] or [run_folder(trainer)]
 
 
 class RankLauncher(_SubprocessScriptLauncher):
@@ -324,10 +311,14 @@ def take_interface(address: str) -> None:
             os.environ.setdefault(NCCL, f"={name}")  # without the sign eth1 would also be eth10
 
 
-def check_writes(ranks: Ranks, folders: Sequence[Path]) -> None:
+def check_writes(ranks: Ranks, trainer: L.Trainer) -> None:
     """Raises ConfigError on all ranks if one does not see the folders of rank 0 into which each writes
     its part of a checkpoint."""
-    marks = [folder.absolute() / f".lrl-{secrets.token_hex(4)}" for folder in folders]
+    marks = []
+    if trainer.is_global_zero:
+        given = [getattr(one, "dirpath", None) for one in trainer.checkpoint_callbacks]
+        folders = [Path(folder) for folder in given if folder] or [run_folder(trainer)]
+        marks = [folder.absolute() / f".lrl-{secrets.token_hex(4)}" for folder in folders]
     for mark in marks:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()

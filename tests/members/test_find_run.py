@@ -19,9 +19,9 @@ from lrl.members.registry import (
     RegistryServer,
     RunFile,
     remove_run_file,
-    token_of_run,
     write_run_file,
 )
+from lrl.strategies.generator_devices import AsyncSingleDevice
 from lrl.system import processes
 from lrl.system.processes import ProcessIdentity
 from tests.certificates import self_signed
@@ -144,11 +144,12 @@ def test_a_run_takes_the_token_that_it_is_started_with_and_none_that_is_easily_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    assert token_of_run() == TOKEN and "LRL_TOKEN" not in os.environ
-    assert len(token_of_run()) > 40 and token_of_run() != token_of_run()
+    assert AsyncSingleDevice().token == TOKEN and "LRL_TOKEN" not in os.environ
+    assert len(AsyncSingleDevice().token) > 40
+    assert AsyncSingleDevice().token != AsyncSingleDevice().token
     monkeypatch.setenv("LRL_TOKEN", "1234")
     with pytest.raises(ConfigError, match="LRL_TOKEN has 4 characters.*openssl rand -hex 32"):
-        token_of_run()
+        AsyncSingleDevice()
 
 
 def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(

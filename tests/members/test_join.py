@@ -21,7 +21,6 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members import join, run_members
-from lrl.members.join import check_environment
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_members import GeneratorAdmission, poll_forever
 from tests.event_loop import LOOP
@@ -236,8 +235,13 @@ def test_a_generator_that_cannot_join_is_an_error_before_its_start(
     ],
 )
 def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
-    of_run: dict[str, str], here: dict[str, str], named: str | None
+    of_run: dict[str, str],
+    here: dict[str, str],
+    named: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = spec_of("nccl", on_cpu=False, environment=of_run)
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=named) if named else nullcontext():
-        check_environment("runs/1", spec, here)
+        join.check_generator("runs/1", spec, [0])

@@ -147,4 +147,6 @@ def dump(policy: Any, path: Path) -> None:
     trainer.strategy.save_checkpoint(checkpoint, path)
 
 
-dump_together = collective(dump)
+@collective
+def dump_together(policy: Any, path: Path) -> None:
+    dump(policy, path)

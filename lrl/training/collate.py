@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import NoReturn
 
 import torch
@@ -116,6 +117,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
         turn_targets=torch.full((*shape, 5), torch.nan) if turns_valued else None,
         response_tokens=torch.zeros(shape, dtype=torch.int64) if branched else None,
         partial=any(sample.partial for sample in samples),
+        bounds=_bounds_of(rows, shape[1]),
     )
     order = dict.fromkeys(sample.group for sample in samples)
     groups = {group: number for number, group in enumerate(order)}
@@ -131,7 +133,6 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
         # no finite gradient in Gemma 3n.
         batch.input_ids[row, start:] = batch.input_ids[row, start - 1]
         batch.position_ids[row, start:] = torch.arange(shape[1] - start)
-    batch.bounds = bounds_of(batch)
     return batch
 
 
@@ -195,40 +196,36 @@ def _turn_targets(rollout: Rollout) -> Tensor:
     return found
 
 
-def bounds_of(micro: MicroBatch) -> SequenceBounds:
-    """Returns the bounds of a micro-batch's sequences, from positions and readers.
-
-    Collation calls it on the CPU: a GPU that is asked has the host wait.
-    """
-    rows, length = micro.position_ids.shape
-    positions = micro.position_ids.flatten()
-    place = torch.arange(rows * length, device=positions.device)
-    begins_tree = positions == 0  # or a rollout of its own, or padding
-    begins = begins_tree
-    if micro.readers_end is not None:
-        ends = micro.readers_end.flatten()
-        begins = begins_tree | (ends != ends.roll(1))
-    starts = begins.nonzero().squeeze(1)
-    queries = torch.cat([starts, starts.new_tensor([rows * length])])
-    own = queries.diff()
-    shared = positions[starts]  # of a branch: the tokens before its first one
-    if not shared.any():
-        both, longest = queries.int(), int(own.max())
-        return SequenceBounds(both, both, longest_query=longest, longest_key=longest)
-    trees = torch.where(begins_tree, place, 0).cummax(0).values[starts]
-    counts = shared + own
-    keys = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    sequence = torch.arange(len(starts), device=place.device).repeat_interleave(counts)
-    number = torch.arange(len(sequence), device=place.device) - keys[sequence]
-    behind = number - shared[sequence]
-    places = torch.where(behind < 0, trees[sequence] + number, starts[sequence] + behind)
+def _bounds_of(rows: list[list[PrefixTree]], length: int) -> SequenceBounds:
+    """Returns the bounds of the sequences in rows of `length` tokens."""
+    sequences: list[tuple[Tensor, Tensor]] = []  # places of its tokens, and of those that it reads
+    for row, trees in enumerate(rows):
+        start = row * length
+        for tree in trees:
+            shared = torch.arange(start, start + tree.shared)
+            if tree.shared:
+                sequences.append((shared, shared))
+            start += tree.shared
+            for sample in tree.samples:
+                own = torch.arange(start, start + len(sample) - tree.shared)
+                sequences.append((own, torch.cat([shared, own])))
+                start += len(own)
+        padding = torch.arange(start, (row + 1) * length)
+        if len(padding):
+            sequences.append((padding, padding))
+    queries, keys = zip(*sequences, strict=True)
+    shares = any(tree.shared for trees in rows for tree in trees)
     return SequenceBounds(
-        queries.int(),
-        keys.int(),
-        longest_query=int(own.max()),
-        longest_key=int(counts.max()),
-        key_places=places.int(),
+        queries=_ends(queries),
+        keys=_ends(keys),
+        longest_query=max(map(len, queries)),
+        longest_key=max(map(len, keys)),
+        key_places=torch.cat(keys).int() if shares else None,
     )
+
+
+def _ends(parts: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([0, *accumulate(map(len, parts))], dtype=torch.int32)
 
 
 class _Tried(Exception):

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from lrl.training.collate import bounds_of
 from lrl.types import MicroBatch, SequenceBounds
 
 FULL, SLIDING, INDEXED = "full_attention", "sliding_attention", "indexed_attention"
@@ -55,7 +54,8 @@ def arguments(decoder: PreTrainedModel, micro: MicroBatch) -> dict[str, Any]:
     attention = decoder.config._attn_implementation
     if not is_flash(attention):
         return masks_of(decoder, micro)
-    bounds = micro.bounds or bounds_of(micro)
+    bounds = micro.bounds
+    assert bounds is not None, "collation makes them"
     if attention == VARLEN:
         return {"bounds": bounds}
     # Without them transformers asks the GPU four times a layer.

@@ -26,10 +26,6 @@ def open_tiny(
     return ModelSource(str(saved), dtype).open()
 
 
-def may_share_rows(network: PreTrainedModel) -> bool:
-    return shared_by_responses(network).rows
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny("llama", tmp_path_factory.mktemp("llama"), 4.0))
@@ -54,8 +50,8 @@ def sharpened(network: PreTrainedModel) -> PreTrainedModel:
 @pytest.mark.parametrize("family", ["llama4_text", "qwen3_next", "mamba", "bloom"])
 def test_a_leak_is_found_in_bfloat16_whatever_the_rounding(family: str, tmp_path: Path) -> None:
     network = open_tiny(family, tmp_path, 4.0, dtype="bfloat16")
-    assert not may_share_rows(network)
-    assert not may_share_rows(sharpened(network))
+    assert not shared_by_responses(network).rows
+    assert not shared_by_responses(sharpened(network)).rows
 
 
 BEHIND_THE_TRIAL = 2 * max(OTHERS)
@@ -108,7 +104,7 @@ def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> No
     before = torch.get_rng_state()
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     dropout = register_module_forward_pre_hook(draw)  # as an unknown one would
-    assert may_share_rows(network)
+    assert shared_by_responses(network).rows
     dropout.remove()
     assert torch.equal(torch.get_rng_state(), before)
     assert network.training and all(module.training for module in network.modules())
@@ -132,7 +128,7 @@ def test_a_model_whose_tokens_see_what_comes_behind_is_refused(
     family: str, dtype: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     network = open_tiny(family, tmp_path, 4.0, dtype=dtype, **settings)
-    for trial in (check_rows, may_share_rows):
+    for trial in (check_rows, shared_by_responses):
         with pytest.raises(ValueError, match=rf"{tmp_path}.*gives a response that is padded"):
             trial(network)
 
@@ -149,7 +145,7 @@ def test_a_leak_in_the_gradient_alone_is_found(
         return logprobs + (0.01 * logprobs - (0.01 * logprobs).detach() if shared else 0.0)
 
     monkeypatch.setattr(trials, "label_logprobs", wrong_backward)
-    assert not may_share_rows(network)
+    assert not shared_by_responses(network).rows
 
 
 def test_attention_without_masks_gets_copies_of_the_prompt(

@@ -16,13 +16,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-import lrl
 from lrl.advantages import GroupMean
 from lrl.errors import ConfigError, TeacherError
 from lrl.objectives import AIPO, REINFORCE, TBA
 from lrl.preflight.model import check_beside, check_reference, check_teacher, shape_of
 from lrl.preflight.settings import check_objective
-from lrl.system.event_loop import LoopThread
 from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Rollout
 from tests.lent_server import LentServer
@@ -202,10 +200,9 @@ def test_a_run_learns_from_the_log_probs_of_transformers(
 
 
 def test_each_token_of_an_episode_with_branches_has_the_log_prob_of_its_own_branch(
-    server: TeacherServer, tmp_path: Path
+    server: TeacherServer, folder: str
 ) -> None:
     """As for a teacher in the trainer."""
-    folder = save_model(tmp_path, LlamaConfig(**SIZES, initializer_range=0.3))
     model = AutoModelForCausalLM.from_pretrained(folder)
 
     def says(path: str, headers: Any, body: dict[str, Any]) -> Reply:
@@ -329,21 +326,17 @@ def test_a_run_whose_teacher_dies_ends_and_names_it_and_trains_nothing_without_i
 
 
 def test_a_group_of_a_checkpoint_is_asked_for_when_its_step_comes(
-    server: TeacherServer, tmp_path: Path
+    server: TeacherServer, folder: str
 ) -> None:
-    folder = save_model(tmp_path, LlamaConfig(**SIZES))
     policy = opened(folder, reference=Teacher(url=server.url))
     policy.setup("fit")
     assert not hasattr(policy.reference, "network")
-    loop = LoopThread()
-    try:
-        fleet = SimpleNamespace(call=lambda work, what, within_s: loop.wait(work, within_s, what))
-        run = SimpleNamespace(fleet=fleet)
-        policy._trainer = SimpleNamespace(datamodule=SimpleNamespace(run=run))  # type: ignore[assignment]
-        group = make_group(0)
-        policy.prepare(group, 1.0, 10_000)
-    finally:
-        loop.close()
+    run = SimpleNamespace(
+        fleet=SimpleNamespace(call=lambda work, what, within_s: asyncio.run(work))
+    )
+    policy._trainer = SimpleNamespace(datamodule=SimpleNamespace(run=run))  # type: ignore[assignment]
+    group = make_group(0)
+    policy.prepare(group, 1.0, 10_000)
     assert all(set(one.reference_logprobs or ()) == {LOGPROB} for one in group.rollouts)
 
 
@@ -397,12 +390,3 @@ def test_a_setting_that_cannot_work_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         Teacher(**settings)
-
-
-def test_a_teacher_on_a_server_takes_no_memory_here(policy_folder: Path) -> None:
-    def has_model(**settings: Any) -> bool:
-        return lrl.PolicyModule(str(policy_folder), **settings).reference_has_model
-
-    for lora in (None, lrl.LoRA(rank=2)):
-        assert not has_model(lora=lora, reference=Teacher(url=URL))
-    assert has_model(reference=Teacher("m"))

@@ -81,7 +81,7 @@ class Critic(nn.Module):
     @property
     def trunks(self) -> list[PreTrainedModel]:
         """The opened decoders of its own."""
-        return [] if self.trunk is None else [self.trunk]
+        return [module for module in self.children() if isinstance(module, PreTrainedModel)]
 
     def open(
         self,

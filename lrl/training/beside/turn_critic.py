@@ -69,10 +69,6 @@ class TurnCritic(Critic):
     def kind(self) -> str:
         return f"{super().kind}, of turns"
 
-    @property
-    def trunks(self) -> list[PreTrainedModel]:
-        return super().trunks + ([] if self.target_trunk is None else [self.target_trunk])
-
     def _add_head(self, network: PreTrainedModel) -> None:
         super()._add_head(network)
         weight = self.head.weight

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
-from lrl.errors import ConfigError, NoEnvironments
+from lrl.errors import NoEnvironments
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.policy_text import PolicyText
@@ -30,7 +30,8 @@ from lrl.types import Prompt, Rollout, Sampling
 from tests.certificates import self_signed
 from tests.chat_templates import CHATML, merging_tokenizer
 from tests.environments.here import of_run
-from tests.environments.test_lineages import Sampler, no_rewards
+from tests.environments.test_lineages import no_rewards
+from tests.rollouts.episodes.test_branches import Sampler
 
 USER = {"role": "user", "content": "go"}
 KEY = "k" * 32
@@ -55,7 +56,9 @@ class Outside:
     ) -> None:
         self.agents = agents
         self.session = session
-        self.address = json.loads((folder / "agents" / "address.json").read_text())
+        file = folder / "agents" / "address.json"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        self.address = json.loads(file.read_text())
 
     async def ask(
         self, method: str, url: str, key: str | None, body: Any = None, **headers: str
@@ -67,13 +70,13 @@ class Outside:
             has_json = answer.content_type == "application/json"
             return answer.status, answer.headers, await answer.json() if has_json else None
 
-    async def take(self) -> dict[str, Any]:
+    async def take(self, **headers: str) -> dict[str, Any]:
         while True:
             url = f"{self.address['url']}/episodes"
-            status, headers, found = await self.ask("POST", url, self.address["key"])
+            status, headers_of, found = await self.ask("POST", url, self.address["key"], **headers)
             if status == 200:
                 return dict(found)
-            assert (status, headers["Retry-After"]) == (429, "1"), found
+            assert (status, headers_of["Retry-After"]) == (429, "1"), found
             await asyncio.sleep(0.01)
 
     async def turn(self, episode: dict[str, Any], *messages: Any) -> tuple[int, Any]:
@@ -114,7 +117,7 @@ def played(
     played_by = of_run(Agent(port=0), max_turns=max_turns, max_turn_tokens=200, **settings)
     agents = played_by.external
     assert agents is not None
-    sampler = Sampler(tokenizer, seed=1)
+    sampler = Sampler(len(tokenizer))
 
     async def write(*words: Any, **how: Any) -> None:
         agents.turn_timeout_s = later_timeout_s or turn_timeout_s
@@ -329,28 +332,14 @@ def test_an_agent_that_plays_is_no_outage(play: Play, monkeypatch: pytest.Monkey
     play(work, rollouts)
 
 
-def test_the_key_is_in_a_file_of_this_user_alone_until_the_run_ends(tmp_path: Path) -> None:
-    agents = ExternalAgents(Agent(port=0), 1.0)
-    agents.listen(Endpoint(), tmp_path)
-    file = tmp_path / "agents" / "address.json"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    agents.close()
-    assert not file.exists()
-
-
 def test_a_tunnel_and_tls_have_their_part_in_the_address_of_an_episode(
     play: Play, tmp_path: Path
 ) -> None:
     rollout = Rollout()
 
     async def work(outside: Outside) -> None:
-        url, key = f"{outside.address['url']}/episodes", outside.address["key"]
-        assert url.startswith("https://127.0.0.1:")
-        while True:
-            status, _, episode = await outside.ask("POST", url, key, Host="gpu7:80")
-            if status == 200:
-                break
-            await asyncio.sleep(0.01)
+        assert outside.address["url"].startswith("https://127.0.0.1:")
+        episode = await outside.take(Host="gpu7:80")
         assert episode["base_url"] == f"https://gpu7:80/{episode['api_key']}/v1"
         episode["base_url"] = episode["base_url"].replace("https://gpu7:80", outside.address["url"])
         assert (await outside.turn(episode))[0] == 200
@@ -362,10 +351,7 @@ def test_a_tunnel_and_tls_have_their_part_in_the_address_of_an_episode(
     assert rollout.reward == 1
 
 
-def test_two_runs_have_two_keys_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_have_two_keys_unless_one_is_given() -> None:
     assert ExternalAgents(Agent(port=0), 1.0)._key == KEY, "it leaves the environment"
     first, second = (ExternalAgents(Agent(port=0), 1.0)._key for _ in range(2))
     assert first != second and KEY not in (first, second) and len(first) > 40
-    monkeypatch.setenv("LRL_AGENT_KEY", "1234")
-    with pytest.raises(ConfigError, match="LRL_AGENT_KEY has 4 characters.*openssl rand"):
-        ExternalAgents(Agent(port=0), 1.0)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import copy
 import json
-import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
 from tests.environments.agents import ADD
 from tests.environments.here import Here, of_run
-from tests.rollouts.episodes.test_branches import trained_tokens
+from tests.rollouts.episodes.test_branches import Sampler, trained_tokens
 from tests.rollouts.test_packing import pack
 
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object"}}}
@@ -109,36 +108,12 @@ async def wander(*, base_url: str, api_key: str, plan: Any, **columns: Any) -> f
     return float(len(plan))
 
 
-class Sampler:
-    """Writes random tokens, special ones and ends of a turn included."""
+class CallingSampler(Sampler):
+    """Its turns may have calls."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+        super().__init__(len(tokenizer), seed)
         self.tokenizer = tokenizer
-        self.draw = random.Random(seed)
-        self.read: dict[float, list[int]] = {}
-        """Log-prob of a token -> what the policy read before it, and the token."""
-
-    async def write(
-        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
-    ) -> None:
-        for rollout in rollouts:
-            await asyncio.sleep(0.001)
-            read = list(prompt.token_ids)
-            rollout.finish_reason = "length"
-            for _ in range(min(40, sampling.max_tokens)):
-                ends = self.draw.random() < 0.2
-                read.append(
-                    sampling.stop_tokens[0] if ends else self.draw.randrange(len(self.tokenizer))
-                )
-                logprob = -float(1 + len(self.read))
-                self.read[logprob] = list(read)
-                rollout.token_ids.append(read[-1])
-                rollout.logprobs.append(logprob)
-                rollout.versions.append(0)
-                if read[-1] in sampling.stop_tokens:
-                    rollout.finish_reason = "stop"
-                    break
-            how["ended"]()
 
     async def find_calls(
         self, token_ids: list[int], number: int, tools: Sequence[dict[str, Any]]
@@ -167,7 +142,7 @@ def play(
 ) -> tuple[Group, Sampler]:
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
     policy = PolicyText(tokenizer=tokenizer, ends=ends, skip_special_tokens=True)
-    sampler = Sampler(tokenizer, seed)
+    sampler = CallingSampler(tokenizer, seed)
     host = Here(Agent(wander))
     played_by = of_run(host, max_turns=max_turns, max_turn_tokens=40, episode_timeout_s=60.0)
     episodes = Episodes(played_by, sampler.write, policy, sampler.find_calls)

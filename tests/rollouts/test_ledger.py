@@ -1,9 +1,7 @@
-"""The ledger in runs whose responses end in any order and which crash at any moment, its pacing (when
-groups may start), and open groups through a checkpoint file."""
+"""The ledger, and open groups through a checkpoint file; `test_state_machine.py` has runs whose
+responses end in any order, and which crash at any moment."""
 
 import copy
-import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +13,6 @@ from tests.checkpoints.through_files import through_a_file
 
 STEPS = 9
 shapes = st.tuples(st.integers(1, 13), st.integers(1, 5), st.integers(0, 3), st.booleans())
-skipping = st.tuples(st.integers(0, 6), st.sampled_from([0.0, 0.3, 1.0]))
-"""(most skips per version, share of the groups whose rewards are equal)"""
 
 
 def make_pacing(shape: tuple[int, int, int, bool], last_step: int | None = STEPS) -> Pacing:
@@ -54,137 +50,28 @@ def resumed(ledger: Ledger, steps_done: int) -> Ledger:
     return other
 
 
-class Run:
-    """A trainer and its generators without time. The next response to end, equal groups, groups to
-    give up and crashes are random."""
-
-    def __init__(
-        self,
-        pacing: Pacing,
-        seed: int,
-        crashes: float = 0.0,
-        skipping: tuple[int, float] = (0, 0.0),
-    ) -> None:
-        self.pacing = pacing
-        self.every_n_steps = 1 + seed % (pacing.max_lag + 1)  # between syncs, as the lag allows
-        self.crashes = crashes
-        self.max_skipped, self.equal = skipping
-        self.draw = random.Random(seed)
-        self.trained: list[tuple[int, int]] = []
-        """(index, lag of the oldest possible token) of each group, for the steps that are done."""
-        self.step = 0
-        self.start(None, {})
-        self.checkpoint = self.save()
-
-    def start(self, state: dict[str, Any] | None, born: dict[int, int]) -> None:
-        self.ledger = Ledger(self.pacing)
-        self.born = dict(born)
-        self.in_step = list[tuple[int, int]]()
-        if state is not None:
-            self.ledger.load_state_dict(through_a_file(state), prompt_at)
-        self.sync()
-
-    def sync(self) -> None:
-        self.version = self.step
-        self.skips_left = self.max_skipped
-        self.admit()
-
-    def admit(self) -> None:
-        admitted = admit(self.ledger, self.version)
-        done = {index for index, _ in self.trained + self.in_step} | self.ledger.skipped.keys()
-        assert not done & {*admitted}, "a group that is done starts again"
-        self.born |= dict.fromkeys(admitted, self.version)
-
-    def save(self) -> tuple[int, int, dict[str, Any], dict[int, int]]:
-        return self.step, len(self.trained), self.ledger.state_dict(self.step), dict(self.born)
-
-    def crash(self) -> None:
-        """Restarts from the state within an unfinished step, or from an older checkpoint."""
-        saved = self.save() if self.draw.random() < 0.5 else self.checkpoint
-        self.step, trained, state, born = saved
-        del self.trained[trained:]
-        self.start(state, born)
-
-    def finish_one(self) -> None:
-        assert self.ledger.running, f"deadlock: step {self.step} waits and nothing runs"
-        group = self.ledger.running[self.draw.choice(list(self.ledger.running))]
-        if self.skips_left and self.draw.random() < self.equal:
-            self.skips_left -= 1
-            self.ledger.skip(group)
-            self.admit()
-        else:
-            self.ledger.finish(group)
-
-    def train_a_group(self) -> None:
-        for _ in range(min(self.draw.randint(0, 3), len(self.ledger.running))):
-            self.finish_one()
-        while (group := self.ledger.take(self.step)) is None:
-            self.finish_one()
-        self.in_step.append((group.index, self.step - self.born[group.index]))
-        if self.draw.random() < 0.1:
-            self.ledger.give_up(group)
-
-    def go(self, steps: int = STEPS) -> "Run":
-        while self.step < steps:
-            if self.draw.random() < self.crashes:
-                self.crash()
-            elif len(self.in_step) < self.pacing.groups_in(self.step):
-                self.train_a_group()
-            else:
-                self.trained += self.in_step
-                self.in_step, self.step = [], self.step + 1
-                if self.draw.random() < 0.5:
-                    self.checkpoint = self.save()
-                if self.step % self.every_n_steps == 0:
-                    self.sync()
-        return self
+def train(ledger: Ledger, step: int) -> None:
+    """Does a step whose groups all finish."""
+    admit(ledger, step)
+    finish(ledger, *ledger.running)
+    for _ in range(ledger.pacing.groups_in(step)):
+        assert ledger.take(step) is not None
 
 
-@settings(max_examples=150, deadline=None)
-@given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]), skipping)
-def test_every_group_is_trained_or_skipped_once_none_is_lost_and_none_is_too_old(
-    shape: tuple, seed: int, crashes: float, skipping: tuple
-) -> None:
-    pacing = make_pacing(shape)
-    run = Run(pacing, seed, crashes, skipping).go()
-    trained, skipped = [index for index, _ in run.trained], run.ledger.skipped
-    assert len(trained) == pacing.groups_before(STEPS)
-    assert sorted([*trained, *skipped]) == list(range(len(trained) + len(skipped)))
-    assert not run.ledger.running and not run.ledger.finished
-    assert run.ledger.given_up.keys() <= set(trained)
-    assert all(prompt == prompt_at(index).id for index, prompt in skipped.items())
-    if pacing.wait_for_stragglers:
-        assert max(lag for _, lag in run.trained) <= pacing.max_lag
-
-
-@settings(max_examples=50, deadline=None)
-@given(shapes, st.integers(0, 10**6), st.integers(1, STEPS - 1))
-def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(
-    shape: tuple, seed: int, resumed_at: int
-) -> None:
-    run = Run(make_pacing((*shape[:3], True)), seed)
-    run.every_n_steps = 1
-    run.go(resumed_at)
-    before = len(run.trained)
-    run.pacing = make_pacing((*shape[:2], 0, True))
-    run.start(run.ledger.state_dict(run.step), run.born)
-    run.go()
-    assert all(lag == 0 for _, lag in run.trained[before:])
-    assert sorted(index for index, _ in run.trained) == list(range(run.pacing.groups_before(STEPS)))
-
-
-@settings(max_examples=50, deadline=None)
-@given(shapes, st.integers(0, 10**6), st.sampled_from([20, 60]), st.sampled_from([0, 2]))
+@given(shapes, st.integers(0, 2))
 def test_the_ledger_does_not_grow_with_the_run(
-    shape: tuple, seed: int, steps: int, max_skipped: int
+    shape: tuple[int, int, int, bool], skipped: int
 ) -> None:
-    pacing = make_pacing((*shape[:3], True), None)
-    run = Run(pacing, seed, skipping=(max_skipped, 0.3)).go(steps)
-    ledger, state = run.ledger, run.ledger.state_dict(steps)
-    most = (pacing.max_lag + 1) * pacing.groups_per_step
-    assert len(ledger.running) + len(ledger.finished) <= most
+    ledger = Ledger(make_pacing(shape, None))
+    for step in range(30):
+        admit(ledger, step)
+        for group in list(ledger.running.values())[:skipped]:
+            ledger.skip(group)
+        train(ledger, step)
+    pacing, state = ledger.pacing, ledger.state_dict(30)
+    assert len(ledger.finished) <= pacing.max_lag * pacing.groups_per_step
     assert len(ledger._handed) <= pacing.groups_per_step
-    most = (pacing.max_lag + run.every_n_steps) * (pacing.groups_per_step + max_skipped)
+    most = (pacing.max_lag + 1) * (pacing.groups_per_step + skipped)
     assert len(ledger._steps) == len(state["done_ahead"]) <= most
 
 
@@ -201,6 +88,16 @@ def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     assert list(later.finished) == [0] and list(later.running) == [2] and admit(later, 1) == [4, 5]
 
 
+def test_after_a_resume_with_a_lower_max_lag_groups_that_would_be_too_old_begin_anew() -> None:
+    ledger = Ledger(make_pacing((8, 2, 1, True)))
+    assert admit(ledger, 0) == [0, 1, 2, 3]
+    lower = Ledger(make_pacing((8, 2, 0, True)))
+    lower.load_state_dict(through_a_file(ledger.state_dict(0)), prompt_at)
+    assert list(lower.running) == [0, 1]
+    train(lower, 0)
+    assert admit(lower, 1) == [2, 3]
+
+
 def test_a_group_that_an_unfinished_step_gave_up_is_handed_out_again_and_listed_then() -> None:
     ledger = Ledger(make_pacing((4, 2, 0, True)))
     finish(ledger, *admit(ledger, 0))
@@ -215,7 +112,10 @@ def test_a_group_that_an_unfinished_step_gave_up_is_handed_out_again_and_listed_
 
 @pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])
 def test_a_checkpoint_of_a_run_with_other_steps_is_refused(other: tuple) -> None:
-    state = Run(make_pacing((4, 2, 0, True)), seed=0).go(3).ledger.state_dict(3)
+    ledger = Ledger(make_pacing((4, 2, 0, True)))
+    for step in range(3):
+        train(ledger, step)
+    state = ledger.state_dict(3)
     with pytest.raises(ValueError, match="groups_per_step"):
         Ledger(make_pacing(other)).load_state_dict(state, prompt_at)
 

@@ -65,71 +65,55 @@ def unpack(batches: list[MicroBatch]) -> list[tuple]:
     return sorted(found)
 
 
+class PerToken(GroupMean):
+    """Adds the place in the response to each advantage."""
+
+    def of(self, rollouts: Sequence[Rollout]) -> list[torch.Tensor]:
+        return [
+            found + torch.arange(len(one.token_ids))
+            for found, one in zip(super().of(rollouts), rollouts, strict=True)
+        ]
+
+
 def expected(groups: list[Group], oldest: int = 0) -> list[tuple]:
     found = []
     for group in groups:
         mean = torch.tensor([rollout.reward for rollout in group.rollouts]).mean()
         for rollout in group.rollouts:
             kept = [i for i, version in enumerate(rollout.versions) if version >= oldest]
-            logprobs = torch.tensor(rollout.logprobs)[kept].tolist()
-            advantage = (torch.tensor(rollout.reward) - mean).item()
-            labels, versions = (
-                [rollout.token_ids[i] for i in kept],
-                [rollout.versions[i] for i in kept],
-            )
+            fields = (rollout.token_ids, torch.tensor(rollout.logprobs).tolist(), rollout.versions)
+            advantages = [(torch.tensor(rollout.reward) - mean).item() + i for i in kept]
             if kept:
                 tokens = group.prompt.token_ids + rollout.token_ids
-                found.append((tokens, labels, logprobs, versions, [advantage] * len(kept)))
+                found.append((tokens, *([field[i] for i in kept] for field in fields), advantages))
     return sorted(found)
 
 
-class PositionAsAdvantage(GroupMean):
-    """An advantage per token: its place in the response."""
-
-    def of(self, rollouts: Sequence[Rollout]) -> list[torch.Tensor]:
-        return [torch.arange(len(rollout.token_ids)).float() for rollout in rollouts]
-
-
-@settings(max_examples=30, deadline=None)
-@given(drawn_groups, st.integers(1, 120), st.integers(0, 4))
-def test_an_advantage_per_token_stays_with_its_token(
-    groups: list[Group], budget: int, oldest: int
-) -> None:
-    found = unpack(pack(Packer(budget, PositionAsAdvantage(), 1.0, oldest_version=oldest), groups))
-    wanted = []
-    for group in groups:
-        for rollout in group.rollouts:
-            kept = [float(i) for i, version in enumerate(rollout.versions) if version >= oldest]
-            wanted += [(group.prompt.token_ids + rollout.token_ids, kept)] if kept else []
-    assert [(row[0], row[4]) for row in found] == sorted(wanted)
-
-
-@settings(max_examples=40, deadline=None)
-@given(drawn_groups, st.integers(1, 120))
-def test_whole_groups_stay_together(groups: list[Group], budget: int) -> None:
-    batches = pack(Packer(budget, GroupMean(), 1.0, whole_groups=True), groups)
-    sizes = []
-    for batch in batches:
-        for number in range(int(batch.group_ids.max()) + 1):
-            sizes.append(len(batch.sequence_ids[batch.group_ids == number].unique()))
-    assert sorted(sizes) == sorted(len(group.rollouts) for group in groups)
-    assert [row[:4] for row in unpack(batches)] == [row[:4] for row in expected(groups)]
-
-
 @settings(max_examples=60, deadline=None)
-@given(drawn_groups, st.integers(1, 120), st.integers(0, 4), st.booleans(), st.integers(1, 3))
+@given(
+    drawn_groups,
+    st.integers(1, 120),
+    st.integers(0, 4),
+    st.booleans(),
+    st.integers(1, 3),
+    st.booleans(),
+)
 def test_every_response_is_packed_once_and_whole(
-    groups: list[Group], budget: int, oldest: int, share_rows: bool, ranks: int
+    groups: list[Group], budget: int, oldest: int, share_rows: bool, ranks: int, whole_groups: bool
 ) -> None:
     layout: Any = {"share_rows": share_rows, "data_parallel_size": ranks}
-    packer = Packer(budget, GroupMean(), 1.0, oldest_version=oldest, **layout)
+    layout |= {"whole_groups": whole_groups, "oldest_version": oldest}
+    packer = Packer(budget, PerToken(), 1.0, **layout)
     batches = pack(packer, groups)
     for got, wanted in zip(unpack(batches), expected(groups, oldest), strict=True):
         assert got[:4] == wanted[:4]
-        assert got[4] == pytest.approx(wanted[4], abs=1e-6)
+        assert got[4] == pytest.approx(wanted[4], abs=1e-5)
     everything = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
     assert packer.tokens == sum(batch.num_tokens for batch in batches)
     assert packer.tokens + packer.masked_tokens == everything
+    if whole_groups:
+        trained = [group for group in groups if expected([group], oldest)]
+        assert sum(int(batch.group_ids.max()) + 1 for batch in batches) == len(trained)
 
 
 @settings(max_examples=30, deadline=None)

@@ -29,7 +29,7 @@ from lrl.rollouts.ledger import Ledger, Pacing, flattened
 from tests.checkpoints.through_files import from_file
 from tests.rollouts.modelled_run import COUNTS, ModelledRun, Row, whole_turns, writing
 
-SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "80"))
+SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "100"))
 STEPS = 8
 RESUMES = 5
 """Most interruptions of a schedule: with more it would hardly get beyond its first step."""
@@ -293,7 +293,7 @@ class Schedule(RuleBasedStateMachine):
             assert len(rewards[index]) > 1 and len(set(rewards[index])) == 1
 
 
-def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:
+def test_every_group_is_trained_or_skipped_once_none_is_lost_and_none_is_too_old() -> None:
     unhurried = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     run_state_machine_as_test(
         Schedule,

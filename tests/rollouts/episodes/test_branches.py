@@ -55,30 +55,37 @@ class Wanders(Environment):
 
 
 class Sampler:
-    """Writes random turns; each token has a log-prob of its own."""
+    """Writes random turns of some letters, ends of a turn included; each token has a log-prob of its
+    own."""
 
-    def __init__(self) -> None:
-        self.draw = random.Random(7)
+    def __init__(self, letters: int = LETTERS, seed: int = 7) -> None:
+        self.letters = letters
+        self.draw = random.Random(seed)
         self.read: dict[float, list[int]] = {}
         """Log-prob of a token -> what the policy read before it, and the token."""
         self.turns: list[tuple[list[int], list[int]]] = []
+        """What each turn follows, and its tokens."""
 
     async def write(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
         for rollout in rollouts:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.001)
             read = list(prompt.token_ids)
-            length = min(self.draw.randrange(1, 5), sampling.max_tokens)
-            for _ in range(length):
-                read.append(self.draw.randrange(LETTERS))
+            rollout.finish_reason = "length"
+            for _ in range(min(40, sampling.max_tokens)):
+                ends = self.draw.random() < 0.2
+                token = sampling.stop_tokens[0] if ends else self.draw.randrange(self.letters)
+                read.append(token)
                 logprob = -float(1 + len(self.read))
                 self.read[logprob] = list(read)
-                rollout.token_ids.append(read[-1])
+                rollout.token_ids.append(token)
                 rollout.logprobs.append(logprob)
                 rollout.versions.append(5)
+                if token in sampling.stop_tokens:
+                    rollout.finish_reason = "stop"
+                    break
             self.turns.append((list(prompt.token_ids), rollout.token_ids))
-            rollout.finish_reason = "length" if length == sampling.max_tokens else "stop"
             how["ended"]()
 
 
@@ -212,5 +219,5 @@ def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
 ) -> None:
     episodes = episodes_of(Here(environment), Sampler().write)
     rollout = Rollout()
-    run(episodes.generate(PROMPT, [rollout], Sampling(max_tokens=50), priority=0))
+    run(episodes.generate(PROMPT, [rollout], Sampling(stop_tokens=(2,)), priority=0))
     assert why in rollout.failure

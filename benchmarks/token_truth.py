@@ -231,7 +231,7 @@ async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: 
         changed = await asyncio.gather(*(ask(server, ends) for _ in range(episodes)))
         groups = await asyncio.gather(*(play(writer, n, ends[0]) for n in range(episodes)))
     finally:
-        of_run.close()
+        of_run.pool.close()
         await generator.client.close()
     network = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     stock = {"stock_later_turns": episodes * (TURNS - 1), "stock_changed": sum(changed)}

@@ -127,7 +127,7 @@ class Run:
                 self._ends.callback(data.length_predictor.ranker.close)
                 data.length_predictor.ranker.start()
         if data.environment is not None:
-            self._ends.callback(data.environment.close)
+            self._ends.callback(data.environment.pool.close)
             parses = self.strategy.server_settings.tool_parser is not None
             data.environment.start(self.loop, data.policy_text, first, parses)
             if (agents := data.environment.external) is not None:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
-from lrl.environments.agent_server import AgentConversation, server_of_this_process
+from lrl.environments.agent_server import AgentConversation, address_of, server_of_this_process
 from lrl.environments.base import Environment, Policy
 from lrl.errors import ConfigError
 from lrl.system import processes
@@ -90,20 +90,23 @@ class Agent(Environment):
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         conversation = AgentConversation(policy, self.ignore, self.branches)
+        server = server_of_this_process()
+        address = address_of(server.url, conversation.key)
+        row = columns | {"prompt": prompt}
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _playing.append(began)
+        server.playing[conversation.key] = conversation
         try:
-            async with server_of_this_process().serving(conversation) as address:
-                row = columns | {"prompt": prompt}
-                if self.command is not None:
-                    reward = await run_command(self.command, address, row)
-                elif inspect.iscoroutinefunction(self.agent):
-                    reward = await self.agent(**row | address)
-                else:
-                    assert self.agent is not None, "`ExternalAgents` has those elsewhere"
-                    reward = await _in_thread(self.agent, row | address)
-                return 0.0 if reward is None else reward
+            if self.command is not None:
+                reward = await run_command(self.command, address, row)
+            elif inspect.iscoroutinefunction(self.agent):
+                reward = await self.agent(**row | address)
+            else:
+                assert self.agent is not None, "`ExternalAgents` has those elsewhere"
+                reward = await _in_thread(self.agent, row | address)
+            return 0.0 if reward is None else reward
         finally:
+            server.end(conversation.key)
             _playing.remove(began)
             # A process that began while another episode played may be that one's.
             processes.end_children(since=began, before=min(_playing, default=math.inf))

@@ -25,8 +25,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -244,11 +243,11 @@ def _text(content: Any) -> str:
 
 
 class AgentServer:
-    """Use: `serve(listener)`, as a task, and `serving(conversation)` for each episode."""
+    """Use: `serve(listener)`, as a task; put each episode into `playing`, and `end` it."""
 
     def __init__(self) -> None:
         self.playing: dict[str, AgentConversation] = {}
-        """Episodes that agents play, by their keys."""
+        """Episodes that agents play, by their keys (`address_of`)."""
         self.url = ""
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -268,16 +267,6 @@ class AgentServer:
             await asyncio.Event().wait()
         finally:
             await runner.cleanup()
-
-    @asynccontextmanager
-    async def serving(self, conversation: AgentConversation) -> AsyncIterator[dict[str, str]]:
-        """Serves a conversation, at an `address_of` it, until the block ends; what is still asked
-        then gets an error."""
-        self.playing[conversation.key] = conversation
-        try:
-            yield address_of(self.url, conversation.key)
-        finally:
-            self.end(conversation.key)
 
     def end(self, key: str) -> None:
         """Ends an episode; what is still asked in it gets an error. Idempotent."""

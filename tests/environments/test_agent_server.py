@@ -14,7 +14,12 @@ import pytest
 from aiohttp import web
 
 from lrl.environments import ToolCall, Written
-from lrl.environments.agent_server import AgentConversation, read_request, server_of_this_process
+from lrl.environments.agent_server import (
+    AgentConversation,
+    address_of,
+    read_request,
+    server_of_this_process,
+)
 from tests.environments import agents
 from tests.environments.test_agent import ANSWER, DEADLINE_S
 
@@ -60,26 +65,14 @@ def serve(
                     return answer.status, await answer.json() if has_json else None
 
             conversation = AgentConversation(Policy(), (), branches)
-            async with server.serving(conversation) as address:
-                await test(address, ask, told)
+            server.playing[conversation.key] = conversation
+            address = address_of(server.url, conversation.key)
+            await test(address, ask, told)
+            server.end(conversation.key)
             url = f"{address['base_url']}/models"
             assert (await ask(url, key=address["api_key"]))[0] == 410, "it ends with the episode"
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
-
-
-def test_a_request_that_is_sent_again_is_one_turn() -> None:
-    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
-        body = {"messages": [USER]}
-        first = await ask(url, body, key)
-        status, again = await ask(url, body, key, x_stainless_retry_count="1")
-        assert status == 200 and again["choices"] == first[1]["choices"]
-        assert told == [[USER]]
-        status, refused = await ask(url, body, key)
-        assert status == 400 and "it does not continue" in refused["error"]["message"]
-
-    serve(test)
 
 
 def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> None:
@@ -106,6 +99,7 @@ def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
         history = [USER, said, USER]
         for body, why in (
             ("[" * 5000, "no JSON"),
+            ({"messages": [USER]}, "it does not continue"),
             ({"messages": history, "stream": True, "stream_options": True}, "no attribute 'get'"),
             ({"messages": [USER, own, USER]}, "it does not continue"),
             ({"messages": [USER, said, own]}, "it does not continue"),

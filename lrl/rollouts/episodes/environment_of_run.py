@@ -127,10 +127,6 @@ class EnvironmentOfRun:
 
         self.pool.start(loop, first, turn, check)
 
-    def close(self) -> None:
-        """Ends its processes. May be called twice."""
-        self.pool.close()
-
     async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:
         """Warns if the parser finds no call of a tool where the chat template writes one."""
         if tools := self.environment.tools:

@@ -25,12 +25,12 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from lrl.environments.base import BEGINNING, Message, Policy, ToolCall, Written, parsed_arguments
+from lrl.environments.base import BEGINNING, Message, Policy, Written, parsed_arguments
 from lrl.system.auth import is_allowed
 from lrl.system.auth import log as request_log
 from lrl.system.endpoint import LOOPBACK
@@ -117,7 +117,8 @@ class AgentConversation:
                 tools=tools if begins else (),
                 after=None if after == last else after,
             )
-            self.answered.append(Answered([*messages, turn_message(turn)], tools, turn))
+            history = [*messages, turn_message(turn, parsed_arguments)]
+            self.answered.append(Answered(history, tools, turn))
             return turn
 
     def _continued(self, messages: list[Message], tools: list[dict[str, Any]]) -> int:
@@ -161,19 +162,18 @@ def read_request(
     return messages, tools or []
 
 
-def turn_message(turn: Written) -> Message:
-    """Returns a turn of the policy as `read_request` returns it."""
+def turn_message(turn: Written, arguments_of: Callable[[str], Any]) -> Message:
     message: Message = {"role": "assistant", "content": turn.content}
     if turn.calls:
         message["tool_calls"] = [
-            called(call, parsed_arguments(call.arguments)) for call in turn.calls
+            _call(call.id, call.name, arguments_of(call.arguments)) for call in turn.calls
         ]
     return message
 
 
-def called(call: ToolCall, arguments: Any) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
+def _call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def _same(one: Sequence[Message], other: Sequence[Message]) -> bool:
@@ -208,7 +208,7 @@ def _messages(found: list[dict[str, Any]]) -> list[Message]:
         role = "system" if one["role"] == "developer" else one["role"]
         message: Message = {"role": role, "content": _text(one.get("content"))}
         if calls := one.get("tool_calls"):
-            message["tool_calls"] = [_call(call) for call in calls]
+            message["tool_calls"] = [_read_call(call) for call in calls]
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
         if role == "tool":
             call_id = str(one.get("tool_call_id") or "")
@@ -220,11 +220,11 @@ def _messages(found: list[dict[str, Any]]) -> list[Message]:
     return messages
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     _check_name(function)
-    made = ToolCall(function["name"], "", str(call.get("id") or ""))
-    return called(made, parsed_arguments(function.get("arguments")))
+    arguments = parsed_arguments(function.get("arguments"))
+    return _call(str(call.get("id") or ""), function["name"], arguments)
 
 
 def _check_name(function: dict[str, Any]) -> None:
@@ -338,9 +338,7 @@ def address_of(url: str, key: str) -> dict[str, str]:
 
 
 def completion(turn: Written) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": turn.content}
-    if turn.calls:
-        message["tool_calls"] = [called(call, call.arguments) for call in turn.calls]
+    message = turn_message(turn, arguments_of=str)
     finish_reason = "tool_calls" if turn.calls else "stop"
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}
     tokens = len(turn.token_ids)

@@ -66,16 +66,12 @@ class Transcript:
             if self.environment.writes_prompt and self._chat is not None:
                 self.tools = self._chat.tools
         try:
-            return self._ids(reply.observation, turn, reply.tools)
+            return self._ids(reply, turn)
         except ConfigError as error:
             raise EpisodeError("environment_error", str(error)) from error
 
-    def _ids(
-        self,
-        observation: str | list[int] | list[Message],
-        turn: Written | None,
-        tools: Sequence[dict[str, Any]],
-    ) -> list[int]:
+    def _ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        observation, tools = reply.observation, reply.tools
         if tools and not (turn is None and self.environment.writes_prompt):
             raise ConfigError(
                 "`Policy.turn` has tools, which go with the first observation of an environment "
@@ -114,8 +110,8 @@ class Transcript:
             self.tools = tools
             self._check_tools(messages, tools)
 
-        def after_prompt(chat: Chat) -> list[int]:
-            rendered = encode_chat(self.tokenizer, chat)
+        def after_prompt(chat: Chat, behind: list[Message]) -> list[int]:
+            rendered = encode_chat(self.tokenizer, _grown(chat, behind))
             if rendered[: len(begun)] != begun:
                 raise ConfigError(
                     "the chat template renders the prompt otherwise with messages behind it: give "
@@ -123,7 +119,7 @@ class Transcript:
                 )
             return rendered[len(begun) :]
 
-        return self._add([], messages, lambda chat, behind: after_prompt(_grown(chat, behind)))
+        return self._add([], messages, after_prompt)
 
     def _check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
         """Raises ConfigError if the chat template leaves tools out of these messages."""

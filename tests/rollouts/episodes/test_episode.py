@@ -16,11 +16,9 @@ from lrl.planning.clock import run
 from lrl.rollouts.controller import Write, score
 from lrl.rollouts.episodes.environment_of_run import NO_PARSER
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
-from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.policy_text import PolicyText
-from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
+from lrl.types import ENVIRONMENT, Chat, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import CHATML, MISTRAL, merging_tokenizer
-from tests.checkpoints.through_files import through_a_file
 from tests.environments.here import Here, of_run
 from tests.rollouts.episodes.test_observations import ADD, HIGHER, opened
 
@@ -292,35 +290,6 @@ def unwritten(script: list[list[int]], rollout: Rollout) -> list[list[int]]:
     if open_turn.finished:
         return left[1:]
     return [left[0][len(open_turn.token_ids) :], *left[1:]]
-
-
-def half(rollout: Rollout) -> Group:
-    group = Group(index=0, prompt=PROMPT, rollouts=[rollout])
-    return load_group(through_a_file(save_group(group, scored=False)), PROMPT)
-
-
-@pytest.mark.parametrize("seconds", range(1, 21, 2))
-def test_an_episode_that_is_saved_at_any_moment_ends_as_if_nothing_had_happened(
-    seconds: int,
-) -> None:
-    script = [[4, 2], [1, STOP], [5, 2], [3, STOP], [99, 1]]
-    whole = one(Here(Adds("a", seconds=2.5)), script)
-    rollout, pool = Rollout(), Script(script)
-
-    async def interrupted() -> None:
-        episodes = episodes_of(Here(Adds("a", seconds=2.5)), pool.generate)
-        sampling = Sampling(n=1, max_tokens=40, stop_tokens=(2,))
-        work = asyncio.ensure_future(episodes.generate(PROMPT, [rollout], sampling, priority=3))
-        await asyncio.sleep(seconds - 0.25)
-        work.cancel()
-
-    run(interrupted())
-    (resumed,) = half(rollout).rollouts
-    assert resumed == rollout
-    host = Here(Adds("a", seconds=2.5))
-    play(host, Script(unwritten(script, resumed)), [resumed])
-    assert resumed == whole
-    assert host.counts == ({"replayed": 1} if rollout.turn_ends else {"replayed": 0})
 
 
 def recorded() -> Rollout:

@@ -11,34 +11,24 @@ import pytest
 
 from lrl.environments import Agent, ToolCall, Written
 from lrl.environments import agent as agent_of_lrl
-from lrl.environments.play import Play, Reply
+from lrl.environments.play import Reply
 from lrl.errors import ConfigError
+from lrl.types import Prompt
 from tests.environments import agents
+from tests.environments.here import Here
 
 CALL = Written("<call>", [1, 2], [ToolCall("add", '{"a": 2, "b": 3}', "t0000c000")], "Let me see.")
 ANSWER = Written("It is 5", [3], content="It is 5")
 DEADLINE_S = 60.0
 
 
-async def play(agent: Agent, turns: Sequence[Written], **row: Any) -> list[Reply]:
-    replies: asyncio.Queue[Reply] = asyncio.Queue()
-    playing = Play(agent, replies.put_nowait)
-    task = asyncio.ensure_future(playing.run("2+3=", row))
-    got = []
-    for turn in (*turns, None):
-        next_reply = asyncio.ensure_future(replies.get())
-        await asyncio.wait({next_reply, task}, return_when=asyncio.FIRST_COMPLETED)
-        if not next_reply.done():
-            next_reply.cancel()
-            await task  # raises the error of the agent
-        got.append(await next_reply)
-        if turn is not None:
-            playing.wrote(turn)
-    return got
-
-
 def played(agent: Agent, turns: Sequence[Written], **row: Any) -> list[Reply]:
-    return asyncio.run(asyncio.wait_for(play(agent, turns, **row), DEADLINE_S))
+    async def play() -> list[Reply]:
+        prompt = Prompt(id=0, token_ids=[], text="2+3=", columns=row)
+        episode = Here(agent).open(prompt)
+        return [await episode.begin(), *[await episode.reply(turn) for turn in turns]]
+
+    return asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
 
 
 def test_a_request_is_an_observation_and_its_answer_a_turn() -> None:
@@ -67,11 +57,10 @@ def test_a_function_that_outlives_its_episode_ends_the_process(
     exits: list[int] = []
 
     async def begin_and_cancel() -> None:
-        playing = Play(Agent(agents.continues_alone), lambda reply: None)
-        task = asyncio.ensure_future(playing.run("go", {}))
+        episode = Here(Agent(agents.continues_alone)).open(Prompt(id=0, token_ids=[], text="go"))
         while not agents.began.is_set():
             await asyncio.sleep(0.01)
-        task.cancel()  # as a `Player` does
+        episode.close()  # as a `Player` does
         while not exits:
             await asyncio.sleep(0.01)
 

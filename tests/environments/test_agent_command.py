@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from lrl.environments import Agent
-from lrl.environments.play import Play
+from lrl.errors import EpisodeError
+from lrl.types import Prompt
+from tests.environments.here import Here
 from tests.environments.test_agent import ANSWER, CALL, DEADLINE_S, played
 from tests.leftovers import every_process, wait_for, wait_for_none, words
 
@@ -37,9 +39,9 @@ def test_a_program_is_an_agent_with_the_reward_in_its_last_line() -> None:
 
 def test_a_program_that_fails_is_named_with_its_last_words() -> None:
     agent = Agent(command=[sys.executable, "-c", "import sys; sys.exit('no such tool')"])
-    with pytest.raises(RuntimeError, match="ended with status 1: no such tool"):
+    with pytest.raises(EpisodeError, match="ended with status 1: no such tool"):
         played(agent, [])
-    with pytest.raises(RuntimeError, match="no-such-agent cannot be started"):
+    with pytest.raises(EpisodeError, match="no-such-agent cannot be started"):
         played(Agent(command=["no-such-agent"]), [])
 
 
@@ -80,13 +82,12 @@ def test_what_a_program_leaves_behind_ends_with_it_and_costs_no_reward(way: str)
 def test_what_a_program_has_started_ends_with_its_episode(way: str) -> None:
     async def begin_and_end() -> None:
         command = [sys.executable, "-c", leaves(way, "time.sleep(600)")]
-        playing = Play(Agent(command=command), lambda reply: None)
-        task = asyncio.ensure_future(playing.run("go", {}))
+        episode = Here(Agent(command=command)).open(Prompt(id=0, token_ids=[], text="go"))
         while not left():
             await asyncio.sleep(0.05)
-        task.cancel()
+        episode.close()
         with pytest.raises(asyncio.CancelledError):
-            await task
+            await episode.task
 
     asyncio.run(asyncio.wait_for(begin_and_end(), DEADLINE_S))
     assert left() == []

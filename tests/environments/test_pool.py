@@ -24,10 +24,9 @@ from lrl.environments.pool import EnvironmentPool, read_reply
 from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt
 from lrl.workers.worker import RunningCode, line
-from tests.environments import broken
 from tests.environments.agents import gives_up, runs
 from tests.environments.test_agent_command import PROGRAM, leaves, left
-from tests.environments.worlds import Odd
+from tests.environments.worlds import AsksTwice, Odd, Unloadable
 from tests.event_loop import LOOP
 from tests.event_loop import run as run_on_loop
 from tests.leftovers import wait_for_none
@@ -178,7 +177,7 @@ def test_a_reply_that_is_too_long_to_send_fails_its_episode_alone(
 
 
 def test_an_environment_that_asks_for_two_turns_at_once_fails() -> None:
-    first, last = answers(broken.AsksTwice(), ["one", "two"])
+    first, last = answers(AsksTwice(), ["one", "two"])
     assert first["answer"]["observation"] == "1"
     assert "await one after the other" in last["failed"][1]
 
@@ -241,7 +240,7 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
     with pytest.raises(ConfigError, match="no such token"):
         made.start(LOOP, PROMPT, say("a"), refuse)
     made.close()
-    made = EnvironmentPool(broken.Unloadable(), 1, turn_timeout_s=20.0, memory_gib=1.0)
+    made = EnvironmentPool(Unloadable(), 1, turn_timeout_s=20.0, memory_gib=1.0)
     with pytest.raises(ConfigError, match="cannot be loaded in a worker: RuntimeError: no screen"):
         made.start(LOOP, PROMPT, say("0"))
 

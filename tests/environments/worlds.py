@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Any
 
-from lrl.environments import Turns
+from lrl.environments import Environment, Policy, Turns
 from lrl.environments.base import Answer
 
 VOWELS = ("a", "e", "i", "o", "u", "A", "E", "I", "O", "U", *"0123456789")
@@ -80,3 +80,39 @@ class Odd(Turns):
             case "end":
                 return "", True, 1.0
         return "|".join(self.history), False, 0.25
+
+
+# ---- environments that cannot work
+
+
+class Unmade(Turns):
+    """Its constructor raises."""
+
+    def __init__(self) -> None:
+        raise FileNotFoundError("there is no level1.txt")
+
+    def reply(self, turn: str) -> Any: ...
+
+
+class Unloadable(Turns):
+    """It can be sent, and not be loaded."""
+
+    def reply(self, turn: str) -> Any: ...
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise RuntimeError("no screen")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"level": 1}
+
+
+class LongStop(Turns):
+    stop = ("stop",)
+
+    def reply(self, turn: str) -> Any: ...
+
+
+class AsksTwice(Environment):
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        await asyncio.gather(policy.turn("1"), policy.turn("2"))
+        return 1.0

@@ -360,10 +360,14 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     assert rollout == whole and host.counts["replayed"] == bool(written)
 
 
+MORE = {"logprobs": [0.0] * 6, "versions": [3, 3, ENVIRONMENT, 4, 4, ENVIRONMENT]}
+
+
 @pytest.mark.parametrize(
     ("environment", "changed"),
     [
         (Adds, {"token_ids": [4, 2, 1, STOP, 17]}),
+        (Adds, MORE | {"token_ids": [4, 2, 50, 1, STOP, 16], "turn_ends": [2, 5]}),
         (Adds, {"turn_rewards": [3.0, 8.5]}),
         (Moody, {}),
     ],

@@ -111,6 +111,8 @@ class Request:
     `DispatchPolicy.estimate` sets it."""
     home: GeneratorLoad | None = None
     """A generator that writes it for less than others do, since it need not read the beginning."""
+    moved_at: int = field(init=False, default=-1)
+    """The version under which it moved to its generator; -1 if it did not."""
     responses: int = field(init=False)
     """Number of responses."""
     written: float = field(init=False)

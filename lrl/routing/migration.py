@@ -1,6 +1,6 @@
 """Migration of half-written responses to idle generators, by gain and cost."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from lrl.routing.dispatch import DecodeLatency, GeneratorLoad, Request
 from lrl.routing.length_predictor import LengthPredictor
@@ -31,16 +31,14 @@ class Migration:
         self.margin = margin
 
     def plan(
-        self,
-        generators: Sequence[GeneratorLoad],
-        lengths: LengthPredictor,
-        fixed: Collection[Request],
+        self, generators: Sequence[GeneratorLoad], lengths: LengthPredictor
     ) -> Iterator[tuple[Request, int, int]]:
-        """Yields the requests that move, each with the positions of its old and its new generator.
-        Those in `fixed` must not move."""
+        """Yields the requests that move, each with the positions of its old and its new
+        generator."""
         idle = [place for place, generator in enumerate(generators) if generator.in_flight == 0]
         if not idle:
             return
+        version = max(generator.version for generator in generators)
         unfinished = [
             {request: request.unfinished for request in generator.load} for generator in generators
         ]
@@ -48,7 +46,7 @@ class Migration:
         found: list[tuple[float, Request, int]] = []  # tokens that its shortest response needs
         for source, load in enumerate(unfinished):
             for request, responses in load.items():
-                if responses and request not in fixed:
+                if responses and request.moved_at != version:
                     written = min(len(response.token_ids) for response in responses)
                     left = lengths.expected(request.prompt, written) - written
                     found.append((left, request, source))

@@ -31,8 +31,6 @@ class RequestQueue(Generic[G]):
         self._waiting: dict[Request, asyncio.Future[G]] = {}
         self._sending = False
         self._targets: dict[Request, G] = {}  # new generators of interrupted requests
-        # The version at which a request moved to its generator.
-        self._moved_at: dict[Request, int] = {}
 
     async def enter(self, request: Request, target: G | None = None) -> G:
         """Waits for a generator and reserves its slots, until `leave`.
@@ -42,7 +40,7 @@ class RequestQueue(Generic[G]):
         """
         if target is not None and target.serving and has_room(target, request):
             self.dispatch.estimate(request)
-            self._moved_at[request] = target.version
+            request.moved_at = target.version
             self.moved += request.responses
             target.reserve(request)
             return target
@@ -71,7 +69,6 @@ class RequestQueue(Generic[G]):
     def leave(self, generator: G, request: Request) -> G | None:
         """Frees the slots of `request`; returns its new generator if it was interrupted to move."""
         generator.free(request)
-        self._moved_at.pop(request, None)
         self.send_soon()
         asyncio.get_running_loop().call_soon(self._migrate)
         return self._targets.pop(request, None)
@@ -110,8 +107,6 @@ class RequestQueue(Generic[G]):
         serving, lengths = self.serving(), self.dispatch.lengths
         if self.migration is None or lengths is None or self._waiting or self._targets:
             return
-        version = max((generator.version for generator in serving), default=0)
-        fixed = {request for request, moved_at in self._moved_at.items() if moved_at == version}
-        for request, source, target in list(self.migration.plan(serving, lengths, fixed)):
+        for request, source, target in list(self.migration.plan(serving, lengths)):
             if serving[source].interrupt(request):
                 self._targets[request] = serving[target]

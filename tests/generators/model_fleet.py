@@ -6,7 +6,6 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,12 @@ from lrl.errors import GeneratorError, ServerError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
+from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
 from lrl.planning.clock import run
 from lrl.routing.dispatch import DispatchPolicy, Request
 from lrl.routing.migration import Migration
+from lrl.system.endpoint import Location
 from lrl.types import Prompt, Rollout, Sampling
 
 TOKENS = 1_000
@@ -100,14 +101,7 @@ def make_pool(
 
 
 def make_generator(number: int, capacity: int) -> Generator:
-    server: Any = SimpleNamespace(
-        url="",
-        name=f"generator {number}",
-        token="",
-        trust=None,
-        alive=False,
-        log_tail=lambda: "out of memory",
-    )
+    server = JoinedServer(number, Location(), token="", settings=ServerSettings(), alive=False)
     generator = Generator(server, capacity)
     generator.client = ModelClient()  # type: ignore[assignment]
     return generator

@@ -209,6 +209,7 @@ def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
     lost: list[Generator] = []
     pool.on_evicted = lost.append
     failing = pool.generators[0]
+    failing.server.log_tail = lambda: "out of memory"  # type: ignore[method-assign]
 
     async def scene() -> None:
         asking = asyncio.create_task(ask(pool, seconds=9))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from lrl.generators.generator import Generator
 from lrl.types import Rollout, Sampling
+from tests.generators import model_fleet
 
 PLACES = 8
 """Responses that one generator writes at once."""
@@ -67,9 +67,6 @@ class ManualClient:
 
 
 def make_generator() -> Generator:
-    server: Any = SimpleNamespace(
-        url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda: ""
-    )
-    generator = Generator(server, PLACES)
+    generator = model_fleet.make_generator(0, PLACES)
     generator.client = ManualClient()  # type: ignore[assignment]
     return generator

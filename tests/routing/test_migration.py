@@ -31,8 +31,9 @@ def answer(pool: GeneratorPool, *seconds: int) -> None:
 
 def left_nothing(pool: GeneratorPool) -> bool:
     """Whether the queue has forgotten all requests, and every slot is free."""
-    books = pool.requests._targets or pool.requests._moved_at
-    return not books and not any(one.load or one.in_flight for one in pool.generators)
+    return not pool.requests._targets and not any(
+        one.load or one.in_flight for one in pool.generators
+    )
 
 
 def test_an_idle_generator_continues_half_written_responses_after_their_tokens() -> None:

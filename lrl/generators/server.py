@@ -211,7 +211,10 @@ class Server:
         flags: dict[str, Any] = {
             "model": self.model,
             "port": self.port,
-            **settings.endpoint.flags(),
+            "host": settings.host,
+            # Absolute, for readers of the command line.
+            "ssl-certfile": settings.tls_cert and os.path.abspath(settings.tls_cert),
+            "ssl-keyfile": settings.tls_key and os.path.abspath(settings.tls_key),
             "disable-uvicorn-access-log": True,
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs + SPARE_SLOTS,

@@ -8,12 +8,10 @@ before a server starts.
 import contextlib
 import http.client
 import ipaddress
-import os
 import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from lrl.errors import ConfigError
@@ -107,11 +105,6 @@ class Endpoint:
         if self.tls_trust == "system":
             return Location(url, "system")
         return Location(url, "certificate", first_certificate(self.tls_cert))
-
-    def flags(self) -> dict[str, Any]:
-        """Returns vLLM's flags, with absolute paths for readers of the command line."""
-        cert, key = (path and os.path.abspath(path) for path in (self.tls_cert, self.tls_key))
-        return {"host": self.host, "ssl-certfile": cert, "ssl-keyfile": key}
 
     def identity(self) -> ssl.SSLContext | None:
         """Returns a server's TLS context, with certificate and key; None without TLS."""

@@ -312,16 +312,6 @@ def parsed(whole: bytes) -> Any:
     return json.loads(head), numbers
 
 
-class Held:
-    """The version of a generator."""
-
-    def __init__(self, version: int = 0) -> None:
-        self.version = version
-
-    def __call__(self) -> int:
-        return self.version
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=200),
@@ -335,13 +325,13 @@ def test_a_half_written_responses_versions_are_those_that_wrote_it_however_late_
 ) -> None:
     """A model of a generator: token by token, a frame at the places `ends`, read `behind` frames
     later."""
-    held = Held()
+    held = [0]
     rollout = Rollout(token_ids=[1] * before, logprobs=[0.0] * before, versions=[0] * before)
-    stream = ResponseStream([rollout], held, lambda: None)
+    stream = ResponseStream([rollout], lambda: held[0], lambda: None)
     wrote, sent, late = list[int](), 0, list[Any]()
     for token, more in enumerate(syncs):
-        held.version += more
-        wrote.append(held.version)
+        held[0] += more
+        wrote.append(held[0])
         if token in ends:
             spans = [(str(version), place, place + 1) for place, version in enumerate(wrote)]
             new = frame(0, list(range(sent, len(wrote))), None, spans if knows else None)
@@ -358,15 +348,17 @@ def test_a_half_written_responses_versions_are_those_that_wrote_it_however_late_
 
 
 def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
-    held = Held(3)
+    held = [3]
     rollouts = [Rollout(), Rollout(), Rollout()]
     ends: list[int] = []
     stream = ResponseStream(
-        rollouts, held, lambda: ends.append(sum(rollout.finished for rollout in rollouts))
+        rollouts,
+        lambda: held[0],
+        lambda: ends.append(sum(rollout.finished for rollout in rollouts)),
     )
     parts = [Part(1, [20, 2**31 - 1], [-1.0, -2.0], None, None), Part(2, [], [], None, None)]
     stream.take(*parsed(pack([*parts, Part(0, [10], [-5.0], None, None)])))
-    held.version = 4
+    held[0] = 4
     stream.take(*parsed(frame(1, [22], "stop", [("3", 0, 2), ("4", 2, 3)])))
     assert ends == [1]
     stream.take(*parsed(frame(0, [11], "length", [("3", 0, 1), ("4", 1, 2)])))
@@ -389,7 +381,7 @@ def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
 )
 def test_versions_that_were_never_held_are_an_error(spans: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        stream = ResponseStream([Rollout()], Held(3), lambda: None)
+        stream = ResponseStream([Rollout()], lambda: 3, lambda: None)
         stream.take(*parsed(frame(0, [1, 2], "stop", spans)))
 
 
@@ -405,5 +397,5 @@ def test_a_log_prob_that_cannot_be_trained_with_is_an_error_and_its_token_is_not
     rollout = Rollout()
     new = pack([Part(0, [1, 2], [-0.5, logprob], None, None)])
     with pytest.raises(ValueError, match="a log-prob is infinite or no number"):
-        ResponseStream([rollout], Held(), lambda: None).take(*parsed(new))
+        ResponseStream([rollout], lambda: 0, lambda: None).take(*parsed(new))
     assert rollout == Rollout()

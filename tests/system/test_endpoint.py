@@ -171,12 +171,7 @@ def test_only_the_guarded_port_is_open_to_other_machines_and_asks_for_the_token(
         there = connect(f"https://{address}:{tls_server.port}", tls_server.trust, 10.0)
         there.request("POST", "/pause", b"", {"Content-Type": "application/json"})
         assert there.getresponse().status == 401
-    supervisor = psutil.Process(tls_server.server._supervisor.pid)
-    ports = [
-        port
-        for process in supervisor.children(recursive=True)
-        for port in process.net_connections("tcp")
-    ]
+    ports = [port for one in tls_server.processes() for port in one.net_connections("tcp")]
     open_ports = {port.laddr for port in ports if port.status == psutil.CONN_LISTEN}
     assert ("0.0.0.0", tls_server.port) in open_ports and len(open_ports) > 1
     assert {ip for ip, port in open_ports if port != tls_server.port} == {"127.0.0.1"}

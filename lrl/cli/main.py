@@ -35,12 +35,13 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-OTHERS = {
-    **{name: (name, "main") for name in ("init", "ray", "chat", "export", "view")},
-    **{"prompt": ("join", "prompt"), "join": ("join", "main"), "leave": ("join", "leave")},
-    **{name: (name, "main") for name in ("plan", "doctor")},
-}
-"""The commands besides fit and validate: the module and the function of each."""
+OTHERS = (
+    *("init", "ray", "chat", "export", "view", "prompt"),
+    *("join", "leave", "plan", "doctor"),
+)
+"""The commands besides fit and validate: each is the `main` of the module of its name, or in
+`FUNCTIONS`."""
+FUNCTIONS = {"leave": ("join", "leave"), "prompt": ("join", "prompt")}
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 RECIPES = Path(lrl.__file__).parent / "recipes"
 CONFIG = ("--config", "-c")
@@ -66,7 +67,7 @@ def run_command(words: list[str]) -> int:
         return 0
     if words[0] in OTHERS:
         try:
-            module, function = OTHERS[words[0]]
+            module, function = FUNCTIONS.get(words[0], (words[0], "main"))
             return int(getattr(import_module(f"lrl.cli.{module}"), function)(words[1:]))
         except (ValueError, OSError, NotRunning) as error:
             return bad_input(str(error))

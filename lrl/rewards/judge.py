@@ -198,6 +198,8 @@ class RewardModel(Reward):
         name: Name in logs and metrics.
     """
 
+    reads_messages = True
+
     def __init__(
         self,
         url: str,

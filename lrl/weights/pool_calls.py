@@ -47,7 +47,7 @@ class PoolCalls:
     failed: Failures = field(default_factory=dict)
     """Generators that have failed since `begin`."""
     hopeless: set[Generator] = field(default_factory=set)
-    """Failed generators that another attempt cannot help."""
+    """Generators that another attempt cannot help, if they fail."""
 
     # ---- who takes part
 

@@ -58,19 +58,14 @@ class Proof:
     generators: Sequence[Generator]
     version: int = field(kw_only=True)
     tolerance: float | None = field(kw_only=True)
-    """Largest mean difference in nats per token; None takes `Expected.limit`."""
+    """Largest mean difference in nats per token; None takes one for this policy."""
     deadline_s: float = field(kw_only=True)
     """Seconds for a generator's answer."""
 
     def __post_init__(self) -> None:
+        of_policy = self.prompt_logprobs, self.policy_dtype, self.tokens
         self._expected = {
-            held: Expected(
-                self.prompt_logprobs,
-                self.policy_dtype,
-                self.tokens,
-                held,
-                measures=self.tolerance is None,
-            )
+            held: Expected(*of_policy, held, self.tolerance)
             for held in {format_of(one.server.settings) for one in self.generators}
         }
 
@@ -86,7 +81,7 @@ class Proof:
         expected = self._expected[format_of(generator.server.settings)]
         for part in parts(len(found)):
             difference = mean_difference(expected.logprobs[part], found[part])
-            limit = expected.limit(part) if self.tolerance is None else self.tolerance
+            limit = expected.limit(part)
             if difference <= limit:  # NaN is not
                 continue
             doubt = "" if is_new else " What it wrote since its last proof may be of wrong weights."
@@ -107,9 +102,8 @@ class Expected:
     rounding takes away is no fault of a sync.
 
     Args:
-        prompt_logprobs, policy_dtype, tokens: See `Proof`.
+        prompt_logprobs, policy_dtype, tokens, tolerance: See `Proof`.
         held: The generators' format (`format_of`).
-        measures: Whether `limit` needs what rounding does to the policy, which costs another pass.
     """
 
     def __init__(
@@ -118,20 +112,20 @@ class Expected:
         policy_dtype: str,
         tokens: list[int],
         held: str,
-        *,
-        measures: bool = True,
+        tolerance: float | None = None,
     ) -> None:
+        self._tolerance = tolerance
         self._dtype = max(policy_dtype, held, key=list(MAX_TOLERANCE_NATS).index)
         weights_as = held if policy_dtype == "float32" and held in UNIT else None
         self.logprobs = prompt_logprobs(tokens, None, weights_as)
         """Log-probs of all tokens but the first, in nats."""
         self._rounded: list[float] | None = None
-        if measures and self._dtype in UNIT:
+        if tolerance is None and self._dtype in UNIT:
             self._rounded = prompt_logprobs(tokens, self._dtype, weights_as)
 
     def limit(self, part: slice) -> float:
         """Returns the largest mean difference in nats per token of these log-probs."""
-        most = MAX_TOLERANCE_NATS[self._dtype]
+        most = MAX_TOLERANCE_NATS[self._dtype] if self._tolerance is None else self._tolerance
         if self._rounded is None:
             return most
         spread = mean_difference(self.logprobs[part], self._rounded[part])

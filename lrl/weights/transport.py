@@ -4,7 +4,7 @@ other end is vLLM's engine of the same name."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lrl.errors import ConfigError
@@ -143,25 +143,18 @@ def find_transport(name: str) -> type[Transport]:
         raise ConfigError(
             f"strategy.weight_transfer is {name!r}; choose auto, {', '.join(TRANSPORTS)}."
         )
-    module, _, attribute = TRANSPORTS[name].partition(":")
-    found: type[Transport] = getattr(import_module(module), attribute)
+    found: type[Transport] = resolve_name(TRANSPORTS[name])
     return found
 
 
 def choose_transport(name: str, machine: Machine) -> type[Transport]:
     """Returns what `strategy.weight_transfer` stands for on `machine`; raises ConfigError if the
     name is unknown or the machine does not allow it."""
-    if name != "auto":
-        chosen = find_transport(name)
-        if why := chosen.refusal(machine):
-            raise ConfigError(
-                f"strategy.weight_transfer is {name!r}, {why}. Change that, or take auto."
-            )
-        return chosen
-    is_open = not is_loopback(machine.host)
-    for one in TRANSPORTS:
+    is_auto, is_open = name == "auto", not is_loopback(machine.host)
+    for one in TRANSPORTS if is_auto else [name]:
         found = find_transport(one)
         why = found.refusal(machine)
-        if not why and not (is_open and found.join_refusal(False, machine.host)):
+        if not why and not (is_auto and is_open and found.join_refusal(False, machine.host)):
             return found
-    raise ConfigError(f"strategy.weight_transfer is 'auto', {why}.")
+    advice = "" if is_auto else " Change that, or take auto."
+    raise ConfigError(f"strategy.weight_transfer is {name!r}, {why}.{advice}")

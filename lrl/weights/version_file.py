@@ -77,18 +77,6 @@ def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
     return TensorSpec(piece.name, dtype, piece.shape)
 
 
-def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Returns the tensors with those of an odd size last, the widest first: each is then at a place
-    that its number format divides, so that a view of the file is enough."""
-    widest = max((one.dtype.itemsize for one in tensors), default=1)
-
-    def place(one: TensorSpec) -> tuple[bool, int]:
-        is_odd = one.nbytes % widest > 0
-        return is_odd, -one.dtype.itemsize if is_odd else 0
-
-    return sorted(tensors, key=place)
-
-
 @dataclass(frozen=True)
 class Block:
     number: int
@@ -181,7 +169,8 @@ class Header:
         """Returns the header of a version whose blocks are not known yet, from all tensors, and
         what each rank sends: a tensor, its first row, and how many."""
         table, size = dict[str, Any](), 0
-        for one in in_file_order(tensors):
+        # The widest first: each is at a place that its number format divides, and a view will do.
+        for one in sorted(tensors, key=lambda one: -one.dtype.itemsize):
             place = {"shape": one.shape, "data_offsets": (size, size + one.nbytes)}
             table[one.name] = {"dtype": FORMATS[one.dtype]} | place
             size += one.nbytes

@@ -101,7 +101,6 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
         ),
         "TOPR, critic": lambda: of(objective=objectives.TOPR(), critic=lrl.Critic()),
         "turn critic with a model": lambda: of(critic=lrl.TurnCritic(model=folder)),
-        "turns, copies": lambda: of(data=Turns, share_prefixes=False),
         "turns, turn critic, reference": lambda: of(
             data=Turns, critic=lrl.TurnCritic(), reference=lrl.Reference()
         ),
@@ -268,34 +267,18 @@ def numbers(trainer: L.Trainer, policy: lrl.PolicyModule, work: Path) -> dict[st
     return metrics | sums | probes
 
 
-class LossOnTheCpu(lrl.PolicyModule):
-    """Weighs its loss with a tensor of the CPU."""
-
-    def compute_loss(self, micro: MicroBatch) -> Tensor:
-        return (super().compute_loss(micro) * torch.ones(1)).sum()
-
-
-class NoiseFromTheCpu(lrl.PolicyModule):
-    """Draws on the GPU from a generator of the CPU."""
-
-    def compute_loss(self, micro: MicroBatch) -> Tensor:
-        draw = torch.Generator().manual_seed(0)
-        noise = torch.rand(1, generator=draw, device=self.device)
-        return super().compute_loss(micro) * noise.sum()
-
-
-class GpuToNumpy(lrl.PolicyModule):
-    """Reads its loss as an array of numpy."""
-
-    def compute_loss(self, micro: MicroBatch) -> Tensor:
-        loss = super().compute_loss(micro)
-        assert loss.detach().numpy() == loss.item()
-        return loss
-
-
-FAULTS: dict[str, type[lrl.PolicyModule]] = {
-    "loss on the CPU": LossOnTheCpu,
-    "noise from the CPU": NoiseFromTheCpu,
-    "GPU to numpy": GpuToNumpy,
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "loss on the CPU": lambda loss: loss * torch.ones(1),
+    "noise from the CPU": lambda loss: (
+        loss * torch.rand(1, generator=torch.Generator(), device=loss.device)
+    ),
+    "GPU to numpy": lambda loss: loss * loss.detach().numpy(),
 }
-"""Policies that a GPU refuses; so must the stand-in."""
+"""What a GPU refuses to make of a loss; so must the stand-in."""
+
+
+class Faulty(lrl.PolicyModule):
+    fault: str
+
+    def compute_loss(self, micro: MicroBatch) -> Tensor:
+        return FAULTS[self.fault](super().compute_loss(micro)).sum()

@@ -36,7 +36,6 @@ MORE_WAITS = {
     "IcePop, teacher": 8,
     "TOPR, critic": 4,
     "turn critic with a model": 4,
-    "turns, copies": 6,
     "turns, turn critic, reference": 8,
     "resumed, lora, critic": 4,
 }

@@ -6,10 +6,10 @@ Covers lrl/weights/buckets.py.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ from lrl.weights import nccl
 from lrl.weights.buckets import Bucket, JoinOrder, buckets_of, checksum, damaged, plan_of
 from lrl.weights.nccl import Broadcast
 from lrl.weights.version_file import spec_of
+from tests.leftovers import wait_for
 from tests.weights.test_staging import models, pieces, weights_of
 from tests.weights.threaded_ranks import threaded_ranks
 
@@ -140,21 +141,14 @@ def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent(
 
 
 def test_a_communicator_that_is_joined_after_it_was_given_up_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    group, go = Recording(), tmp_path / "go"
-
-    def join(*_: Any, **__: Any) -> Recording:
-        while not go.exists():
-            pass
-        return group
-
-    monkeypatch.setattr(nccl, "join_communicator", join)
+    group, go = Recording(), threading.Event()
+    monkeypatch.setattr(nccl, "join_communicator", lambda *_, **__: go.wait(60) and group)
     broadcast = Broadcast()
     _, joined = broadcast.join(lambda: iter(()), JoinOrder(b"", 2, torch.float32), Ranks())
     broadcast.end(True, 60.0)
     assert not group.disabled
-    go.touch()
+    go.set()
     joined.result(60)
-    while not group.disabled:
-        pass
+    wait_for(lambda: group.disabled)

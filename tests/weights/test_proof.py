@@ -4,7 +4,6 @@ rounding to it."""
 from __future__ import annotations
 
 import asyncio
-import copy
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tests.lent_server import LentServer
 from tests.policies import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
 from tests.weights.model_sync import make_generators
-from tests.weights.scene import PolicyInMemory, ProvedScene
+from tests.weights.scene import ProvedScene, step
 from tests.weights.whole_weights import WholeWeights
 
 TEXT = [3 + (7 * place + place // 9) % 59 for place in range(320)]
@@ -77,9 +76,14 @@ def family(name: str, folder: Path, dtype: Any = "float32", **settings: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "dtypes", [("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+    ("name", "dtypes"),
+    [
+        ("llama", ("float32", "bfloat16")),
+        ("llama", ("bfloat16", "float32")),
+        ("gemma2", ("bfloat16", "bfloat16")),
+        ("qwen3_moe", ("float32", "bfloat16")),
+    ],
 )
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_moe"])
 def test_rounding_is_no_difference_of_two_programs(
     name: str, dtypes: tuple[Any, Any], tmp_path: Path
 ) -> None:
@@ -207,8 +211,8 @@ def test_the_limit_is_of_the_least_exact_format_and_grows_with_what_rounding_doe
 def test_a_real_generator_whose_weights_are_a_hundred_steps_old_is_found_when_it_is_due(
     lent_server: LentServer, policy_folder: Path
 ) -> None:
-    policy = PolicyInMemory(policy_folder)
-    stale = copy.deepcopy(policy.network)
+    policy = opened(str(policy_folder), dtype="float32")
+    stale = opened(str(policy_folder), dtype="float32")
     scene = ProvedScene(
         policy,
         [Generator(lent_server, 8)],
@@ -224,5 +228,5 @@ def test_a_real_generator_whose_weights_are_a_hundred_steps_old_is_found_when_it
             failed = "".join(scene.syncs.wait().values())
             assert ("nats a token, and" in failed) == finds, failed
             if version == 0:
-                scene.syncs.transport.policy = WholeWeights(stale.named_parameters)
-                policy.step(1e-3)  # a hundred steps of 1e-5 in one direction
+                scene.syncs.transport.policy = stale
+                step(policy, 1e-3)  # a hundred steps of 1e-5 in one direction

@@ -19,7 +19,7 @@ from torch import Tensor
 from lrl.system.ranks import Ranks
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.staging import StageOrder, Staging
-from lrl.weights.version_file import Header, TensorSpec, check_file, read_header, spec_of
+from lrl.weights.version_file import Header, check_file, read_header, spec_of
 from tests.weights.threaded_ranks import on_ranks
 
 Weights = dict[str, Tensor]
@@ -164,22 +164,21 @@ def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_su
         staging.close()
 
 
-HALF, FULL = torch.bfloat16, torch.float32
-
-
-def sent(weight: Tensor, narrow: torch.dtype | None) -> TensorSpec:
-    return spec_of(piece_of("w", weight, Ranks()), narrow)
+HALF, FULL, LONG = torch.bfloat16, torch.float32, torch.int64
 
 
 @pytest.mark.parametrize(
-    ("policy", "generator", "travels"), [(FULL, HALF, HALF), (HALF, FULL, HALF), (FULL, None, FULL)]
+    ("shape", "policy", "generator", "travels"),
+    [
+        ([3, 5], FULL, HALF, HALF),
+        ([3, 5], HALF, FULL, HALF),
+        ([3, 5], FULL, None, FULL),
+        ([9], FULL, HALF, FULL),
+        ([1, 1], LONG, HALF, LONG),
+    ],
 )
-def test_the_narrower_format_travels(
-    policy: torch.dtype, generator: torch.dtype | None, travels: torch.dtype
+def test_a_matrix_of_floats_travels_in_the_narrower_format_and_all_else_as_it_is(
+    shape: list[int], policy: torch.dtype, generator: torch.dtype | None, travels: torch.dtype
 ) -> None:
-    assert sent(torch.randn(3, 5, dtype=policy), generator) == ("w", travels, (3, 5))
-
-
-def test_vectors_and_integers_travel_as_they_are() -> None:
-    assert sent(torch.ones(9), HALF).dtype is FULL
-    assert sent(torch.tensor([[2**40 + 1]]), HALF).dtype is torch.int64
+    piece = piece_of("w", torch.ones(shape, dtype=policy), Ranks())
+    assert spec_of(piece, generator) == ("w", travels, tuple(shape))

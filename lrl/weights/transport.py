@@ -3,7 +3,7 @@ other end is vLLM's engine of the same name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -90,11 +90,6 @@ class Transport:
         """Why a generator of another process cannot join a run whose generators are at `host`, as
         words after the run's name; empty if it can."""
         return ""
-
-    @classmethod
-    def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
-        """Variables in `own` that all processes of a transfer must have alike."""
-        return {}
 
     @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:

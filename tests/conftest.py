@@ -25,9 +25,11 @@ os.environ["CXX"] = (
     "/no/compiler"  # a generator on a CPU needs none: without TORCH_COMPILE_DISABLE every request fails
 )
 
-from collections.abc import Iterator
+import functools
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -116,3 +118,28 @@ def quickstart_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model().save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Any, Any, Any]]:
+    """Builds what `lrl fit` would run on the CPU; gives the trainer, the policy and the data
+    module."""
+    import lightning as L
+
+    from lrl.cli.main import main
+
+    calls: list[tuple[Any, Any, Any]] = []
+
+    @functools.wraps(L.Trainer.fit)
+    def fit(self: Any, **arguments: Any) -> None:
+        calls.append((self, arguments["model"], arguments["datamodule"]))
+
+    def run(*words: str) -> tuple[Any, Any, Any]:
+        assert main(["fit", *words, "--trainer.accelerator", "cpu"]) == 0
+        return calls.pop()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(L.Trainer, "fit", fit)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
+    return run

@@ -27,17 +27,13 @@ def network_namespace() -> Iterator[str]:
     name = f"lrl-{uuid.uuid4().hex[:6]}"
     here, there = f"{name[4:]}h", f"{name[4:]}t"
     with ExitStack() as ends:
-        try:
+        with _or_skip():
             _ip("netns", "add", name)
             ends.callback(_ip, "netns", "delete", name)
             _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
             # A process or a socket that ends late keeps a deleted namespace, and with it this
             # address: a host of the next one, at the same address, was not reached for two minutes.
             ends.callback(_ip, "link", "delete", here)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(
-                f"no network namespace can be made here, which needs root and iproute2: {error}"
-            )
         _ip("address", "add", f"{HERE}/30", "dev", here)
         _ip("link", "set", here, "up")
         _ip("-n", name, "address", "add", f"{THERE}/30", "dev", there)
@@ -79,21 +75,25 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
         Machine(f"lrl-{mark}-{n}", f"10.213.0.{n + 1}", f"v{mark}{n}") for n in range(2)
     )
     with ExitStack() as ends:
-        try:
+        with _or_skip():
             for one in (first, second):
                 _ip("netns", "add", one.name)
                 ends.callback(_ip, "netns", "delete", one.name)
             far_end = ["peer", "name", second.cable, "netns", second.name]
             _ip("link", "add", first.cable, "netns", first.name, "type", "veth", *far_end)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(
-                f"no network namespaces can be made here, which needs root and iproute2: {error}"
-            )
         for one in (first, second):
             _ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", one.cable)
             _ip("-n", one.name, "link", "set", one.cable, "up")
             _ip("-n", one.name, "link", "set", "lo", "up")
         yield first, second
+
+
+@contextmanager
+def _or_skip() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a network namespace needs root and iproute2: {error}")
 
 
 def _ip(*words: str) -> None:

@@ -5,7 +5,6 @@ Covers lrl/planning/report.py.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -16,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import yaml
 
@@ -68,26 +66,6 @@ def test_a_plan_imports_neither_torch_nor_vllm(qwen: str) -> None:
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
-@pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Returns the trainer that `lrl fit` makes of a recipe, on the CPU, and what it would fit."""
-    calls: list[tuple[L.Trainer, dict[str, Any]]] = []
-
-    @functools.wraps(L.Trainer.fit)
-    def fit(self: L.Trainer, **arguments: Any) -> None:
-        calls.append((self, arguments))
-
-    def built(recipe: str) -> tuple[L.Trainer, dict[str, Any]]:
-        assert main(["fit", "--config", recipe, "--trainer.accelerator", "cpu"]) == 0
-        return calls.pop()
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(L.Trainer, "fit", fit)
-    monkeypatch.setattr(sys, "argv", ["lrl"])
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
-    return built
-
-
 def test_a_plan_holds_the_policy_as_it_is_told_and_the_recipe_says_so(
     plan: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -117,7 +95,7 @@ def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
     planned["model"]["init_args"]["model"] = written["model"]["init_args"]["model"]
     planned["trainer"]["logger"]["init_args"]["name"] = name
     assert planned == written
-    trainer, _ = build(str(shipped))
+    trainer, _, _ = build("--config", str(shipped))
     assert trainer.strategy.shards == trainer.num_nodes * (trainer.num_devices or 1)
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import yaml
 from lightning.pytorch.cli import LightningCLI
@@ -56,27 +55,6 @@ SMALL = (
     *["--trainer.max_steps", "3", "--data.max_response_tokens", "8"],
     *["--trainer.strategy.server.max_num_seqs", "16", "--trainer.strategy.server.dtype", "float32"],
 )
-
-
-@pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Builds what `lrl fit` would run: gives the trainer, and what its `fit` was called with."""
-    calls: list[tuple[L.Trainer, dict[str, Any]]] = []
-
-    @functools.wraps(L.Trainer.fit)
-    def fit(self: L.Trainer, **arguments: Any) -> None:
-        calls.append((self, arguments))
-
-    def run(*words: str) -> tuple[L.Trainer, Any, Any]:
-        assert main(["fit", *words, *ON_CPU]) == 0
-        trainer, arguments = calls.pop()
-        return trainer, arguments["model"], arguments["datamodule"]
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(L.Trainer, "fit", fit)
-    monkeypatch.setattr(sys, "argv", ["lrl"])
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -120,6 +120,10 @@ INSIDE = {
         " os.path.exists(f'/proc/self/fd/{each}')]\n"
         "assert any(each.startswith('/') and 'memfd' not in each for each in kinds)"
     ),
+    "the file of the tests": (
+        "texts = b''\nfor file in range(3, 30):\n  try: texts += os.pread(file, 10**6, 0)\n"
+        "  except OSError: pass\nassert b'ends_at_failure' in texts"
+    ),
     "other interfaces": "assert any(name != 'lo' for _, name in socket.if_nameindex())",
     "the host of a virtual machine": ("socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)"),
     "the kernel by netlink": "socket.socket(socket.AF_NETLINK)",

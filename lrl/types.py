@@ -309,26 +309,22 @@ class LabelIndex(NamedTuple):
             changes=_changes(micro.mask),
         )
 
-    def moved(self, mask: Tensor) -> LabelIndex:
-        """Returns a copy on the device of `mask`, which is the same mask there."""
-        return self._replace(
-            places=_moved(self.places, mask.device),
-            responses=_moved(self.responses, mask.device),
-            groups=_moved(self.groups, mask.device),
-            mask=mask,
-            changes=_changes(mask),
-        )
-
     def is_of(self, mask: Tensor) -> bool:
         """Whether it is of this mask, and nobody has changed that."""
         return self.mask is mask and self.changes == _changes(mask)
 
 
-def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Returns a tensor on `device`. No host waits until it is on a GPU: that takes it from pinned
-    memory, which torch uses again only once it has."""
-    to_gpu = torch.device(device).type == "cuda" and tensor.device.type == "cpu"
-    return tensor.pin_memory().to(device, non_blocking=True) if to_gpu else tensor.to(device)
+def _moved(fields: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
+    """Returns the tensors among `fields` on `device`. No host waits until they are on a GPU: that
+    takes them from pinned memory, which torch uses again only once it has."""
+    to_gpu = torch.device(device).type == "cuda"
+    return {
+        name: one.pin_memory().to(device, non_blocking=True)
+        if to_gpu and one.device.type == "cpu"
+        else one.to(device)
+        for name, one in fields.items()
+        if isinstance(one, Tensor)
+    }
 
 
 class SequenceBounds(NamedTuple):
@@ -349,14 +345,6 @@ class SequenceBounds(NamedTuple):
     """Keys of the sequence with most."""
     key_places: Tensor | None = None
     """int32 [K]: r * L + i of each key; None where every sequence has its own tokens alone."""
-
-    def moved(self, device: torch.device | str) -> SequenceBounds:
-        places = self.key_places
-        return self._replace(
-            queries=_moved(self.queries, device),
-            keys=_moved(self.keys, device),
-            key_places=None if places is None else _moved(places, device),
-        )
 
 
 def _changes(tensor: Tensor) -> int:
@@ -463,13 +451,14 @@ class MicroBatch:
         return (begins.flatten().cumsum(0)[read.flatten()] - 1).bincount().tolist()
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        moved: dict[str, Any] = {
-            name: _moved(value, device)
-            for name in self.__slots__
-            if isinstance(value := getattr(self, name), Tensor)
-        }
-        bounds = None if self.bounds is None else self.bounds.moved(device)
-        return replace(self, label_index=self.index.moved(moved["mask"]), bounds=bounds, **moved)
+        moved = _moved({name: getattr(self, name) for name in self.__slots__}, device)
+        mask, index = moved["mask"], self.index
+        found = {"places": index.places, "responses": index.responses, "groups": index.groups}
+        there = {"mask": mask, "changes": _changes(mask)} | _moved(found, device)
+        moved["label_index"] = index._replace(**there)
+        if self.bounds is not None:
+            moved["bounds"] = self.bounds._replace(**_moved(self.bounds._asdict(), device))
+        return replace(self, **moved)
 
 
 class Step(Protocol):

@@ -142,22 +142,14 @@ def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
 
 
 def test_only_a_reward_that_tells_right_from_wrong_has_an_accuracy() -> None:
-    found = report([[0.5], [1.0], [0.0]], binary=False)
-    metrics = found.metrics()
-    assert [metrics[f"eval/sums/reward{end}"] for end in ("", "_low", "_high")] == [
-        0.5,
-        found.low,
-        found.high,
-    ]
+    found, right = (report([[0.5], [1.0], [0.0]], binary=binary) for binary in (False, True))
+    names = [f"eval/sums/reward{end}" for end in ("", "_low", "_high")]
+    assert [found.metrics()[name] for name in names] == [0.5, found.low, found.high]
     assert found.as_line().startswith("mean reward on sums 0.500 (")
-    for text in (*metrics, found.as_line(), found.as_table()):
+    for text in (*found.metrics(), found.as_line(), found.as_table()):
         assert "accuracy" not in text and "pass@" not in text
-    right = report([[1.0], [0.0]])
     assert "accuracy" in right.as_line()
-    assert (
-        right.metrics().keys() - {"eval/sums/accuracy"}
-        == report([[1.0], [0.0]], binary=False).metrics().keys()
-    )
+    assert right.metrics().keys() - {"eval/sums/accuracy"} == found.metrics().keys()
 
 
 def test_every_response_is_written_once_with_its_reward(tmp_path: Path) -> None:

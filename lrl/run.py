@@ -29,6 +29,7 @@ groups or an evaluation calls `poll()` meanwhile.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -41,7 +42,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lrl.callbacks.base import find, find_all
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.checkpoints.resume import steps_done
-from lrl.checkpoints.run_folder import RunFolderLock, continue_logs, run_folder
+from lrl.checkpoints.run_folder import continue_logs, lock_run_folder, run_folder
 from lrl.datamodule import RolloutDataModule
 from lrl.evaluation import answer
 from lrl.generators.fleet import Fleet
@@ -81,8 +82,6 @@ class Run:
         self.strategy = trainer.strategy
         self.stopwatch = Stopwatch()
         """What the trainer does (`lrl.system.stopwatch.TRAINER`)."""
-        self.claim = RunFolderLock()
-        """The lock on the run's folder, from the checks to the end."""
         self.version = -1
         """The version in the generators."""
         self.newest = -1
@@ -108,8 +107,7 @@ class Run:
         if not self.leads:
             return
         check_run(self)
-        self._ends.callback(self.claim.release)
-        self.claim.acquire_for(self.trainer)
+        self._ends.callback(os.close, lock_run_folder(self.trainer))
         resumed = self.data.resumes_from if self.trains else None
         continue_logs(self.trainer, -1 if resumed is None else steps_done(Path(resumed)))
 

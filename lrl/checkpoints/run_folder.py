@@ -86,61 +86,47 @@ def _forget_events(logger: TensorBoardLogger, step: int) -> None:
     writer.add_event(Event(step=step, session_log=start))
 
 
-class RunFolderLock:
-    """One process's lock on a run's folder: the kernel releases it at any end of the process.
+def lock_run_folder(trainer: L.Trainer) -> int:
+    """Makes and locks the folder of a run; one whose logger has no version gets the next free number,
+    also if others take theirs at this moment. Raises ConfigError if a live run has it.
 
-    The lock is on the folder itself. A lock file would stay, and a logger would take the folder for
-    an earlier run's.
+    Returns the open folder: its closing releases the lock, and so does any end of the process. The
+    lock is on the folder itself. A lock file would stay, and a logger would take the folder for an
+    earlier run's.
     """
-
-    def __init__(self) -> None:
-        self._folder: int | None = None
-
-    def acquire_for(self, trainer: L.Trainer) -> None:
-        """Makes and locks the folder of a run; one whose logger has no version gets the next free
-        number, also if others take theirs at this moment. See `acquire`."""
-        numbered: list[Any] = [
-            one for one in trainer.loggers if getattr(one, "_version", "") is None
-        ]
-        tried = None
-        while True:
-            # All of them before there is a folder: loggers in one place get the same number.
-            for logger in numbered:
-                logger._version = None
-                _ = logger.version  # takes the next free number
-            folder = run_folder(trainer)
-            is_new = bool(numbered) and folder != tried
-            try:
-                return self.acquire(folder, is_new)
-            except (ConfigError, FileExistsError):  # another run has made it since
-                if not is_new:  # or its name has no number
-                    raise
-            tried = folder
-
-    def acquire(self, folder: Path, is_new: bool = False) -> None:
-        """Makes and locks `folder` and releases the last; ConfigError if a live run has it."""
-        self.release()
-        folder.mkdir(parents=True, exist_ok=not is_new)  # decides also where there are no locks
-        opened = os.open(folder, os.O_RDONLY)
+    numbered: list[Any] = [one for one in trainer.loggers if getattr(one, "_version", "") is None]
+    tried = None
+    while True:
+        # All of them before there is a folder: loggers in one place get the same number.
+        for logger in numbered:
+            logger._version = None
+            _ = logger.version  # takes the next free number
+        folder = run_folder(trainer)
+        is_new = bool(numbered) and folder != tried
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._folder = opened
-        except BlockingIOError:
-            os.close(opened)
-            raise ConfigError(
-                f"The run folder {str(folder)!r} is that of a live run. Leave the logger's version "
-                "out, give this run a folder of its own (trainer.logger or "
-                "trainer.default_root_dir), or end that one."
-            ) from None
-        except OSError as error:  # a file system without locks
-            os.close(opened)
-            log.warning("%s cannot be locked: %s. Let no other run write there.", folder, error)
+            return lock(folder, is_new)
+        except (ConfigError, FileExistsError):  # another run has made it since
+            if not is_new:  # or its name has no number
+                raise
+        tried = folder
 
-    def release(self) -> None:
-        """Idempotent."""
-        if self._folder is not None:
-            os.close(self._folder)
-            self._folder = None
+
+def lock(folder: Path, is_new: bool = False) -> int:
+    """Makes, opens and locks `folder`; ConfigError if a live run has it."""
+    folder.mkdir(parents=True, exist_ok=not is_new)  # decides also where there are no locks
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        raise ConfigError(
+            f"The run folder {str(folder)!r} is that of a live run. Leave the logger's version out, "
+            "give this run a folder of its own (trainer.logger or trainer.default_root_dir), or end "
+            "that one."
+        ) from None
+    except OSError as error:  # a file system without locks
+        log.warning("%s cannot be locked: %s. Let no other run write there.", folder, error)
+    return opened
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,23 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lrl.checkpoints.run_folder import RunFolderLock, continue_logs, run_folder
+from lrl.checkpoints.run_folder import continue_logs, lock, lock_run_folder, run_folder
 from tests.run_without_generators import trainer
 
 
 def test_a_live_runs_folder_is_an_error(tmp_path: Path) -> None:
-    first, second = RunFolderLock(), RunFolderLock()
-    first.acquire(tmp_path / "run")
+    first = lock(tmp_path / "run")
     with pytest.raises(ValueError, match="is that of a live run"):
-        second.acquire(tmp_path / "run")
-    second.acquire(tmp_path / "another")
-    first.release()
-    second.acquire(tmp_path / "run")
-    first.acquire(tmp_path / "another")
+        lock(tmp_path / "run")
+    another = lock(tmp_path / "another")
+    os.close(first)
+    for opened in (lock(tmp_path / "run"), another):
+        os.close(opened)
 
 
 def test_of_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    first, second = RunFolderLock(), RunFolderLock()
     begun: list[Path] = []
+    opened: list[int] = []
 
     class Overtaken(TensorBoardLogger):
         """Between its number and its folder another run takes both."""
@@ -38,18 +38,20 @@ def test_of_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path: Path)
             number = super()._get_next_version()
             if not begun:
                 other = trainer(tmp_path, logger=TensorBoardLogger(tmp_path))
-                first.acquire_for(other)
+                opened.append(lock_run_folder(other))
                 begun.append(run_folder(other))
             return number
 
     running = trainer(tmp_path, logger=[Overtaken(tmp_path), CSVLogger(tmp_path)])
-    second.acquire_for(running)
+    opened.append(lock_run_folder(running))
     runs = tmp_path / "lightning_logs"
     assert begun == [runs / "version_0"] and run_folder(running) == runs / "version_1"
     assert running.loggers[1].log_dir == str(runs / "version_1"), "one number for both loggers"
     for folder in runs.iterdir():
         with pytest.raises(ValueError, match="live run"):
-            RunFolderLock().acquire(folder)
+            lock(folder)
+    for one in opened:
+        os.close(one)
 
 
 def test_a_logger_that_numbers_no_folder_is_not_asked_for_ever(tmp_path: Path) -> None:
@@ -58,10 +60,10 @@ def test_a_logger_that_numbers_no_folder_is_not_asked_for_ever(tmp_path: Path) -
         def log_dir(self) -> str:
             return str(tmp_path / "plain")
 
-    claim = RunFolderLock()
-    claim.acquire_for(trainer(tmp_path, logger=Plain(tmp_path)))
+    opened = lock_run_folder(trainer(tmp_path, logger=Plain(tmp_path)))
     with pytest.raises(ValueError, match="live run"):
-        RunFolderLock().acquire_for(trainer(tmp_path, logger=Plain(tmp_path)))
+        lock_run_folder(trainer(tmp_path, logger=Plain(tmp_path)))
+    os.close(opened)
 
 
 class Tracker(Logger):

@@ -89,15 +89,11 @@ def test_another_users_file_is_not_trusted(
         write_run_file(tmp_path, server)
 
 
-@pytest.mark.parametrize(
-    "age",
-    [lambda own: replace(own, started=1), lambda own: replace(own, pid=2**22 + 1)],
-    ids=["pid again", "no pid"],
-)
+@pytest.mark.parametrize("another", [{"started": 1}, {"pid": 2**22 + 1}])
 def test_a_killed_run_is_not_live(
-    server: RegistryServer, tmp_path: Path, age: Callable[[ProcessIdentity], ProcessIdentity]
+    server: RegistryServer, tmp_path: Path, another: dict[str, int]
 ) -> None:
-    rewrite(tmp_path, owner=age(ProcessIdentity()))
+    rewrite(tmp_path, owner=replace(ProcessIdentity(), **another))
     with pytest.raises(NotRunning, match="its run has ended"):
         find_run(str(tmp_path))
 

@@ -71,8 +71,8 @@ class Scene:
         self.kind = kind
         self.registry = server.registry
         self.launcher = launcher
-        client = client_of(server)
-        self.launched = LaunchedMembers(launcher, kind, client, folder, server.registry)
+        roster, of_places = (client_of(server), folder, server.registry), [[0, 1], [2, 3]]
+        self.launched = LaunchedMembers(launcher, kind, *roster, of_places)
         settings, launched = ServerSettings(), [self.launched]
         self.members = RunMembers(None, None, launched, settings, folder, server)  # type: ignore[arg-type]
 
@@ -118,30 +118,18 @@ def scene(
     return Scene(launcher, Kind(request.param), server, tmp_path)
 
 
-def test_every_place_gets_a_job_with_a_number_of_its_own_and_the_token_in_no_word(
+def test_every_place_gets_a_job_with_its_number_and_devices_or_workers_and_the_token_in_no_word(
     scene: Scene, launcher: ModelLauncher, server: RegistryServer
 ) -> None:
     scene.poll(times=3)
     assert launcher.names == [f"{scene.kind}-0", f"{scene.kind}-1"]
-    join = ["join", server.location().url, "--kind", scene.kind]
     for number, said in enumerate(launcher.words):
-        assert said[:4] == join and said[-2:] == ["--number", str(number)]
-        assert TOKEN not in " ".join(said)
+        own = ["--workers", "3"]
+        if scene.kind is Kind.GENERATOR:
+            own = ["--devices", ["0,1", "2,3"][number]]
+        join = ["join", server.location().url, "--kind", scene.kind, *own, "--number", str(number)]
+        assert said == join and TOKEN not in " ".join(said)
         assert launcher.environments[number]["LRL_TOKEN"] == TOKEN
-
-
-def test_a_job_has_the_devices_or_the_workers_of_its_place(
-    server: RegistryServer, tmp_path: Path
-) -> None:
-    for kind, option, of_places in (
-        (Kind.GENERATOR, "--devices", ["0,1", "2,3"]),
-        (Kind.WORKER, "--workers", ["3", "3"]),
-    ):
-        launcher, client = ModelLauncher(2), client_of(server)
-        launched = LaunchedMembers(launcher, kind, client, tmp_path, placements=[[0, 1], [2, 3]])
-        for slot in launched.slots:
-            slot.poll()
-        assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lrl.policy import PolicyModule
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource, open_tokenizer
+from tests.policies import opened
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer, tiny_llama
-
-
-def policy(folder: Path, lora: LoRA | None = None) -> PolicyModule:
-    found = PolicyModule(str(folder), lora=lora)
-    found.configure_model()
-    return found
 
 
 def as_of_old(folder: Path) -> Path:
@@ -45,7 +39,7 @@ def test_all_files_that_training_does_not_change_are_kept_byte_for_byte(
     lora: LoRA | None, tmp_path: Path
 ) -> None:
     folder, out = as_of_old(tiny_llama(tmp_path / "first")), tmp_path / "out"
-    policy(folder, lora).export(out)
+    opened(str(folder), lora=lora).export(out)
     names = {file.name for file in folder.iterdir()}
     assert {file.name for file in out.iterdir()} == names | ({"adapter"} if lora else set())
     for name in names - {"model.safetensors"}:
@@ -60,13 +54,13 @@ def test_a_config_keeps_all_but_what_has_changed(tmp_path: Path) -> None:
     config |= {"max_length": 50, "torch_dtype": "bfloat16"}
     del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
-    policy(folder).export(tmp_path / "out")
+    opened(str(folder)).export(tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written == config | {"torch_dtype": "float32"}
 
 
 def test_what_a_script_has_changed_is_saved(tmp_path: Path) -> None:
-    found = policy(as_of_old(tiny_llama(tmp_path / "first")))
+    found = opened(str(as_of_old(tiny_llama(tmp_path / "first"))))
     found.tokenizer.chat_template = "{{ messages[0].content }}"
     found.tokenizer.add_tokens(["<think>"])
     found.network.resize_token_embeddings(300)
@@ -79,7 +73,7 @@ def test_what_a_script_has_changed_is_saved(tmp_path: Path) -> None:
 
 def test_a_first_version_that_is_gone_does_not_cost_a_run_its_policy(tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "first")
-    found = policy(folder)
+    found = opened(str(folder))
     assert found.tokenizer.eos_token
     folder.rename(tmp_path / "moved")
     found.export(tmp_path / "out")
@@ -90,7 +84,7 @@ def test_the_first_version_is_never_written_over(tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "first")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(OSError, match="first version"):
-        policy(folder).export(folder)
+        opened(str(folder)).export(folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
@@ -98,6 +92,6 @@ def test_the_first_version_is_never_written_over(tmp_path: Path) -> None:
 def test_a_part_of_a_larger_model_can_be_opened_again(family: str, tmp_path: Path) -> None:
     folder = save_tiny(family, tmp_path / "first")
     byte_tokenizer().save_pretrained(folder)
-    policy(folder).export(tmp_path / "out")
+    opened(str(folder)).export(tmp_path / "out")
     first, second = (ModelSource(str(one)).open() for one in (folder, tmp_path / "out"))
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)

@@ -27,7 +27,7 @@ from lrl.training.prefix_tree import PrefixTree
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import MicroBatch, SequenceBounds
 from tests.flash_kernel import flash_kernel
-from tests.policies import packed, random_group
+from tests.policies import opened, packed, random_group
 from tests.tiny_families import save_tiny
 
 HEADS, KV_HEADS, SIZE, WINDOW = 4, 2, 8, 5
@@ -153,19 +153,14 @@ def results(policy: lrl.PolicyModule, micros: list[MicroBatch]) -> tuple[Tensor,
     return torch.cat(logprobs), torch.cat([one.flatten() for one in gradients])
 
 
-def opened(folder: str, **settings: Any) -> lrl.PolicyModule:
-    policy = lrl.PolicyModule(folder, objective=lrl.objectives.REINFORCE(), **settings)
-    policy.configure_model()
-    return policy
-
-
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_model_computes_as_with_masks(
     family: str, trees: bool, tmp_path: Path, calls: list[Any]
 ) -> None:
     folder = str(save_tiny(family, tmp_path, 4.0))
-    policy = opened(folder, attention="eager", gradient_checkpointing=trees)
+    settings = {"attention": "eager", "gradient_checkpointing": trees}
+    policy = opened(folder, objective=lrl.objectives.REINFORCE(), **settings)
     micros = drawn(0, trees)
     assert any(micro.readers_end is not None for micro in micros) == trees
     logprobs, gradient = results(policy, micros)

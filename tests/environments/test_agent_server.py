@@ -40,13 +40,7 @@ def serve(
         told: list[Any] = []
 
         class Policy:
-            async def turn(
-                self,
-                observation: Any,
-                reward: float = 0.0,
-                tools: Any = (),
-                after: int | None = None,
-            ) -> Written:
+            async def turn(self, observation: Any, tools: Any, after: int | None) -> Written:
                 told.append(observation if after is None else (after, observation, tools))
                 return turn
 

@@ -174,14 +174,6 @@ def test_what_no_prompt_would_show_is_refused_by_row(
         rendered([{"prompt": ("1+1?")}, {"prompt": ("2+2?")} | row], chat_template)  # type: ignore[arg-type]
 
 
-def test_chat_prompts_end_where_the_policy_begins() -> None:
-    settings = {"system_prompt": "Add.", "template": "What is {prompt}"}
-    prompts = loaded(has_chat=True, shuffle=False, **settings)
-    text = characters().decode(prompts[0].token_ids)
-    assert text == "<system>Add.\n<user>What is 0+1?\n<assistant>"
-    assert prompts[0].text == "What is 0+1?"
-
-
 @pytest.mark.parametrize(
     ("form", "text", "prompt"),
     [
@@ -212,9 +204,10 @@ def test_messages_keep_their_turns_and_the_template_fills_the_last_question() ->
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "2+2?"},
     ]
-    prompts = loaded([{"prompt": turns}], has_chat=True, template="{prompt} Think.")
+    settings = {"system_prompt": "Add.", "template": "{prompt} Think."}
+    prompts = loaded([{"prompt": turns}], has_chat=True, **settings)
     text = characters().decode(prompts[0].token_ids)
-    assert text == "<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
+    assert text == "<system>Add.\n<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
     assert prompts[0].text == "2+2? Think."
     assert turns[-1]["content"] == "2+2?", "the caller's rows are not changed"
 

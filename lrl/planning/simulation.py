@@ -22,7 +22,7 @@ from lrl.planning.generator_model import ModelGenerator, SimulatedResponse
 from lrl.planning.workload import Lognormal, ReplayedLengths
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger, Pacing
-from lrl.rollouts.packing import BinPacker, Rows
+from lrl.rollouts.packing import BinPacker
 from lrl.rollouts.timeline import (
     MicroBatchRecord,
     Record,
@@ -241,7 +241,7 @@ class ModelTrainer:
 
     def __post_init__(self) -> None:
         self.costs = self.scene.trainer
-        self._cuts = BinPacker[Any](self.scene.micro_batch_tokens, ranks=self.scene.ranks)
+        self._cuts: Any = BinPacker(self.scene.micro_batch_tokens, ranks=self.scene.ranks)
         self._done = [0.0] * self.scene.ranks  # end of each rank's last micro-batch
         # The last sync's pause, if it overlaps the next step.
         self._delivery: asyncio.Task[float] | None = None
@@ -308,7 +308,7 @@ class ModelTrainer:
         for tokens in trees:
             self._cuts.add(range(tokens))
 
-    async def _compute(self, each: Sequence[Rows[Any]]) -> float:
+    async def _compute(self, each: Sequence[Any]) -> float:
         """Runs a micro-batch on every rank, behind the one before; returns rank 0's seconds."""
         now, rank_0_s = self._loop.time(), 0.0
         for rank, rows in enumerate(each):

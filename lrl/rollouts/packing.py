@@ -14,30 +14,20 @@ attention, become equal.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from lrl.advantages import Advantages
 from lrl.training.collate import blank, fill_rows
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
 from lrl.types import ENVIRONMENT, Group, MicroBatch
 
-
-class Packable(Protocol):
-    @property
-    def group(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-
-P = TypeVar("P", bound=Packable)
-Rows = list[list[P]]
+Rows = list[list[PrefixTree]]
 Round = list[MicroBatch | None]
 """Micro-batches that train at the same time: one for each rank, None or a blank for a rank that
 gets none."""
 
 
 @dataclass(eq=False)
-class BinPacker(Generic[P]):
+class BinPacker:
     """Sequences that wait to become micro-batches for `ranks`; it reads only their lengths and
     groups. Other settings are `Packer`'s."""
 
@@ -51,21 +41,21 @@ class BinPacker(Generic[P]):
         """Sum of the squared lengths of each rank's sequences so far."""
         self.budget = self.micro_batch_tokens * self.ranks
         """Tokens that fill a round."""
-        self._waiting: list[P] = []
+        self._waiting: list[PrefixTree] = []
 
-    def add(self, sequence: P) -> None:
+    def add(self, sequence: PrefixTree) -> None:
         self._waiting.append(sequence)
 
-    def full(self) -> Iterator[list[Rows[P]]]:
+    def full(self) -> Iterator[list[Rows]]:
         """Yields each full round as the rows of every rank; those not taken stay."""
         while sum(map(len, self._waiting)) >= self.budget:
             yield self._round()
 
-    def flush(self) -> Iterator[list[Rows[P]]]:
+    def flush(self) -> Iterator[list[Rows]]:
         while self._waiting:
             yield self._round()
 
-    def _round(self) -> list[Rows[P]]:
+    def _round(self) -> list[Rows]:
         if self.whole_groups:
             groups = self._first_groups()
             shares = self._divide(groups, most=len(groups))
@@ -75,10 +65,10 @@ class BinPacker(Generic[P]):
         rows, self._waiting = self._fit(self._waiting, max_rows=most * self.ranks)
         return self._divide(rows, most=-(-len(rows) // self.ranks))
 
-    def _divide(self, parts: list[list[P]], most: int) -> list[list[list[P]]]:
+    def _divide(self, parts: list[list[PrefixTree]], most: int) -> list[Rows]:
         """Divides `parts` among the ranks, at most `most` each: the heaviest first, to the rank
         with the least work."""
-        shares: list[list[list[P]]] = [[] for _ in self.squares]
+        shares: list[Rows] = [[] for _ in self.squares]
         squares = ((sum(len(sequence) ** 2 for sequence in part), part) for part in parts)
         for square, part in sorted(squares, key=lambda one: one[0], reverse=True):
             free = [rank for rank, share in enumerate(shares) if len(share) < most]
@@ -87,12 +77,12 @@ class BinPacker(Generic[P]):
             self.squares[rank] += square
         return shares
 
-    def _first_groups(self) -> list[list[P]]:
+    def _first_groups(self) -> list[list[PrefixTree]]:
         """Takes the oldest waiting groups that fit the budgets together, at least one."""
-        groups: dict[int, list[P]] = {}
+        groups: dict[int, list[PrefixTree]] = {}
         for sequence in self._waiting:
             groups.setdefault(sequence.group, []).append(sequence)
-        chosen, taken = list[list[P]](), list[P]()
+        chosen, taken = list[list[PrefixTree]](), list[PrefixTree]()
         for members in groups.values():
             taken += members
             # In shared rows only the tokens are counted, as if there were no padding.
@@ -104,11 +94,11 @@ class BinPacker(Generic[P]):
         self._waiting = [sequence for members in later for sequence in members]
         return chosen
 
-    def _fit(self, sequences: list[P], max_rows: int) -> tuple[Rows[P], list[P]]:
+    def _fit(self, sequences: list[PrefixTree], max_rows: int) -> tuple[Rows, list[PrefixTree]]:
         """Packs by best-fit decreasing into at most `max_rows` rows as long as the longest
         sequence; returns them, and the sequences that did not fit."""
         longest = max(map(len, sequences), default=0)
-        rows: Rows[P] = []
+        rows: Rows = []
         # (free tokens, row), sorted: the first that is large enough fits best.
         free: list[tuple[int, int]] = []
         left = []
@@ -178,7 +168,7 @@ class Packer:
         """For each micro-batch of rank 0, its samples in the order of `MicroBatch.sequence_ids`."""
         self._slots = self._padded = 0
         self._copied = self._saved = 0
-        self._bins = BinPacker[PrefixTree](
+        self._bins = BinPacker(
             self.micro_batch_tokens, self.whole_groups, self.data_parallel_size, self.share_rows
         )
 
@@ -223,7 +213,7 @@ class Packer:
     def flush(self) -> Iterator[Round]:
         return map(self._filled, self._bins.flush())
 
-    def _filled(self, each: list[Rows[PrefixTree]]) -> Round:
+    def _filled(self, each: list[Rows]) -> Round:
         if trees := [tree for row in each[0] for tree in row]:
             self.on_first_rank.append([sample for tree in trees for sample in tree.samples])
         filled = [fill_rows(rows, self.temperature, self.masks) if rows else None for rows in each]

@@ -104,11 +104,7 @@ class FetchingGenerator(Generator):
 
     @property
     def files(self) -> set[str]:
-        """The names of its files, without the common part."""
-        return {
-            path.name.removeprefix(f"lrl-run-generator-{self.server.number}-")
-            for path in self.folder.iterdir()
-        }
+        return {path.name for path in self.folder.iterdir()}
 
     def die(self) -> None:
         """Ends the server with all its connections."""

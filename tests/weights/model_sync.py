@@ -36,7 +36,6 @@ class Client:
         self.unanswered: set[str] = set()
         """Done once, and reported as failed."""
         self.holds: Any = None
-        self.init_info: Any = None
         self.updating = False
         self.logprobs = [-1.0, -1.0]
         """What it answers a proof."""
@@ -65,8 +64,6 @@ class Client:
         if route in self.lying:
             return
         self._update(route)
-        if route == INIT:
-            self.init_info = body["init_info"]
         if route == "/update_weights":
             self.holds = body["update_info"]["value"]
         if route == "/finish_weight_update":

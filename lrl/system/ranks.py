@@ -198,7 +198,7 @@ def follow(policy: HasRanks, last: bool = False) -> None:
 
 def collective(body: Callable[Concatenate[Policy, P], T]) -> Callable[Concatenate[Policy, P], T]:
     """Makes every rank run `body` when rank 0 calls it; `body` takes the policy, and arguments that
-    can be pickled.
+    can be pickled. Use it as a decorator: the other ranks find the function by its name.
 
     The result is rank 0's own. RuntimeError if another rank calls it by itself, or if a rank has
     ended.

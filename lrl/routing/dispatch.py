@@ -184,11 +184,9 @@ class DispatchPolicy(ABC):
         if not self._waiting or not generators:
             return None
         request = self._waiting[0]
-        position: int | None
-        home = request.home
-        if home is not None and home in generators and has_room(home, request):
-            position = generators.index(home)
-        else:
+        homes = (at for at, generator in enumerate(generators) if generator is request.home)
+        position = next(homes, None)
+        if position is None or not has_room(generators[position], request):
             position = self.pick(request, generators)
         if position is None:
             return None

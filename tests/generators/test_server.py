@@ -41,6 +41,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
 BREAKING = "print('\\n'.join(f'line {i}' for i in range(100))); raise SystemExit(3)"
 SILENT = "import time; time.sleep(600)"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Scripted(Server):
@@ -112,6 +113,12 @@ def test_sampling_stays_exact_and_the_users_flags_overrule_what_lrl_prefers(
         *(({}, "1", name, None) for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")),
         ({}, "expandable_segments:True", "PYTORCH_ALLOC_CONF", None),
         ({}, "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF", None),
+        # Devices count within the trainer's own.
+        ({"devices": [2, 3], "tensor_parallel_size": 2}, None, VISIBLE, "2,3"),
+        ({"devices": [2, 3], "tensor_parallel_size": 2}, "4,5,6,7", VISIBLE, "6,7"),
+        ({"devices": [1]}, "GPU-a,GPU-b", VISIBLE, "GPU-b"),
+        ({}, "0", VISIBLE, ""),
+        ({}, None, VISIBLE, ""),
     ],
 )
 def test_a_generators_environment_is_the_users_without_what_is_the_trainers_alone(
@@ -138,30 +145,6 @@ def test_a_transport_has_its_routes_behind_the_token(tmp_path: Path) -> None:
     own = "lrl.vllm_plugin.write_route.WriteRoute"
     # vLLM puts the last one outermost.
     assert layers == [own, "a.Route", "b.Route", "lrl.system.auth.TokenMiddleware"]
-
-
-@pytest.mark.parametrize(
-    ("own", "devices", "visible"),
-    [
-        (None, [2, 3], "2,3"),
-        ("4,5,6,7", [2, 3], "6,7"),
-        ("GPU-a,GPU-b", [1], "GPU-b"),
-        ("0", [], ""),
-        (None, [], ""),
-    ],
-)
-def test_devices_count_within_the_trainers_own(
-    own: str | None,
-    devices: list[int],
-    visible: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if own is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
-    server = build(tmp_path, devices=devices, tensor_parallel_size=max(1, len(devices)))
-    assert server.environment()["CUDA_VISIBLE_DEVICES"] == visible
 
 
 def test_a_server_lives_from_start_to_stop_and_may_start_again(scripted: Server) -> None:

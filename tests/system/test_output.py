@@ -16,26 +16,21 @@ from tests.checkpoints.test_checkpoint_file import limit_files
 from tests.run_without_generators import fit, trainer
 
 
-def disk_full_from_step(step: int, files: list[Any]) -> L.Callback:
-    """Returns a callback that puts TensorBoard's file on a full disk from a step on."""
+class FullDisk(L.Callback):
+    """Puts TensorBoard's file on a full disk from a step on."""
 
-    class Full(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-            if trainer.global_step == step:
-                writer = trainer.logger.experiment._get_file_writer().event_writer  # type: ignore[union-attr]
-                files.append(writer._file_name)
-                writer._general_file_writer.filename = "/dev/full"
-
-    return Full()
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == 2:
+            writer = trainer.logger.experiment._get_file_writer().event_writer  # type: ignore[union-attr]
+            writer._general_file_writer.filename = "/dev/full"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_logger_on_a_full_disk_gives_one_warning_and_the_run_continues(
     policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files: list[str] = []
     logger = TensorBoardLogger(str(tmp_path), name="run", version="0", flush_secs=1)
-    running = trainer(tmp_path, disk_full_from_step(2, files), logger=logger)
+    running = trainer(tmp_path, FullDisk(), logger=logger)
     fit(policy, running)
     assert running.global_step == running.max_steps
     warnings = [

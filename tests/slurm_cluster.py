@@ -46,24 +46,14 @@ PartitionName=main Nodes=far Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def lacks() -> str:
-    """Returns what a SLURM cluster needs and this machine has not; empty if there can be one."""
-    missing = [
-        name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None
-    ]
-    if not missing and os.geteuid() == 0:
-        return ""
-    return (
-        "a SLURM cluster needs root and Debian's slurmctld, slurmd, slurm-client, munge; missing: "
-        f"{missing}"
-    )
-
-
 @contextmanager
 def slurm_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Has srun and scancel of this process find one."""
-    if why := lacks():
-        pytest.skip(why)
+    programs = ("munged", "slurmctld", "slurmd", "srun")
+    missing = [name for name in programs if shutil.which(name) is None]
+    if missing or os.geteuid():
+        packages = "slurmctld, slurmd, slurm-client, munge"
+        pytest.skip(f"a SLURM cluster needs root and Debian's {packages}; missing: {missing}")
     with ExitStack() as ends:
         namespace = ends.enter_context(network_namespace())
         folder = Path(
@@ -86,12 +76,10 @@ def slurm_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ends.callback(process.wait, 60)
             ends.callback(process.kill)
 
-        files = [
-            word
-            for name in ("socket", "pid-file", "log-file", "seed-file")
-            for word in _munge_file(folder, name)
-        ]
-        start("munged", "--foreground", "--force", "--key-file", str(folder / "key"), *files)
+        files = {"--key-file": "key", "--socket": "munge.sock", "--pid-file": "munge.pid"}
+        files |= {"--log-file": "munge.log", "--seed-file": "munge.seed"}
+        words = (word for option, name in files.items() for word in (option, str(folder / name)))
+        start("munged", "--foreground", "--force", *words)
         wait_for((folder / "munge.sock").exists, START_S, "munge")
         start("slurmctld", "-D")
         # Not `ip netns exec`, behind which slurmd misses the control groups of /sys; the node's
@@ -102,10 +90,6 @@ def slurm_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
         _output("scancel", "--me")
         wait_for(lambda: not _output("squeue", "--noheader"), START_S, "the end of SLURM's jobs")
-
-
-def _munge_file(folder: Path, name: str) -> tuple[str, str]:
-    return f"--{name}", str(folder / ("munge.sock" if name == "socket" else f"munge.{name}"))
 
 
 def _output(*words: str) -> str:

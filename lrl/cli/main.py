@@ -35,13 +35,12 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-OTHERS = (
-    *("init", "ray", "chat", "export", "view", "prompt"),
-    *("join", "leave", "plan", "doctor"),
-)
-"""The commands besides fit and validate: each is the `main` of the module of its name, or in
-`FUNCTIONS`."""
-FUNCTIONS = {"leave": ("join", "leave"), "prompt": ("join", "prompt")}
+OTHERS = {
+    **{name: (name, "main") for name in ("init", "ray", "chat", "export", "view")},
+    **{"prompt": ("join", "prompt"), "join": ("join", "main"), "leave": ("join", "leave")},
+    **{name: (name, "main") for name in ("plan", "doctor")},
+}
+"""The commands besides fit and validate: the module and the function of each."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 RECIPES = Path(lrl.__file__).parent / "recipes"
 CONFIG = ("--config", "-c")
@@ -67,7 +66,7 @@ def run_command(words: list[str]) -> int:
         return 0
     if words[0] in OTHERS:
         try:
-            module, function = FUNCTIONS.get(words[0], (words[0], "main"))
+            module, function = OTHERS[words[0]]
             return int(getattr(import_module(f"lrl.cli.{module}"), function)(words[1:]))
         except (ValueError, OSError, NotRunning) as error:
             return bad_input(str(error))

@@ -146,15 +146,8 @@ class Tokens:
         return sum(count for one, count in self.runs if one == version)
 
 
-def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
-    """Finishes an empty rollout of `versions`: (version, tokens) in order."""
-    tokens: Any = Tokens(versions)
-    rollout.token_ids = rollout.versions = rollout.logprobs = tokens
-    rollout.finish_reason = "stop"
-
-
 def runs_of(rollout: Rollout) -> Sequence[tuple[int, int]]:
-    """Returns the versions that `fill` has written."""
+    """Returns the versions that wrote a finished rollout: (version, tokens) in order."""
     tokens: Any = rollout.versions
     runs: Sequence[tuple[int, int]] = tokens.runs
     return runs
@@ -190,7 +183,9 @@ class ModelFleet:
         rollout_of: dict[SimulatedResponse, Rollout] = {}
 
         def one_ended(response: SimulatedResponse) -> None:
-            fill(rollout_of.pop(response), response.versions)
+            rollout, tokens = rollout_of.pop(response), Tokens(response.versions)
+            rollout.token_ids = rollout.versions = rollout.logprobs = tokens  # type: ignore[assignment]
+            rollout.finish_reason = "stop"
             self.requests.release(generator)
             ended()
             if not rollout_of:

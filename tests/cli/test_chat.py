@@ -16,7 +16,6 @@ from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
 from lrl.rollouts import policy_text
 from lrl.rollouts.prompts import Prompts
 from tests.cli.conftest import Say
-from tests.tiny_policies import with_special_tokens
 
 EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
 
@@ -102,12 +101,6 @@ def test_a_response_without_an_end_is_no_longer_than_the_policy_was_made_for(
     make_tokenizer().save_pretrained(tmp_path)
     prompt = len(make_tokenizer()("1+7=")["input_ids"])
     assert say("chat", tmp_path, "1+7=")[1] == "8" * (24 - prompt) + "\n"
-
-
-@pytest.mark.parametrize("text", ["1+7=", "<|start|>1+7="])
-def test_a_prompt_begins_once_and_does_not_end(text: str) -> None:
-    tokenizer = with_special_tokens("<|start|> $A <|end|>")
-    assert tokenizer.decode(chat.encode(tokenizer, text, {})["input_ids"][0]) == "<|start|>1+7="
 
 
 SYSTEM = {"system_prompt": "2", "template": "{prompt}=", "chat": True}

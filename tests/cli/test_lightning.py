@@ -51,41 +51,11 @@ def write_run(folder: Path) -> None:
     (folder / "run.yaml").write_text(yaml.safe_dump(broken_inputs.run(folder)))
 
 
-@pytest.fixture
-def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
-    """The trainer of a run with three loggers and an evaluation."""
-    write_run(tmp_path)
-    found: list[L.Trainer] = []
-
-    def start(run: Run) -> None:
-        found.append(run.trainer)
-        raise Reached
-
-    monkeypatch.setattr("lrl.run.Run.start", start)
-    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, first=None: None)
-    monkeypatch.setattr(sys, "argv", [shutil.which("true") or "true"])
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    monkeypatch.chdir(tmp_path)
-    kinds = {
-        "TensorBoardLogger": {"save_dir": "board"},
-        "CSVLogger": {"save_dir": "table"},
-        LOGGER: {},
-    }
-    loggers = json.dumps([{"class_path": kind, "init_args": kinds[kind]} for kind in kinds])
-    held = {"source": "data/rows.jsonl", "name": "held"}
-    prompts = {"class_path": "lrl.Prompts", "init_args": held}
-    words = ("--trainer.logger", loggers, "--trainer.callbacks+", "Evaluation")
-    words = (*words, "--trainer.callbacks.prompts", json.dumps(prompts), "--model.lr", "3e-5")
-    with pytest.raises(Reached):
-        main(["fit", "--config", "run.yaml", *words])
-    return found[0]
-
-
 def test_a_run_whose_port_is_in_use_is_refused_before_a_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path)
-    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, first=None: None)
+    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, *given: None)
     monkeypatch.chdir(tmp_path)
     words = ["--trainer.logger.class_path", "TensorBoardLogger"]
     words += ["--trainer.logger.init_args.save_dir", "board"]
@@ -98,9 +68,30 @@ def test_a_run_whose_port_is_in_use_is_refused_before_a_server_starts(
 
 
 def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(
-    trainer: L.Trainer,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board, table, tracker = trainer.loggers
+    write_run(tmp_path)
+    found: list[L.Trainer] = []
+
+    def start(run: Run) -> None:
+        found.append(run.trainer)
+        raise Reached
+
+    monkeypatch.setattr("lrl.run.Run.start", start)
+    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, *given: None)
+    monkeypatch.setattr(sys, "argv", [shutil.which("true") or "true"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+    folders = {"TensorBoardLogger": {"save_dir": "board"}, "CSVLogger": {"save_dir": "table"}}
+    kinds = [*folders.items(), (LOGGER, {})]
+    loggers = json.dumps([{"class_path": kind, "init_args": how} for kind, how in kinds])
+    held = {"source": "data/rows.jsonl", "name": "held"}
+    prompts = json.dumps({"class_path": "lrl.Prompts", "init_args": held})
+    words = ("--trainer.logger", loggers, "--trainer.callbacks+", "Evaluation")
+    words = (*words, "--trainer.callbacks.prompts", prompts, "--model.lr", "3e-5")
+    with pytest.raises(Reached):
+        main(["fit", "--config", "run.yaml", *words])
+    board, table, tracker = found[0].loggers
     assert isinstance(board, TensorBoardLogger) and isinstance(table, CSVLogger)
     assert isinstance(tracker, Tracker)
     saved = []

@@ -289,9 +289,8 @@ def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None
         for _, group in trained
         for one in group.rollouts
     )
-    assert (
-        sum(record.tokens for record in records if isinstance(record, MicroBatchRecord)) == tokens
-    )
+    batches = [record for record in records if isinstance(record, MicroBatchRecord)]
+    assert sum(record.tokens for record in batches) == tokens
     assert sum(step.tokens for step in steps) == sum(sum(step.lags.values()) for step in steps)
     groups = [record for record in records if isinstance(record, GroupRecord)]
     assert [group.index for group in groups] == [group.index for _, group in trained]
@@ -414,14 +413,9 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_o
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     same = 0
     for row in rows:
-        message = {"role": "user", "content": row["prompt"]}
-        prompt = torch.tensor(
-            [
-                tokenizer.apply_chat_template(
-                    [message], add_generation_prompt=True, return_dict=False
-                )
-            ]
-        )
+        chat = [{"role": "user", "content": row["prompt"]}]
+        form = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": False}
+        prompt = tokenizer.apply_chat_template(chat, **form)
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
         same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel

@@ -107,14 +107,6 @@ def test_every_recipe_has_its_expected_result_beside_it() -> None:
         assert f"## {name}\n" in file.with_name("README.md").read_text(), name
 
 
-def test_settings_on_the_command_line_change_the_named_objects(build: Any) -> None:
-    words = "--config math --trainer.max_steps 20 --data.max_lag 0"
-    trainer, policy, data = build(
-        *words.split(), *["--model.objective", "AIPO", "--model.objective.rho", "2"]
-    )
-    assert (trainer.max_steps, data.max_lag, policy.objective.rho) == (20, 0, 2.0)
-
-
 def test_a_module_that_saves_its_settings_gets_those_of_lightnings_command_line(
     build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

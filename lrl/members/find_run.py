@@ -106,13 +106,14 @@ def find_generator(folder: Path, number: int) -> Running:
 
 def find_generators(folder: Path) -> dict[int, Running]:
     """Returns the live generators of the run that logs into `folder`, by number."""
-    logs = {_inode(path): path for path in folder.glob("generator-*.log")}
+    logs = list(folder.glob("generator-*.log"))
     processes = filter(_is_supervisor, psutil.process_iter(["cmdline", "create_time"]))
     found = {}
     # In the order of their start: a replacement overwrites the generator before it.
     for process in sorted(processes, key=lambda process: process.info["create_time"]):
         with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
-            if path := logs.get(_inode(Path(f"/proc/{process.pid}/fd/1"))):
+            output = f"/proc/{process.pid}/fd/1"
+            for path in (log for log in logs if log.samefile(output)):
                 words = process.info["cmdline"]
                 flags = dict(zip(words, words[1:], strict=False))
                 endpoint = Endpoint(flags["--host"], tls_cert=flags.get("--ssl-certfile"))
@@ -128,8 +129,3 @@ def find_generators(folder: Path) -> dict[int, Running]:
 def _is_supervisor(process: psutil.Process) -> bool:
     words = process.info["cmdline"] or []
     return any(word.endswith("generators/supervisor.py") for word in words) and "--port" in words
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino

@@ -176,9 +176,15 @@ class GeneratorDevices(GracefulShutdown):
         at_least(0, "strategy", generator_devices=generator_devices)
         at_least(0, "strategy", evaluation_generators=evaluation_generators)
         one_of("strategy", placement=(get_args(Placement), placement))
+        if launcher is not None and generator_devices:
+            raise ConfigError(
+                f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
+                "generators on other devices: set generator_devices to 0."
+            )
         if launcher is not None:
-            generator_devices = generator_devices or 0
-            check_launcher(launcher, generator_devices)
+            generator_devices = 0
+            if not launcher.starts and not os.environ.get(RUN_TOKEN):
+                fault_without_token(f"strategy.launcher is {type(launcher).__name__}", "generators")
         self.num_generator_devices = generator_devices  # None until the devices are known
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
@@ -360,16 +366,6 @@ class GeneratorDevices(GracefulShutdown):
                 self.run.end()
         finally:
             super().teardown()
-
-
-def check_launcher(launcher: Launcher, generator_devices: int) -> None:
-    if generator_devices:
-        raise ConfigError(
-            f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
-            "generators on other devices: set generator_devices to 0."
-        )
-    if not launcher.starts and not os.environ.get(RUN_TOKEN):
-        fault_without_token(f"strategy.launcher is {type(launcher).__name__}", "generators")
 
 
 class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):

@@ -25,7 +25,7 @@ from lrl.callbacks.base import OnRankZero, run_of
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, above, at_least
 from lrl.evaluation import Report, evaluate, write_responses
-from lrl.rewards import Reward, RewardPool, as_reward
+from lrl.rewards import Reward, RewardPool
 from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.prompts import Prompts
 from lrl.system.output import best_effort, progress_bar
@@ -81,7 +81,7 @@ class Evaluation(OnRankZero):
             )
         self.prompts = Prompts.coerce(prompts, split="test")
         self.sampling = Sampling(n=samples, temperature=temperature)
-        self.rewards = as_list(rewards) if rewards is not None else None
+        self.rewards = as_list(rewards)
         self.every_n_steps = every_n_steps
         self.by = by
         self.concurrency = concurrency
@@ -101,7 +101,7 @@ class Evaluation(OnRankZero):
         run.start_rewards(self._pool, next(iter(self.prompts)))
 
     def rewards_for_evaluation(self, data: RolloutDataModule) -> list[Reward]:
-        rewards = [as_reward(reward) for reward in self.rewards or data.reward_pool.rewards[:1]]
+        rewards = self.rewards or data.reward_pool.rewards[:1]
         if len(rewards) == 1:
             rewards = [copy.copy(rewards[0])]
             rewards[0].weight = 1.0

@@ -19,7 +19,7 @@ from lrl.environments import Environment
 from lrl.errors import ConfigError, above, at_least, instances, one_of
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
-from lrl.rewards import RewardPool, TurnRewards
+from lrl.rewards import Reward, RewardPool, TurnRewards
 from lrl.rewards.base import OneReward, as_list
 from lrl.rollouts.controller import Controller, Score, Write, score
 from lrl.rollouts.learners import Learners, Replay, settings_of
@@ -473,9 +473,7 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
 
-def _with_turn_rewards(
-    rewards: list[OneReward], environment: Environment | None
-) -> list[OneReward]:
+def _with_turn_rewards(rewards: list[Reward], environment: Environment | None) -> list[Reward]:
     has_rewards = environment is not None and environment.gives_rewards
     if has_rewards and not any(isinstance(reward, TurnRewards) for reward in rewards):
         return [*rewards, TurnRewards()]

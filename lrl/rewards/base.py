@@ -146,10 +146,10 @@ def as_reward(reward: OneReward) -> Reward:
     return reward if isinstance(reward, Reward) else Function(reward)
 
 
-def as_list(rewards: OneReward | Sequence[OneReward] | None) -> list[OneReward]:
-    if rewards is None:
-        return []
-    return [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
+def as_list(rewards: OneReward | Sequence[OneReward] | None) -> list[Reward]:
+    if isinstance(rewards, str) or callable(rewards):
+        return [as_reward(rewards)]
+    return list(map(as_reward, rewards or ()))
 
 
 def unwrapped(value: Any) -> Any:

@@ -23,7 +23,7 @@ from lrl.errors import (
     WorkersClosed,
     at_least,
 )
-from lrl.rewards.base import OneReward, Reward, TurnRewards, as_reward, trial_response
+from lrl.rewards.base import OneReward, Reward, TurnRewards, as_list, trial_response
 from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
 from lrl.system.event_loop import LoopThread
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
@@ -77,7 +77,7 @@ class RewardPool:
         max_failures: float = 0.1,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        self.rewards = [as_reward(reward) for reward in rewards]
+        self.rewards = as_list(rewards)
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
         if not 0 < max_failures <= 1:

@@ -60,7 +60,7 @@ def run(
         return status, message(capfd.readouterr().err)
 
     monkeypatch.setattr(Server, "start", start)
-    monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
+    monkeypatch.setattr(RewardPool, "start", lambda pool, loop, first=None: None)
     program = tmp_path / "lrl"
     program.touch()  # other ranks run it, and end at once
     monkeypatch.setattr(sys, "argv", [str(program)])

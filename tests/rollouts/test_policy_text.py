@@ -142,19 +142,17 @@ def folder_of(kind: str, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_every_part_of_a_run_knows_the_ends_by_which_vllm_serves_the_folder(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path
 ) -> None:
     folder, wanted = folder_of(kind, tmp_path), FOLDERS[kind][-1]
     policy, data = (
         lrl.PolicyModule(str(folder)),
         lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch()),
     )
-    data.run = SimpleNamespace(policy=policy, data=data)  # type: ignore[assignment]
+    data.run = SimpleNamespace(policy=policy, data=data, start_rewards=print)  # type: ignore[assignment]
     assert policy.stop_tokens == wanted
     evaluation = Evaluation([{"prompt": "1"}], rewards=ExactMatch())
-    monkeypatch.setattr(
-        data.reward_pool, "like", lambda *args, **kwargs: type("Pool", (), {"start": print})()
-    )
+    evaluation.prompts.load(policy.tokenizer, 99)
     trainer: Any = SimpleNamespace(datamodule=data)
     evaluation.setup(trainer, policy, "fit")
     for sampling in (data.requests, evaluation.sampling):

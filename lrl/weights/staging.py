@@ -67,7 +67,7 @@ class Staging:
     def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Header:
         """Stages a version; all ranks call it, and another attempt changes nothing. Raises OSError
         on rank 0 if a rank has no room for its part."""
-        before = self._headers.get(order.pool) or make_header(pieces, order.narrow, ranks)
+        before = self._headers.get(order.pool) or make_header(pieces, order, ranks)
         descriptor, sums, fault = _write_part(pieces(), before, order, ranks.rank)
         told = ranks.gather((sums, fault))
         fault = "; ".join(fault for _, fault in told if fault)
@@ -120,13 +120,14 @@ class Staging:
         self.parts.clear()
 
 
-def make_header(pieces: Pieces, narrow: torch.dtype | None, ranks: Ranks) -> Header:
+def make_header(pieces: Pieces, order: StageOrder, ranks: Ranks) -> Header:
     """Returns the header without checksums; all ranks call it."""
-    own = [(spec_of(piece, narrow), piece.start, len(piece.rows)) for piece in pieces()]
+    own = [(spec_of(piece, order.narrow), piece.start, len(piece.rows)) for piece in pieces()]
     found = ranks.gather(own)
     # In rank 0's order: transformers sorts the weights of a model that it has opened from its files,
     # and not those of one that has got them from rank 0.
-    header = ranks.share(Header.of([tensor for tensor, _, _ in own], found) if found else None)
+    tensors = [tensor for tensor, _, _ in own]
+    header = ranks.share(Header.of(order.pool, tensors, found) if found else None)
     assert header is not None, "rank 0 has made it"
     return header
 

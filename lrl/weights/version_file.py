@@ -164,10 +164,13 @@ class Header:
 
     @staticmethod
     def of(
-        tensors: Sequence[TensorSpec], parts: Sequence[Sequence[tuple[TensorSpec, int, int]]]
+        pool: str,
+        tensors: Sequence[TensorSpec],
+        parts: Sequence[Sequence[tuple[TensorSpec, int, int]]],
     ) -> Header:
         """Returns the header of a version whose blocks are not known yet, from all tensors, and
-        what each rank sends: a tensor, its first row, and how many."""
+        what each rank sends: a tensor, its first row, and how many. Each pool has headers of its
+        own, since its differences are from another version."""
         table, size = dict[str, Any](), 0
         # The widest first: each is at a place that its number format divides, and a view will do.
         for one in sorted(tensors, key=lambda one: -one.dtype.itemsize):
@@ -186,7 +189,8 @@ class Header:
         block = max(SMALLEST_BLOCK, min(LARGEST_BLOCK, block))
         layout = json.dumps({"block": block, "parts": ranges})
         blocks = sum(-(-size // block) for size in sizes)
-        table["__metadata__"] = {"layout": layout, "sums": "0" * SUM_DIGITS * blocks}
+        sums = "0" * SUM_DIGITS * blocks
+        table["__metadata__"] = {"pool": pool, "layout": layout, "sums": sums}
         return Header(_encoded(table))
 
 

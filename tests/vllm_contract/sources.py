@@ -175,9 +175,6 @@ def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         yield node
         if isinstance(node, ast.If | ast.Try):
             yield from _top_level([*node.body, *node.orelse])
-        if isinstance(node, ast.Try):
-            for handler in node.handlers:
-                yield from _top_level(handler.body)
 
 
 def _names_defined(node: ast.AST) -> list[str]:

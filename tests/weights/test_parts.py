@@ -51,7 +51,7 @@ def test_words_that_differ_are_found_again_in_every_row(words: list[int]) -> Non
 def part_of(content: bytes, older: Part | None = None) -> Part:
     """Returns the part of one rank with this content."""
     spec = TensorSpec("w", torch.uint8, (len(content),))
-    header = Header.of([spec], [[(spec, 0, len(content))]])
+    header = Header.of("pool", [spec], [[(spec, 0, len(content))]])
     header = header.with_sums([[xxh3_64_intdigest(content)] * len(header.parts[0])])
     file = os.memfd_create("part")
     os.pwrite(file, content, len(header.text))

@@ -113,6 +113,17 @@ def test_a_rank_that_has_the_weights_in_another_order_writes_the_same_file(tmp_p
     assert holds(file, weights, on_ranks(3, stage)[0])
 
 
+def test_two_pools_have_parts_of_their_own_with_differences_from_their_own_versions() -> None:
+    weights, staging = weights_of([([9, 4], torch.float32)]), Staging()
+    for _ in range(2):
+        for pool in ("rollouts", "evaluation"):
+            staging.stage(lambda: pieces(weights, Ranks()), StageOrder(pool, None), Ranks())
+        weights["tensor.0"] += 1
+    one, other = (part.header.checksum for part in staging.parts.values())
+    assert one != other
+    staging.close()
+
+
 def test_every_version_has_its_bytes_at_the_same_places(tmp_path: Path) -> None:
     model = [([300, 40], torch.float32), ([7], torch.bfloat16)]
     headers = [staged(weights_of(model, seed), tmp_path / str(seed), 3) for seed in range(2)]

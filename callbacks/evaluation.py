@@ -11,7 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,7 @@ class Evaluation(OnRankZero):
         if trainer.global_step % self.every_n_steps:
             return
         if self._running is None:
-            self._begin(trainer, beside_rollouts=True)
+            self._begin(trainer, slots=self.concurrency)
             return
         text = "The evaluation of %s begun at step %d still runs; that of step %d is left out."
         begun = self._running[0]
@@ -132,7 +132,7 @@ class Evaluation(OnRankZero):
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
         with progress_bar(f"evaluating {self.prompts.name}", "problem", len(self.prompts)) as bar:
-            self._begin(trainer, beside_rollouts=False, done=bar.update)
+            self._begin(trainer, done=bar.update)
             self._wait(trainer)
         return self._report(trainer)
 
@@ -143,18 +143,11 @@ class Evaluation(OnRankZero):
         console.print(report.as_table())
         console.print(f"  every response: {self._responses_file(trainer, step)}")
 
-    def _begin(
-        self, trainer: L.Trainer, *, beside_rollouts: bool, done: Callable[[], Any] = lambda: None
-    ) -> None:
-        """Sends the problems to the generators; calls `done` for each that has been scored."""
+    def _begin(self, trainer: L.Trainer, **how: Any) -> None:
+        """Sends the problems to the generators, as `Run.evaluate` does with `how`."""
         assert self._pool is not None, "set up"
-        self._running = run_of(trainer).evaluate(
-            self.prompts,
-            self.sampling,
-            self._pool,
-            slots=self.concurrency if beside_rollouts else None,
-            done=done,
-        )
+        run = run_of(trainer)
+        self._running = run.evaluate(self.prompts, self.sampling, self._pool, **how)
 
     def _wait(self, trainer: L.Trainer) -> tuple[int, list[Group]]:
         assert self._running is not None

@@ -78,17 +78,13 @@ class LastCheckpoint(L.Callback):
             return "No step was trained: there is nothing to save."
         if step == newest_step:
             return f"All {step} steps are saved. {resume}"
-        if not saves(trainer):
+        if not trainer.checkpoint_callbacks or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return f"After {step} steps nothing is saved: enable_checkpointing or fast_dev_run."
         if not between_steps(trainer):
             return f"The run ended within the step after {step}: no checkpoint of it. {resume}"
         if (path := save(trainer)) is None:
             return f"The state after {step} steps could not be saved anywhere. {resume}"
         return f"Saved after {step} steps. Resume with --ckpt_path {shlex.quote(path)}"
-
-
-def saves(trainer: L.Trainer) -> bool:
-    return bool(trainer.checkpoint_callbacks) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
 def between_steps(trainer: L.Trainer) -> bool:

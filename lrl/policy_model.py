@@ -327,7 +327,10 @@ class PolicyModel(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
         reference's state."""
-        checkpoint["policy_folder"] = _absolute(self.policy_folder)
+        here = os.path.exists(self.policy_folder)
+        checkpoint["policy_folder"] = (
+            os.path.abspath(self.policy_folder) if here else self.policy_folder
+        )
         checkpoint["prompt_form"] = form_of(self.trainer.datamodule)  # type: ignore[attr-defined]
         if self.lora is not None:
             checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
@@ -339,19 +342,16 @@ class PolicyModel(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the state of the reference. Raises ConfigError for a checkpoint with other
         adapters."""
-        saved = checkpoint.get("lora")
-        own = None if self.lora is None else asdict(self.lora)
-        if saved != own:
-            raise ConfigError(
-                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "
-                "the same."
-            )
-        kind = None if self.critic is None else self.critic.kind
-        if checkpoint.get("critic") != kind:
-            raise ConfigError(
-                f"The checkpoint was made with model.critic {checkpoint.get('critic')}, and it is "
-                f"{kind}: resume with the same, or begin anew with the policy in it (`lrl export`)."
-            )
+        own = {
+            "lora": None if self.lora is None else asdict(self.lora),
+            "critic": None if self.critic is None else self.critic.kind,
+        }
+        for setting, value in own.items():
+            if (saved := checkpoint.get(setting)) != value:
+                raise ConfigError(
+                    f"The checkpoint was made with model.{setting} {saved}, and it is {value}: resume "
+                    "with the same, or begin anew with the policy in it (`lrl export`)."
+                )
         if self.reference is not None and self.trainer.state.fn == "fit":
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
@@ -434,8 +434,3 @@ class PolicyModel(L.LightningModule):
                 lora=self.lora,
                 adapters=adapters,
             )
-
-
-def _absolute(model: str) -> str:
-    """Returns the whole path of a folder, and a hub name as it is."""
-    return os.path.abspath(model) if os.path.exists(model) else model

@@ -68,21 +68,21 @@ def with_special_tokens(form: str, chat_template: str | None = None) -> PreTrain
 def tiny_llama(folder: Path) -> Path:
     """A Llama with a head of its own; returns the folder."""
     torch.manual_seed(0)
-    return _save(LlamaForCausalLM(LlamaConfig(**_sizes(), tie_word_embeddings=False)), folder)
+    return _save(LlamaForCausalLM(LlamaConfig(**sizes(), tie_word_embeddings=False)), folder)
 
 
 def tiny_qwen2(folder: Path) -> Path:
     """A Qwen2 whose head is the embedding, as in the small ones that people train; returns the
     folder."""
     torch.manual_seed(0)
-    return _save(Qwen2ForCausalLM(Qwen2Config(**_sizes(), tie_word_embeddings=True)), folder)
+    return _save(Qwen2ForCausalLM(Qwen2Config(**sizes(), tie_word_embeddings=True)), folder)
 
 
 def tiny_qwen3(folder: Path) -> Path:
     """A Qwen3, likewise; returns the folder."""
     torch.manual_seed(0)
-    sizes = _sizes() | {"head_dim": 32, "tie_word_embeddings": True}
-    return _save(Qwen3ForCausalLM(Qwen3Config(**sizes)), folder)
+    config = Qwen3Config(**sizes(), head_dim=32, tie_word_embeddings=True)
+    return _save(Qwen3ForCausalLM(config), folder)
 
 
 def with_chats(policy: Path, folder: Path, special: Sequence[str], chat_template: str) -> Path:
@@ -96,12 +96,12 @@ def with_chats(policy: Path, folder: Path, special: Sequence[str], chat_template
 def tiny_reward_model(folder: Path) -> Path:
     """A sequence classifier with one label and the tokenizer of the others; returns the folder."""
     torch.manual_seed(1)
-    model = LlamaForSequenceClassification(LlamaConfig(**_sizes(), num_labels=1))
+    model = LlamaForSequenceClassification(LlamaConfig(**sizes(), num_labels=1))
     torch.nn.init.normal_(model.score.weight)
     return _save(model, folder)
 
 
-def _sizes() -> dict[str, Any]:
+def sizes() -> dict[str, Any]:
     tokenizer = byte_tokenizer()
     return {
         "vocab_size": len(tokenizer),

@@ -52,8 +52,6 @@ class Reward(ABC):
     """Seconds after which the reward gives up on a response (`GaveUp`); 0 if it never does."""
     deadline_s: float = 0.0
     """Seconds after which it raises an error by itself; 0 if it has no deadline of its own."""
-    reads_messages: bool = False
-    """Whether it gets one more value: `prompt_messages`, the messages of a chat, else None."""
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:
         self.weight = weight
@@ -71,9 +69,9 @@ class Reward(ABC):
         Args:
             prompt: The prompt as its author wrote it.
             response: Text of the response, without its end (`data.skip_special_tokens`).
-            columns: The other columns of the row; and three values of the response, which win over
-                columns: `finish_reason` (`stop`, `length` or `turns`), `num_tokens`, and
-                `turn_rewards` (of the environment; empty without one).
+            columns: The other columns of the row; and four values, which win over columns:
+                `finish_reason` (`stop`, `length` or `turns`), `num_tokens`, `turn_rewards` (of the
+                environment; empty without one), and `prompt_messages` (of a chat, else None).
 
         Raises:
             Exception: Any, if the response cannot be judged: it is counted, and is no reward.
@@ -131,7 +129,8 @@ class Function(Reward):
             )
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        known = {*columns, "finish_reason", "num_tokens", "turn_rewards"} - {"prompt", "response"}
+        own = ("finish_reason", "num_tokens", "turn_rewards", "prompt_messages")
+        known = {*columns, *own} - {"prompt", "response"}
         try:
             inspect.signature(self.function).bind("", "", **dict.fromkeys(known))
         except TypeError as error:

@@ -198,8 +198,6 @@ class RewardModel(Reward):
         name: Name in logs and metrics.
     """
 
-    reads_messages = True
-
     def __init__(
         self,
         url: str,

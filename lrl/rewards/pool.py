@@ -91,7 +91,6 @@ class RewardPool:
         self.scored_by: Counter[str] = Counter()  # responses with a reward, by machine
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
-        self._tells_messages = any(reward.reads_messages for reward in self.rewards)
         self._turn_weight = sum(
             reward.weight for reward in self.rewards if isinstance(reward, TurnRewards)
         )
@@ -187,9 +186,8 @@ class RewardPool:
         self._failure_stats.check()
 
     def _columns(self, prompt: Prompt, **facts: Any) -> dict[str, Any]:
-        found = {**prompt.columns, **facts}
-        if self._tells_messages:
-            found["prompt_messages"] = prompt.chat and list(prompt.chat.messages)
+        messages = prompt.chat and list(prompt.chat.messages)
+        found = {**prompt.columns, **facts, "prompt_messages": messages}
         # A row's own would clash with the arguments.
         return {name: found[name] for name in found if name not in ("prompt", "response")}
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 import yaml
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from lrl.rollouts.ledger import Ledger, Pacing
 from tests.taught_policy import TEMPLATE
-from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
+from tests.tiny_policies import byte_tokenizer, sizes, tiny_llama, tiny_qwen2
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(8)]
 Change = Callable[[Path], Any]
@@ -121,10 +121,7 @@ def with_added_tokens(folder: Path) -> None:
 
 
 def without_template(folder: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").unlink()
 
 
 def with_tools(folder: Path) -> None:
@@ -139,19 +136,10 @@ def with_a_strict_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(rule + "{{ m.content }}{% endfor %}")
 
 
-GEMMA2_HAS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "max_position_embeddings", "pad_token_id", "bos_token_id"),
-    "eos_token_id",
-)
-
-
 def as_gemma2(folder: Path) -> None:
     """A family whose attention has a cap; sdpa, which it has without a setting, leaves that out."""
-    kept = {name: getattr(LlamaConfig.from_pretrained(folder), name) for name in GEMMA2_HAS}
-    Gemma2ForCausalLM(
-        Gemma2Config(**kept, head_dim=32, attn_logit_softcapping=50.0)
-    ).save_pretrained(folder)
+    config = Gemma2Config(**sizes(), head_dim=32, attn_logit_softcapping=50.0)
+    Gemma2ForCausalLM(config).save_pretrained(folder)
 
 
 def rotary(kind: str, **parameters: Any) -> Change:

@@ -131,13 +131,9 @@ def first(
         max_time="01:00:00:00",
         logger=[CSVLogger(folder / "csv"), TensorBoardLogger(folder / "board")],
         callbacks=[
-            *(
-                TQDMProgressBar(),
-                LearningRateMonitor(),
-                DeviceStatsMonitor(cpu_stats=True),
-                ModelSummary(),
-            ),
-            *(ThroughputMonitor(lambda step: step.num_sequences, window_size=2), Timer()),
+            *(TQDMProgressBar(), LearningRateMonitor(), DeviceStatsMonitor(cpu_stats=True)),
+            *(ModelSummary(), ThroughputMonitor(lambda step: step.num_sequences, window_size=2)),
+            Timer(),
             ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, filename="{step}"),
         ],
     )
@@ -214,39 +210,27 @@ def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(s
     assert not {group.prompt.text for group in groups} & set(second.prompts)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "Lightning's own strategy": (
-        {"devices": 1, "strategy": "auto"},
-        ("SingleDeviceStrategy", "lrl.AsyncDDP"),
-    ),
-    "double precision": (
-        {"precision": "64-true"},
-        ("trainer.precision='64-true'", "bf16-mixed", "model.dtype=bfloat16"),
-    ),
-    "several nodes": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
-    "a test": ({"verb": "test"}, ("trainer.test", "trainer.validate")),
-    "a prediction": ({"verb": "predict"}, ("trainer.predict", "lrl chat")),
-    "a clip": (
-        {"gradient_clip_val": 0.5},
-        ("trainer.gradient_clip_val=0.5", "model.max_grad_norm"),
-    ),
-    "accumulation": ({"accumulate_grad_batches": 2}, ("data.groups_per_step",)),
-    "validation after some steps": ({"val_check_interval": 5}, ("Evaluation.every_n_steps",)),
-    "validation after some epochs": (
-        {"check_val_every_n_epoch": 2},
-        ("Evaluation.every_n_steps",),
-    ),
-    "few batches": ({"overfit_batches": 2}, ("data.prompts.limit",)),
-    **{
-        type(one).__name__: ({"callbacks": [one]}, (f"trainer.callbacks has {type(one).__name__}",))
+REFUSED: list[tuple[dict[str, Any], *tuple[str, ...]]] = [
+    ({"devices": 1, "strategy": "auto"}, "SingleDeviceStrategy", "lrl.AsyncDDP"),
+    ({"precision": "64-true"}, "trainer.precision='64-true'", "bf16-mixed", "model.dtype=bfloat16"),
+    ({"num_nodes": 2}, "trainer.num_nodes=2", "lrl.AsyncDDP"),
+    ({"verb": "test"}, "trainer.test", "trainer.validate"),
+    ({"verb": "predict"}, "trainer.predict", "lrl chat"),
+    ({"gradient_clip_val": 0.5}, "trainer.gradient_clip_val=0.5", "model.max_grad_norm"),
+    ({"accumulate_grad_batches": 2}, "data.groups_per_step"),
+    ({"val_check_interval": 5}, "Evaluation.every_n_steps"),
+    ({"check_val_every_n_epoch": 2}, "Evaluation.every_n_steps"),
+    ({"overfit_batches": 2}, "data.prompts.limit"),
+    *(
+        ({"callbacks": [one]}, f"trainer.callbacks has {type(one).__name__}")
         for one in (
             *(GradientAccumulationScheduler({0: 2}), StochasticWeightAveraging(1e-2)),
             *(WeightAveraging(), BatchSizeFinder(), LearningRateFinder()),
             *(ModelPruning("l1_unstructured"), BackboneFinetuning(), OnExceptionCheckpoint(".")),
             SpikeDetection(),
         )
-    },
-}
+    ),
+]
 """What would be ignored or wrong: the trainer's settings, and words of the error."""
 
 
@@ -256,17 +240,11 @@ def refused(
 ) -> Callable[..., str]:
     """Runs a trainer that must not reach a server; returns the error."""
     monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
-    monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
+    monkeypatch.setattr(RewardPool, "start", lambda *_: None)
     monkeypatch.chdir(tmp_path)  # OnExceptionCheckpoint saves what is refused
 
     def run(verb: str = "fit", **settings: Any) -> str:
-        how = {
-            "accelerator": "cpu",
-            "devices": 2,
-            "max_steps": 4,
-            "logger": False,
-            "default_root_dir": tmp_path,
-        }
+        how = {"accelerator": "cpu", "devices": 2, "max_steps": 4, "logger": False}
         trainer = L.Trainer(**{"strategy": lrl.AsyncSingleDevice()} | how | settings)
         with pytest.raises(ValueError) as caught:
             getattr(trainer, verb)(lrl.PolicyModule(str(policy_folder)), Data())
@@ -275,8 +253,8 @@ def refused(
     return run
 
 
-@pytest.mark.parametrize("row", REFUSED)
-def test_what_would_be_ignored_or_wrong_is_refused(row: str, refused: Callable[..., str]) -> None:
-    settings, named = REFUSED[row]
+@pytest.mark.parametrize("row", REFUSED, ids=str)
+def test_what_would_be_ignored_or_wrong_is_refused(row: Any, refused: Callable[..., str]) -> None:
+    settings, *named = row
     message = refused(**settings)
     assert all(name in message for name in named), message

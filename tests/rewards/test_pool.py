@@ -33,7 +33,7 @@ from tests.leftovers import lives, wait_for_none, words
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import PROMPT, counted, rollouts_of, scored, start_afresh, started
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 2.0
 """Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds
 for nothing."""
 MEMORY_GIB = 0.25
@@ -88,7 +88,7 @@ WITH_DEATHS = {order: kind for order, kind in REPORTED.items() if order != "part
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0(
@@ -155,15 +155,11 @@ def test_memory_that_one_response_filled_does_not_fail_the_next_ones():
     assert pool.counts["replaced"] == 2
 
 
-def test_memory_that_is_only_reserved_does_not_count(pool):
-    assert scored(pool, f"reserve {8 * MEMORY_GIB}")[0].reward == 1.0
-
-
-def test_without_a_limit_a_response_may_take_more_memory(pool):
+def test_memory_counts_once_it_is_filled_and_without_a_limit_not_at_all(pool):
+    reserved, held = scored(pool, f"reserve {8 * MEMORY_GIB}", f"take {2 * MEMORY_GIB}")
     with started([odd_rewards.obey], workers=1, memory_gib=None) as unlimited:
         (free,) = scored(unlimited, f"take {2 * MEMORY_GIB}")
-    (held,) = scored(pool, f"take {2 * MEMORY_GIB}")
-    assert free.reward == 1.0 and held.reward_failure.startswith("memory: ")
+    assert reserved.reward == free.reward == 1.0 and held.reward_failure.startswith("memory: ")
 
 
 def test_async_rewards_fail_one_by_one_and_those_of_a_group_overlap():

@@ -134,9 +134,7 @@ class Session:
         self.files[0].seek(0)  # the place in a file is one for both ends
         try:
             with suppress(ConnectionError):
-                self.link.sendall(b"\n")
-                if run := self._ended():
-                    return run
+                return self._run_to_its_end()
         except TimeoutError as error:
             raise TimeoutError("the machine is too busy: the program got no processor") from error
         status = self.process.wait(START_S)
@@ -146,10 +144,10 @@ class Session:
             f"is out of memory (status {status}): {said}"
         )
 
-    def _ended(self) -> Run | None:
-        """Returns None if the sandbox has ended instead."""
+    def _run_to_its_end(self) -> Run:
         oom_kills = _oom_kills()
         passed: set[int] = set()
+        self.link.sendall(b"\n")
         for line in self.link.makefile("rb"):
             match json.loads(line):
                 case ["passed", number]:
@@ -163,7 +161,7 @@ class Session:
                     if status == -signal.SIGKILL and not over and oom_kills != _oom_kills():
                         raise RuntimeError("Linux has ended the program: it is out of memory")
                     return self._outcome(status, over, passed)
-        return None
+        raise ConnectionError("the sandbox has ended instead")
 
     def _outcome(self, status: int, over: str, passed: set[int]) -> Run:
         output, written = self._written(1), self._written(2)

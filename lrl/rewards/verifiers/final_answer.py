@@ -12,9 +12,7 @@ from lrl.rewards.verifiers import expression
 
 _MARK = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*|<answer>", re.IGNORECASE)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_WITHOUT_BRACES = re.compile(
-    r"(?:[^$\\\n]|\\[^)\]])*"
-)  # of `\boxed 5`: the rest of a formula or line
+_WITHOUT_BRACES = re.compile(r"(?:[^$\\\n]|\\[^)\]])*")  # `\boxed 5`: the rest of a formula or line
 _TAG_END = re.compile(r"</answer>|\Z", re.IGNORECASE)
 _PHRASE = re.compile(
     r"(?:\banswers?\b[*_]*(?:\s+(?:to|of|for)\b[^.:=\n]{0,80}?)?\s*"
@@ -213,10 +211,9 @@ def _alone_and_listed(listed: list[_Piece], alone: _Piece | None = None) -> list
 
 def without_denied(text: str) -> str:
     """Returns the text without the boxes, formulas and numbers that it denies."""
-    denials = _denials(text)
-    ends = [0, *(end for _, end in denials)]
-    starts = [*(start for start, _ in denials), len(text)]
-    return " ".join(text[end:start] for end, start in zip(ends, starts, strict=True))
+    for start, end in reversed(_denials(text)):
+        text = f"{text[:start]} {text[end:]}"
+    return text
 
 
 def is_withdrawn(answer: str, text: str) -> bool:

@@ -45,8 +45,6 @@ KODCODE = (
 )
 FORMS = {
     "pairs as lists": (IO, READS),
-    "pairs as JSON": (json.dumps(IO), READS),
-    "APPS, a dict": (LISTS, READS),
     "APPS, JSON": (json.dumps(LISTS), READS),
     "APPS, lines": ({"inputs": [["1 2"]], "outputs": [["3", ""]]}, (READ, "print(4)")),
     "APPS, calls": (json.dumps(CALLS), ADDS),
@@ -72,7 +70,6 @@ FORMS = {
     "CodeContests": ({"input": LISTS["inputs"], "output": LISTS["outputs"]}, READS),
     "a list of JSON": ([json.dumps({"input": a, "output": b}) for a, b in IO], READS),
     "MBPP": (ASSERTS, ADDS),
-    "asserts as JSON": (json.dumps(ASSERTS), ADDS),
     "asserts of a CSV": (repr(ASSERTS), ADDS),
     "MBPP 126": (
         ["assert sum(10, 15) == 6"],

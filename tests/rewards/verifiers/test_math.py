@@ -213,4 +213,5 @@ def test_another_unit_in_a_sentence_is_wrong(response):
 @pytest.mark.parametrize("part", ["not ", "1.2,", r"\boxed{", "$a$ is ", "not 42 or "])
 def test_the_search_for_an_answer_takes_a_time_in_proportion_to_the_text(part):
     """With a search of every place from every place it would never end."""
-    assert Math()("", part * 10_000, answer="7") == GSM8K()("", part * 10_000, answer="7") == 0.0
+    for reward in (Math(give_up_s=0.2), GSM8K()):
+        assert reward("", part * 10_000, answer="7") == 0.0

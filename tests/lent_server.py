@@ -39,7 +39,7 @@ def start_server(
         tool_parser=PARSER,
     )
     settings.extra_args = extra_args or {}  # also such as are refused
-    run = (folder, number, secrets.token_hex(4), token, Pull.middleware)
+    run = (folder, number, secrets.token_hex(4), token, {}, Pull.middleware)
     server = Server(str(model), settings, "shared_memory", [], *run)  # type: ignore[arg-type]
     server.start()
     server.wait_ready()

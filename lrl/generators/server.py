@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,8 @@ class Server:
     """Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone."""
     token: str = ""
     """That callers need (`lrl.system.auth`); empty makes one."""
+    transport_environment: Mapping[str, str] = field(default_factory=dict)
+    """See `Transport.server_environment`."""
     middleware: Sequence[str] = ()
     """See `Transport.middleware`; the token guards it."""
     seed: int = 0
@@ -247,6 +249,7 @@ class Server:
             for name, value in os.environ.items()
             if name not in TRAINER_ONLY and not name.startswith(("MASTER_", "TORCHELASTIC_"))
         }
+        environment |= self.transport_environment
         if not self.devices:
             environment |= cpu_environment(self.settings, environment)
         return environment | {

@@ -301,6 +301,7 @@ class GeneratorDevices(GracefulShutdown):
                 number=number,
                 run_id=self.run_id,
                 token=self.token,
+                transport_environment=transport.server_environment(number),
                 middleware=transport.middleware,
                 seed=self.seed_of(run),
             )

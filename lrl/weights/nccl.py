@@ -55,10 +55,13 @@ class Nccl(Transport):
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """NCCL refuses two processes on one GPU."""
+        """NCCL refuses two processes on one GPU, unless NCCL_HOSTID says that they are two machines
+        (not run yet)."""
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
-        return "but the generator shares the trainer's GPU" if machine.shares_device else ""
+        if machine.shares_device and "NCCL_HOSTID" not in os.environ:
+            return "but the generator shares the trainer's GPU"
+        return ""
 
     @classmethod
     def server_refusal(cls, settings: ServerSettings) -> str:
@@ -72,6 +75,12 @@ class Nccl(Transport):
                     "parallelism alone. Leave it out and set strategy.server.tensor_parallel_size."
                 )
         return ""
+
+    @classmethod
+    def server_environment(cls, number: int) -> dict[str, str]:
+        """Another host for each, where the trainer names its own (`refusal`)."""
+        host = os.environ.get("NCCL_HOSTID")
+        return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
 
     def connect(self, calls: PoolCalls) -> None:
         """Makes a communicator: the trainer's ranks, and behind them the workers of all generators.

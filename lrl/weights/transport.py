@@ -92,6 +92,11 @@ class Transport:
         return ""
 
     @classmethod
+    def server_environment(cls, number: int) -> dict[str, str]:
+        """Variables that generator `number` of the run has instead of inherited ones."""
+        return {}
+
+    @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
         """Most bytes in this machine's shared memory for `pools` pools of `generators` together;
         `weight_bytes` are those of one copy as it travels."""

@@ -135,9 +135,11 @@ def test_a_generators_environment_is_the_users_without_what_is_the_trainers_alon
     assert build(tmp_path, **settings).environment().get(name) == value
 
 
-def test_a_transport_has_its_routes_behind_the_token(tmp_path: Path) -> None:
+def test_a_transport_has_its_variables_and_its_routes_behind_the_token(tmp_path: Path) -> None:
     server = build(tmp_path)
+    server.transport_environment = {"NCCL_HOSTID": "a-generator-0"}
     server.middleware = ("a.Route", "b.Route")
+    assert server.environment()["NCCL_HOSTID"] == "a-generator-0"
     words = server.command()
     layers = [
         after for word, after in zip(words, words[1:], strict=False) if word == "--middleware"

@@ -71,6 +71,14 @@ def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start()
     assert GeneratorDevices.choose_transport(strategy).backend == "shared_memory"
 
 
+def test_nccl_on_a_shared_gpu_needs_a_host_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = find_transport("nccl")
+    assert nccl.server_environment(1) == {}
+    monkeypatch.setenv("NCCL_HOSTID", "a")
+    assert choose_transport("nccl", Machine(True, True)).backend == "nccl"
+    assert nccl.server_environment(1) == {"NCCL_HOSTID": "a-generator-1"}
+
+
 def test_a_joining_generator_is_refused_where_the_weights_cannot_reach_it() -> None:
     cases = set(product(TRANSPORTS, (True, False), (OPEN, LOOPBACK)))
     refused = {case for case in cases if find_transport(case[0]).join_refusal(*case[1:])}

@@ -124,13 +124,7 @@ class World(Turns):
         return answer_to(turn)
 
 
-OF_RUN = of_run(
-    World(),
-    max_tokens=MAX_TOKENS,
-    max_turns=MAX_TURNS,
-    max_turn_tokens=MAX_TOKENS - 1,
-    episode_timeout_s=1e9,
-)
+LIMITS = {"max_tokens": MAX_TOKENS, "max_turns": MAX_TURNS, "max_turn_tokens": MAX_TOKENS - 1}
 TEXT: Any = Numbers(tokenizer=Letters(10**7), ends=frozenset())  # type: ignore[arg-type]
 
 
@@ -189,8 +183,8 @@ class ModelledRun:
         self.prove()  # a run waits until its first generators are proved
 
     def episodes(self) -> Episodes:
-        OF_RUN.pool = self.environments  # type: ignore[assignment]
-        return Episodes(OF_RUN, self.pool.generate, TEXT)
+        made = of_run(self.environments, episode_timeout_s=1e9, **LIMITS)
+        return Episodes(made, self.pool.generate, TEXT)
 
     def settle(self) -> None:
         self.loop.run_until_complete(asyncio.sleep(1.0))

@@ -29,7 +29,7 @@ from lrl.rollouts.ledger import Ledger, Pacing, flattened
 from tests.checkpoints.through_files import from_file
 from tests.rollouts.modelled_run import COUNTS, ModelledRun, Row, whole_turns, writing
 
-SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "100"))
+SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "80"))
 STEPS = 8
 RESUMES = 5
 """Most interruptions of a schedule: with more it would hardly get beyond its first step."""

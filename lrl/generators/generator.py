@@ -98,7 +98,7 @@ class GeneratorStats:
     """The counts of one generator, evaluations included."""
 
     def __init__(self) -> None:
-        self.requests: set[InFlight] = set()
+        self.requests: dict[InFlight, None] = {}  # in order
         self._since: float | None = None
         # Of the requests that have ended.
         self._written = 0
@@ -123,12 +123,12 @@ class GeneratorStats:
         fresh = [rollout for rollout in request.rollouts if not rollout.token_ids]
         parts = [[rollout] for rollout in request.rollouts if rollout.token_ids]
         begun = [InFlight(request, part) for part in ([fresh, *parts] if fresh else parts)]
-        self.requests.update(begun)
+        self.requests |= dict.fromkeys(begun)
         return begun
 
     def end(self, requests: Sequence[InFlight]) -> None:
         for one in requests:
-            self.requests.remove(one)
+            del self.requests[one]
             self._written += one.written
             self._read += one.read
 

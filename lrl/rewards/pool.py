@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrl.errors import (
+    BadAnswer,
     CallFailed,
     ConfigError,
     RewardFailuresError,
@@ -24,7 +25,7 @@ from lrl.errors import (
     at_least,
 )
 from lrl.rewards.base import OneReward, Reward, TurnRewards, as_list, trial_response
-from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
+from lrl.rewards.scoring import Outcome, Response, Scored, Scoring
 from lrl.system.event_loop import LoopThread
 from lrl.workers.pool import WorkerJob, WorkerPool, Workers
 from lrl.workers.process import WorkerSpec
@@ -244,6 +245,16 @@ class RewardPool:
             f"wrong_shape: the parts are {sorted(outcome.parts)}, those of the first response "
             f"{sorted(self._parts)}; give 0.0 for one that does not apply"
         )
+
+
+def read_outcomes(values: Any, count: int) -> list[Outcome]:
+    """Returns the outcomes in a worker's JSON about `count` responses; else raises BadAnswer."""
+    if not isinstance(values, list) or len(values) != count:
+        raise BadAnswer(f"no list of {count} outcomes")
+    try:
+        return [Scored(*value) if isinstance(value, list) else value for value in values]
+    except TypeError as error:
+        raise BadAnswer(f"no outcomes ({error})") from error
 
 
 def _longest(rewards: list[Reward], timeout_s: float | None) -> float:

@@ -18,7 +18,7 @@ from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
-from lrl.errors import BadAnswer, CountedError
+from lrl.errors import CountedError
 from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward, unwrapped
 from lrl.system.output import writable
 from lrl.workers import worker
@@ -182,13 +182,3 @@ def _number(part: str, value: Any) -> float:
     if not size <= sys.float_info.max:
         raise CountedError("nan", f"{shown}; a reward is finite")
     return float(value)
-
-
-def read_outcomes(values: Any, count: int) -> list[Outcome]:
-    """Returns the outcomes in a worker's JSON about `count` responses; else raises BadAnswer."""
-    if not isinstance(values, list) or len(values) != count:
-        raise BadAnswer(f"no list of {count} outcomes")
-    try:
-        return [Scored(*value) if isinstance(value, list) else value for value in values]
-    except TypeError as error:
-        raise BadAnswer(f"no outcomes ({error})") from error

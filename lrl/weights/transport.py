@@ -151,7 +151,8 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
     """Returns what `strategy.weight_transfer` stands for on `machine`; raises ConfigError if the
     name is unknown or the machine does not allow it."""
     is_auto, is_open = name == "auto", not is_loopback(machine.host)
-    for one in TRANSPORTS if is_auto else [name]:
+    of_machine = TRANSPORTS if machine.on_cuda else ("shared_memory", "pull")
+    for one in of_machine if is_auto else [name]:
         found = find_transport(one)
         why = found.refusal(machine)
         if not why and not (is_auto and is_open and found.join_refusal(False, machine.host)):

@@ -20,7 +20,8 @@ from lrl.rewards import (
     as_reward,
 )
 from lrl.rewards.base import as_list
-from lrl.rewards.scoring import Scored, parts_of, read_outcomes
+from lrl.rewards.pool import read_outcomes
+from lrl.rewards.scoring import Scored, parts_of
 from tests.rewards import odd_rewards
 
 

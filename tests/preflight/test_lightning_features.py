@@ -253,7 +253,7 @@ def refused(
     return run
 
 
-@pytest.mark.parametrize("row", REFUSED, ids=str)
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[1])
 def test_what_would_be_ignored_or_wrong_is_refused(row: Any, refused: Callable[..., str]) -> None:
     settings, *named = row
     message = refused(**settings)

@@ -43,6 +43,7 @@ from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.policy_text import PolicyText
+from lrl.system.event_loop import LoopThread
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
 
@@ -204,7 +205,7 @@ def difference(micro: MicroBatch, row: int, network: Any) -> float:
     return (ours - micro.behaviour_logprobs[row][mask]).abs().max().item()
 
 
-async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: int) -> Row:
+def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: int) -> Row:
     # Tokens at which a turn ends; the first one ends the conversation's messages, too.
     ends = [tokenizer.convert_tokens_to_ids(end) for end in (END, *ENDS)]
     text = PolicyText(tokenizer=tokenizer, ends=frozenset(ends[:1]), skip_special_tokens=True)
@@ -221,20 +222,29 @@ async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: 
         environment_workers=1,
         environment_memory_gib=4.0,
     )
-    of_run.start(text, None, parses=False)
-    generator = Generator(server, capacity=SLOTS)
-    generator.version = 0
-    generator.open()
-    notes = Notes(GeneratorPool([generator]))
+
+    async def written() -> tuple[list[Group], Notes, int]:
+        generator = Generator(server, capacity=SLOTS)
+        generator.version = 0
+        generator.open()
+        notes = Notes(GeneratorPool([generator]))
+        try:
+            writer = Episodes(of_run, notes.generate, text)
+            changed = await asyncio.gather(*(ask(server, ends) for _ in range(episodes)))
+            groups = await asyncio.gather(*(play(writer, n, ends[0]) for n in range(episodes)))
+        finally:
+            await generator.client.close()
+        return groups, notes, sum(changed)
+
+    loop = LoopThread()
     try:
-        writer = Episodes(of_run, notes.generate, text)
-        changed = await asyncio.gather(*(ask(server, ends) for _ in range(episodes)))
-        groups = await asyncio.gather(*(play(writer, n, ends[0]) for n in range(episodes)))
+        of_run.start(loop, text, None, parses=False)
+        groups, notes, changed = loop.wait(written(), 4 * DEADLINE_S, "writing the episodes")
     finally:
         of_run.pool.close()
-        await generator.client.close()
+        loop.close()
     network = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
-    stock = {"stock_later_turns": episodes * (TURNS - 1), "stock_changed": sum(changed)}
+    stock = {"stock_later_turns": episodes * (TURNS - 1), "stock_changed": changed}
     return truth(groups, notes, network) | stock
 
 
@@ -250,7 +260,7 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     )
     with lent_server(policy, settings, args.folder) as server:
         serve_first_version(server)
-        yield missing[0] | asyncio.run(figures(server, tokenizer, args.episodes))
+        yield missing[0] | figures(server, tokenizer, args.episodes)
 
 
 def table(rows: Sequence[Row]) -> str:

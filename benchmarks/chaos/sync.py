@@ -37,8 +37,9 @@ from lrl.generators import fleet as fleet_module
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
+from lrl.routing.dispatch import Request
 from lrl.run import Run
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import Group, Rollout
 
 INIT, RESUME, PROBE = "/init_weight_transfer_engine", "/resume", "probe"
 UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
@@ -236,11 +237,9 @@ class TokenRecorder(L.Callback):
         one."""
         write = pool._write
 
-        async def watched(
-            generator: Generator, prompt: Prompt, rollouts: list[Rollout], *more: Any, **how: Any
-        ) -> None:
-            await write(generator, prompt, rollouts, *more, **how)
-            self._carried += [rollout for rollout in rollouts if not rollout.finished]
+        async def watched(generator: Generator, request: Request, *more: Any, **how: Any) -> None:
+            await write(generator, request, *more, **how)
+            self._carried += request.unfinished
 
         pool._write = watched  # type: ignore[method-assign]
 

@@ -53,7 +53,7 @@ class GeneratorPool:
         """Whether any generator was ever proved."""
         self._outage_timeout_s = outage_timeout_s
         self._alone_since: float | None = None  # start of the outage, as a waiting trainer saw it
-        self._last_loss = ""
+        self.last_loss = ""
         self._logged_at = 0.0
         self._changed = asyncio.Condition()
 
@@ -177,7 +177,7 @@ class GeneratorPool:
         state = "is running" if generator.server.alive else "has ended"
         text = "%s is evicted: %s\nIts process %s. The end of its log:\n%s"
         log.warning(text, generator.name.capitalize(), why, state, generator.server.log_tail())
-        self._last_loss = why
+        self.last_loss = why
         self.remove(generator, why)
         self.on_evicted(generator)
 
@@ -255,7 +255,7 @@ class GeneratorPool:
             raise NoGenerators(
                 f"No generator has served for {waited:.0f} s "
                 f"(strategy.generator_timeout_s={self._outage_timeout_s:g}). The last one was lost "
-                f"because: {self._last_loss}"
+                f"because: {self.last_loss}"
             )
         if now - self._logged_at > LOG_EVERY_S:
             self._logged_at = now

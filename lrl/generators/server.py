@@ -83,7 +83,7 @@ class Server:
     token: str = ""
     """That callers need (`lrl.system.auth`); empty makes one."""
     transport_environment: Mapping[str, str] = field(default_factory=dict)
-    """See `Transport.server_environment`."""
+    """See `Transport.server_environment` and `common_environment`."""
     middleware: Sequence[str] = ()
     """See `Transport.middleware`; the token guards it."""
     seed: int = 0

@@ -5,6 +5,7 @@ it ends.
 """
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -257,6 +258,7 @@ class JoiningGenerator(JoinSession):
             # the run itself.
             run_id=f"{spec.run_id}-joined-{number}",
             token=self.client.token,
+            transport_environment=transport.server_environment(number) | spec.environment,
             middleware=transport.middleware,
             seed=spec.seed,
         )
@@ -287,6 +289,16 @@ def check_generator(run: str, spec: JoinSpec, devices: Sequence[int]) -> None:
         )
         given = ",".join(map(str, devices)) or "(not given)"
         raise ValueError(f"--devices {given}: the run's generators {needed}.")
+    # A missing one is fine.
+    for name, here in find_transport(spec.transport).common_environment(os.environ).items():
+        there = spec.environment.get(name)
+        if here != there:
+            of_run = "is not set" if there is None else f"is {there!r}"
+            raise ValueError(
+                f"{name} is {here!r} here and {of_run} in {run}: a transfer by {spec.transport} "
+                f"hangs when its members disagree. Unset {name}; the generator then takes what the "
+                "run has."
+            )
 
 
 def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerSettings:

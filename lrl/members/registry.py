@@ -90,6 +90,8 @@ class JoinSpec:
     generators: int
     """Number of generators that the run started; joining ones are numbered from there."""
     seed: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that all ends of a transfer must have alike (`Transport.common_environment`)."""
     serves_model: bool = False
     """Whether `model` is a folder, whose files the run gives to other machines."""
     owner: ProcessIdentity = field(default_factory=ProcessIdentity)

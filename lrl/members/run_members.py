@@ -343,5 +343,6 @@ def join_spec(run: Run, generators: int) -> JoinSpec:
         on_cpu=run.strategy.root_device.type != "cuda",
         generators=generators,
         seed=run.strategy.seed_of(run),
+        environment=transport.common_environment(os.environ),
         serves_model=os.path.isdir(model),
     )

@@ -17,7 +17,7 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import islice
@@ -45,6 +45,13 @@ JOIN_S = 60.0
 """Longest wait of a rank until it has joined, when all workers have."""
 BUCKET_BYTES = 2**28
 """Bytes of weights that travel at once; one tensor more may come on top."""
+OF_ONE_MACHINE = (
+    "NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_COMM_ID",
+    "NCCL_CONF_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_TOPO_FILE",
+    "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_RAS_ADDR",
+)  # fmt: skip
+"""NCCL's variables that name things of one machine, and those of its log; all others must agree in
+a communicator."""
 NOT_TENSOR_PARALLEL = ("pipeline-parallel", "data-parallel", "prefill-context-parallel")
 """Beginnings of the vLLM flags that add workers in another way."""
 
@@ -81,6 +88,12 @@ class Nccl(Transport):
         """Another host for each, where the trainer names its own (`refusal`)."""
         host = os.environ.get("NCCL_HOSTID")
         return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
+
+    @classmethod
+    def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
+        """NCCL's: members that disagree about one of them may wait for each other for ever."""
+        common = (one for one in own if one.startswith("NCCL_") and one not in OF_ONE_MACHINE)
+        return {name: own[name] for name in common}
 
     def connect(self, calls: PoolCalls) -> None:
         """Makes a communicator: the trainer's ranks, and behind them the workers of all generators.

@@ -3,7 +3,7 @@ other end is vLLM's engine of the same name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -94,6 +94,11 @@ class Transport:
     @classmethod
     def server_environment(cls, number: int) -> dict[str, str]:
         """Variables that generator `number` of the run has instead of inherited ones."""
+        return {}
+
+    @classmethod
+    def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
+        """Variables in `own` that all processes of a transfer must have alike."""
         return {}
 
     @classmethod

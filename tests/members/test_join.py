@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,23 @@ def test_a_generator_that_cannot_join_is_an_error_before_its_start(
     with pytest.raises(ValueError, match=remedy):
         join.check_generator("runs/1", spec, devices)
         join.settings_here(spec, {"host": host} if host else {}, "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("of_run", "here", "named"),
+    [
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}, "NCCL_ALGO is 'Tree' here and is 'Ring' in"),
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_SOCKET_IFNAME": "eth1"}, None),
+    ],
+)
+def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
+    of_run: dict[str, str],
+    here: dict[str, str],
+    named: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = spec_of("nccl", on_cpu=False, environment=of_run)
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=named) if named else nullcontext():
+        join.check_generator("runs/1", spec, [0])

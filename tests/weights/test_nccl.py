@@ -18,6 +18,7 @@ from lrl.system.event_loop import LoopThread
 from lrl.weights import nccl
 from lrl.weights.nccl import Nccl
 from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.transport import find_transport
 from tests.weights.model_sync import INIT, make_generators
 from tests.weights.whole_weights import WholeWeights
 
@@ -184,3 +185,10 @@ def test_a_broadcast_that_cannot_be_ended_ends_the_run_and_its_process() -> None
         "saved; The broadcast of the weights has not ended"
     )
     assert "StuckTransfer" in ended.stderr
+
+
+def test_what_every_member_must_have_alike_is_nccls_and_no_machines_own() -> None:
+    of_machine = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_HOSTID": "a", "NCCL_DEBUG": "INFO"}
+    own = {"NCCL_ALGO": "Ring", "PATH": "/bin"} | of_machine
+    assert find_transport("nccl").common_environment(own) == {"NCCL_ALGO": "Ring"}
+    assert find_transport("shared_memory").common_environment(own) == {}

@@ -61,6 +61,8 @@ class Progress(ProgressBar):
             self._above_the_bar.enter_context(logging_redirect_tqdm(loggers))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        if not self._enabled:  # as on the other ranks, which have no Throughput
+            return
         self._recent.append(times_of(trainer))
         step = trainer.global_step
         if self._bar is not None:

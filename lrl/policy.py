@@ -330,7 +330,7 @@ class PolicyModule(PolicyModel):
         of_critic: dict[str, float] = {}
         if critic is not None:
             critic.sums = others.pop()
-            if round(critic.sums[0].item()) != step.num_tokens:
+            if critic.tokens != step.num_tokens:
                 raise ConfigError(
                     f"{type(self).__name__}.compute_loss leaves out the loss of model.critic: call "
                     "super().compute_loss in it, write an objective (lrl.objectives.Objective) in "

@@ -60,8 +60,16 @@ ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
 BROADCAST = "vllm.distributed.device_communicators.pynccl.PyNcclCommunicator.broadcast"
 
 
+def lose_an_import(found: Snapshot) -> None:
+    found["imports"].remove("vllm.logprobs:FlatLogprobs")
+
+
 def lose_a_method(found: Snapshot) -> None:
     del found["members"][ENGINE]["get_weight_version"]
+
+
+def make_a_method_a_property(found: Snapshot) -> None:
+    found["members"][ENGINE]["generate"] = "property"
 
 
 def rename_an_argument(found: Snapshot) -> None:
@@ -77,7 +85,9 @@ def ask_for_one_more(found: Snapshot) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        (lose_an_import, "no vllm.logprobs:FlatLogprobs"),
         (lose_a_method, "AsyncLLM has no get_weight_version"),
+        (make_a_method_a_property, "AsyncLLM has generate as a property, and lrl calls it"),
         (rename_an_argument, "PyNcclCommunicator.broadcast does not take src"),
         (ask_for_one_more, "AsyncLLM.generate also needs tenant"),
     ],

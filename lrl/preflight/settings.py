@@ -22,6 +22,7 @@ from lrl.callbacks.weight_sync import WeightSync
 from lrl.errors import ConfigError
 from lrl.generators.settings import speculates
 from lrl.members.registry import fault_without_token
+from lrl.objectives import Tokens
 from lrl.preflight.model import check_policy
 from lrl.preflight.resources import (
     check_checkpoint,
@@ -30,6 +31,7 @@ from lrl.preflight.resources import (
     check_resources,
 )
 from lrl.strategies.generator_devices import AsyncSingleDevice, GeneratorDevices
+from lrl.training.beside.reference import Reference
 from lrl.training.optimizers import check_end
 from lrl.workers.worker import names_main
 
@@ -286,14 +288,28 @@ def check_objective(policy: PolicyModel, data: RolloutDataModule) -> None:
 
 
 def check_skipping(policy: PolicyModel, data: RolloutDataModule) -> None:
-    """Checks that responses with advantages of 0, which are skipped, have no gradient."""
-    objective, reference = policy.objective, policy.reference
-    beside = ""
-    if objective.needs_group_mean:
-        beside = f"model.objective {type(objective).__name__}"
-    elif reference is not None and (reference.coefficient or reference.rewards_tokens):
-        beside = f"model.reference {type(reference).__name__}"
-    if data.max_skipped_per_step and beside:
+    """Checks that responses with advantages of 0, which are skipped, have no gradient: tries it on
+    eight tokens of two groups."""
+    if not data.max_skipped_per_step:
+        return
+    reference = policy.reference or Reference()
+    numbers, places = torch.linspace(-2.0, -1.0, 8), torch.arange(8)
+    tokens = Tokens(
+        logprobs=numbers.clone().requires_grad_(),
+        behaviour_logprobs=numbers + 0.1,
+        advantages=torch.zeros(8),
+        lags=torch.zeros_like(places),
+        responses=places // 2,
+        groups=places // 4,
+        reference_logprobs=numbers.flip(0),
+    )
+    tokens = tokens._replace(advantages=reference.advantages(tokens))
+    losses = policy.objective.token_losses(tokens) + reference.token_losses(tokens)
+    (gradient,) = torch.autograd.grad(losses.sum(), tokens.logprobs)
+    if gradient.any() or (reference.penalty_in == "reward" and reference.coefficient):
+        beside = f"model.objective {type(policy.objective).__name__}"
+        if policy.reference is not None:
+            beside += f" and model.reference {type(reference).__name__}"
         raise ConfigError(
             f"data.max_skipped_per_step is {data.max_skipped_per_step}, and with {beside} responses "
             "of equal rewards have a gradient: leave it out."

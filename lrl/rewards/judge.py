@@ -103,8 +103,15 @@ class Judge(Reward):
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         self._fields = given | {"response_format": _RESPONSE_FORMAT} | (parameters or {})
         self._cache = None if cache is None else Path(cache).expanduser().absolute()
-        asked = (url, api_key_env, timeout_s, retries, deadline_s)
-        self._endpoint = ModelEndpoint("judge", "/v1/chat/completions", *asked)
+        self._endpoint = ModelEndpoint(
+            "judge",
+            "/v1/chat/completions",
+            url,
+            api_key_env=api_key_env,
+            timeout_s=timeout_s,
+            retries=retries,
+            deadline_s=deadline_s,
+        )
 
     def __repr__(self) -> str:
         """Names what decides a score: while that stays, a checkpoint keeps its baselines."""
@@ -214,8 +221,15 @@ class RewardModel(Reward):
         self.label = label
         self.activation = activation
         self.deadline_s = deadline_s
-        asked = (url, api_key_env, timeout_s, retries, deadline_s)
-        self.endpoint = ModelEndpoint("reward_model", "/classify", *asked)
+        self.endpoint = ModelEndpoint(
+            "reward_model",
+            "/classify",
+            url,
+            api_key_env=api_key_env,
+            timeout_s=timeout_s,
+            retries=retries,
+            deadline_s=deadline_s,
+        )
 
     def __repr__(self) -> str:
         """See `Judge.__repr__`."""

@@ -187,8 +187,9 @@ class RewardPool:
         self._failure_stats.check()
 
     def _columns(self, prompt: Prompt, **facts: Any) -> dict[str, Any]:
-        messages = prompt.chat and list(prompt.chat.messages)
-        found = {**prompt.columns, **facts, "prompt_messages": messages}
+        found = {"prompt_messages": None, **prompt.columns, **facts}
+        if prompt.chat is not None:
+            found["prompt_messages"] = list(prompt.chat.messages)
         # A row's own would clash with the arguments.
         return {name: found[name] for name in found if name not in ("prompt", "response")}
 

@@ -52,6 +52,8 @@ MIN_GAP_16_BITS = 2e-2
 """The same in 16 bits, for a model that hardly rounds."""
 ALWAYS_ALLOWED_GAP = 1e-4
 """Of rows shared by several responses, whatever padding does."""
+LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
+"""Words in errors of an installation that does not fit, never of a model."""
 ADAPTER_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
 """Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the
 format of the pass."""
@@ -197,6 +199,8 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
         raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
+        if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
+            raise
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
             f"tokens and their positions alone ({shortened(error)}). Take another model, or another "

@@ -108,3 +108,12 @@ def test_without_a_terminal_there_is_a_line_every_few_steps(
     )
     assert re.fullmatch(rf"step 5/12: {re.escape(what)}, \d\d:\d\d left", lines[1])
     assert "\r" not in stream.getvalue()
+
+
+def test_a_rank_without_the_times_of_a_step_writes_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    progress = Progress(every_n_steps=1)
+    progress.disable()  # as Lightning does on all ranks but the first
+    scripted.fit([{"reward/mean": 0.5}], progress, enable_progress_bar=True)
+    assert "step 1" not in capfd.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 import lrl
 from lrl.errors import ConfigError
 from lrl.members.launchers import Given
-from lrl.objectives import AIPO, TBA, Objective
+from lrl.objectives import AIPO, TBA, Objective, Tokens
 from lrl.preflight.settings import check_skipping, check_worker_launcher
 from lrl.rewards import GSM8K, RewardPool
 
@@ -57,13 +57,22 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
         check_worker_launcher(run_with(GSM8K(), of_the_script))
 
 
+class Spread(Objective):
+    """A user's objective that also keeps the policy from being too sure."""
+
+    def token_losses(self, tokens: Tokens) -> Any:
+        return -tokens.advantages * tokens.logprobs + 0.01 * tokens.logprobs
+
+
 @pytest.mark.parametrize(
     ("objective", "reference", "cause"),
     [
         (AIPO(), None, ""),
+        (Spread(), None, "model.objective Spread"),
         (AIPO(), lrl.Reference(), ""),
         (AIPO(), lrl.Reference(0.0, penalty_in="reward"), ""),
         (AIPO(), lrl.Reference(0.001), "model.reference Reference"),
+        (AIPO(), lrl.Reference(0.001, "k2"), "model.reference Reference"),
         (AIPO(), lrl.Reference(0.001, "k1", "reward"), "model.reference Reference"),
         (TBA(), lrl.Reference(), "model.objective TBA"),
         (AIPO(), lrl.Teacher("any"), "model.reference Teacher"),

@@ -167,6 +167,11 @@ class Critic(nn.Module):
         whole = torch.stack([tokens, loss]).double()
         self.sums = self.sums.to(values.device) + torch.cat([whole, each.double().sum(1)])
 
+    @property
+    def tokens(self) -> int:
+        """Trained tokens of the step so far."""
+        return round(self.sums[0].item())
+
     def metrics(self, divisor: int) -> dict[str, float]:
         """Returns the step's metrics from `sums`, which then are those of all ranks; empty if no
         value was learnt.

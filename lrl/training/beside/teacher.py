@@ -70,8 +70,16 @@ class Teacher(Reference):
                 "of them."
             )
         if url is not None:
-            asked = (url, api_key_env, timeout_s, MOST_RETRIES, deadline_s)
-            self.endpoint = ModelEndpoint("teacher", "/v1/completions", *asked, TeacherError)
+            self.endpoint = ModelEndpoint(
+                "teacher",
+                "/v1/completions",
+                url,
+                api_key_env=api_key_env,
+                timeout_s=timeout_s,
+                retries=MOST_RETRIES,
+                deadline_s=deadline_s,
+                error=TeacherError,
+            )
             self.url = self.endpoint.url
         elif (api_key_env, timeout_s, deadline_s) != (None, TIMEOUT_S, DEADLINE_S):
             raise ConfigError(

@@ -55,6 +55,7 @@ class Play:
         self._written: asyncio.Queue[Written] = asyncio.Queue()
         self._asked = 0  # turns that the environment has asked for
         self._turns = 0  # turns that the policy has written
+        self._unearned = 0.0  # a reward before the first turn; it fails the episode
         self.task: asyncio.Task[None] | None = None
         """Runs it, for a `Player`."""
         self.ran_s = 0.0
@@ -89,8 +90,10 @@ class Play:
                 "`Policy.turn` is called before the turn before is whole: await one after the other"
             )
         reply = Reply(readable(observation), False, finite(reward), tuple(tools), after=after)
-        if reply.reward and not self._asked:
-            raise ValueError(f"the reward {reward} is given before the policy's first turn")
+        if not self._asked:
+            self._unearned = self._unearned or reply.reward
+        if self._unearned:
+            raise ValueError(f"the reward {self._unearned} is given before the policy's first turn")
         self._asked += 1
         self._replied(reply)
         return await self._written.get()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 from lrl.errors import GeneratorError, NotRunning, ServerError
@@ -168,11 +169,9 @@ class Fleet:
     ) -> None:
         self.generators = [Generator(server, capacity) for server in servers]
         split = len(self.generators) - reserved
-        limit_s = outage_timeout_s
-        self.rollouts = GeneratorPool(self.generators[:split], dispatch, migration, limit_s)
-        self.evaluation: GeneratorPool | None = None
-        if reserved:
-            self.evaluation = GeneratorPool(self.generators[split:], outage_timeout_s=limit_s)
+        pool_of = partial(GeneratorPool, outage_timeout_s=outage_timeout_s)
+        self.rollouts = pool_of(self.generators[:split], dispatch, migration)
+        self.evaluation = pool_of(self.generators[split:]) if reserved else None
         # Lost ones' too: a sync may still use one.
         self._clients = [one.client for one in self.generators]
         self.loop = loop
@@ -328,12 +327,13 @@ class _ServerSlot(Slot):
 
     def condition(self) -> Condition:
         generator = self.generator
+        eviction = generator.eviction  # before `has_left`: a leave sets that first
         if self.has_left:
             return Condition(JobState.LEFT)
         if generator is self._replaced:
             return self._starting()
-        if generator.eviction is not None:
-            return Condition(JobState.FAILED, generator.eviction)
+        if eviction is not None:
+            return Condition(JobState.FAILED, eviction)
         return Condition(JobState.STARTING if generator.served_from is None else JobState.SERVING)
 
     def _starting(self) -> Condition:

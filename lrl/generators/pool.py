@@ -113,7 +113,7 @@ class GeneratorPool:
             home.generator = generator = await self.requests.enter(request, target)
             release = partial(self.requests.release, generator)
             try:
-                if generator.serving:  # a sync may have drained it since it was chosen
+                if generator.serving:  # else it was paused, or left, since it was chosen
                     await self._write(
                         generator, request, sampling, deadline_s, ended=[release, ended]
                     )

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -63,7 +63,8 @@ def join(
     settings = settings_here(spec, endpoint, client.location.url)
     if kind is Kind.GENERATOR:
         return JoiningGenerator(run, client, spec, settings=settings, devices=devices).run(number)
-    return JoiningWorkers(run, client, spec, settings=settings, workers=workers).run(number)
+    terms = client.terms(kind=kind)
+    return JoiningWorkers(run, client, spec, settings, workers=workers, terms=terms).run(number)
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
@@ -227,8 +228,8 @@ class JoiningGenerator(JoinSession):
         try:
             if self.spec.serves_model and not self.spec.owner.here:
                 self.say(f"fetches the run's model, {model}, into {copy}")
-                self.client.fetch_model(copy, self.speak)
                 model = str(copy)
+                self.client.fetch_model(copy, self.speak)
             self.server = self.make_server(model, folder)
             self.say(f"starts, with the model {model}; its log is {self.server.log_path}")
             self.server.start()
@@ -237,7 +238,8 @@ class JoiningGenerator(JoinSession):
         finally:
             if self.server is not None:
                 self.server.stop()
-            shutil.rmtree(copy, ignore_errors=True)
+            if model == str(copy):  # another folder of this name is the user's
+                shutil.rmtree(copy, ignore_errors=True)
 
     def speak(self) -> None:
         super().speak()
@@ -264,13 +266,15 @@ class JoiningGenerator(JoinSession):
         )
 
 
+@dataclass(eq=False)
 class JoiningWorkers(JoinSession):
     kind = Kind.WORKER
+    terms: dict[str, Any] = field(default_factory=dict)
+    """What they run, for each pool of the run."""
 
     @contextmanager
     def serve(self) -> Iterator[Location]:
-        terms = self.client.terms(kind=self.kind)
-        server = WorkersServer(terms, self.workers, self.settings.endpoint, self.client.token)
+        server = WorkersServer(self.terms, self.workers, self.settings.endpoint, self.client.token)
         try:
             yield server.start()
         finally:

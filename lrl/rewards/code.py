@@ -76,6 +76,7 @@ class Code(Reward):
         limits = (timeout_s, memory_mib, cpu_s, max_processes, max_output_bytes)
         one_of("Code", isolation=(get_args(Isolation), isolation))
         self.sandbox = Sandbox(*limits, isolation, python)
+        self.deadline_s = self.sandbox.deadline_s
         try:
             check(self.sandbox)
         except (OSError, RuntimeError) as error:

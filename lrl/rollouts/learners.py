@@ -125,7 +125,7 @@ class Learners:
     def __post_init__(self) -> None:
         names = ("advantages", "replay", "length_predictor")
         self._parts = {name: part for name in names if (part := getattr(self, name)) is not None}
-        self._first_states = copy.deepcopy(self._states())
+        self._first_states: dict[str, Any] | None = None
 
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -167,6 +167,8 @@ class Learners:
 
     def begin_anew(self) -> None:
         """Forgets an earlier fit in this process, perhaps of another policy."""
+        if self._first_states is None:
+            self._first_states = copy.deepcopy(self._states())
         for name, state in copy.deepcopy(self._first_states).items():
             self._parts[name].load_state_dict(state)
 

@@ -106,17 +106,17 @@ def _table(text: str, delimiter: str) -> list[Row]:
     answer "NA" into nothing."""
     csv.field_size_limit(sys.maxsize)  # the module refuses fields of more than 128 KiB
     # newline="": a quoted field may hold line ends, and keeps them.
-    lines = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows = []
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows: list[list[str]] = []
     try:
-        for row in lines:
-            names = lines.fieldnames or ()
-            if len(row) != len(names) or None in row.values():
-                raise csv.Error(f"its fields are not those of the columns {', '.join(names)}")
-            rows.append(row)
+        for fields in filter(None, lines):
+            names = rows[0] if rows else fields
+            if len(fields) != len(set(names)):
+                raise csv.Error(f"{len(fields)} fields for the columns {', '.join(names)}")
+            rows.append(fields)
     except csv.Error as error:
-        raise ValueError(f"line {lines.reader.line_num}: {error}") from None
-    return rows
+        raise ValueError(f"line {lines.line_num}: {error}") from None
+    return [dict(zip(rows[0], fields, strict=True)) for fields in rows[1:]]
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:

@@ -76,10 +76,14 @@ class WorkerProcess:
         # Spawned, not forked: the trainer has threads, pipes and sockets.
         context = multiprocessing.get_context("spawn")
         self._running: Any = context.RawValue(worker.RunningCode)
+        # In shared memory: arguments of more than a pipe's 64 KiB would have this loop wait for
+        # the process to import the user's script.
+        self._code = context.RawArray("c", len(spec.code))
+        self._code.raw = spec.code
         ours, theirs = socket.socketpair()
         self._process = context.Process(
             target=worker.main,
-            args=(theirs, spec.code, spec.memory_gib, getpid(), self._running),
+            args=(theirs, self._code, spec.memory_gib, getpid(), self._running),
             daemon=True,
         )
         self._process.start()
@@ -214,6 +218,8 @@ class WorkerProcess:
             item = None if running.item == worker.NOBODY else running.item
             self._answer(guilty, CallFailed(kind, why, item))
             self._ended_by_a_job = True
+        if self.ready.done():
+            log.warning("A worker of %s is replaced: %s", self._spec.setting, why)
         self.kill(why)
 
     def _cause(self) -> tuple[str, str]:
@@ -295,7 +301,7 @@ class LocalWorkers:
             raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
         alive = [process for process in self._processes if not process.lost]
         for process in self._processes:
-            if process.lost:
+            if process.lost and process.ready.exception():  # an error instead at the first start
                 log.warning("A worker of %s is replaced: %s", self.spec.setting, process.lost)
         self._replaced += len(self._processes) - len(alive)
         while len(alive) < self.count:

@@ -64,7 +64,7 @@ class RunningCode(ctypes.Structure):
 
 def main(
     connection: socket.socket,
-    code: bytes,
+    code: Any,
     memory_gib: float | None,
     owner: int,
     running: RunningCode,
@@ -81,7 +81,7 @@ def main(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     running.pid = os.getpid()
     try:
-        loaded = pickle.loads(code)
+        loaded = pickle.loads(code.raw)
     except Exception as error:
         connection.sendall(line({"refused": message_of(error) + where_raised(error)}))
         return

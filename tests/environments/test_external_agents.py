@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
-from lrl.errors import NoEnvironments
+from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.policy_text import PolicyText
@@ -351,7 +351,10 @@ def test_a_tunnel_and_tls_have_their_part_in_the_address_of_an_episode(
     assert rollout.reward == 1
 
 
-def test_two_runs_have_two_keys_unless_one_is_given() -> None:
+def test_two_runs_have_two_keys_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ExternalAgents(Agent(port=0), 1.0)._key == KEY, "it leaves the environment"
     first, second = (ExternalAgents(Agent(port=0), 1.0)._key for _ in range(2))
     assert first != second and KEY not in (first, second) and len(first) > 40
+    monkeypatch.setenv("LRL_AGENT_KEY", "1234")
+    with pytest.raises(ConfigError, match="LRL_AGENT_KEY has 4"):
+        ExternalAgents(Agent(port=0), 1.0)

@@ -177,9 +177,10 @@ def test_the_newest_and_the_well_rewarded_groups_are_drawn_more() -> None:
 def test_a_resumed_run_draws_the_same_groups_as_an_unbroken_one() -> None:
     groups = [of_version(i, 0, reward=i / 5) for i in range(5)]
     whole, resumed = replay_of(groups, 2, 10), replay_of(groups, 2, 10)
-    whole.add(0, groups)
+    whole.add(0, groups[:3])
+    whole.add(1, groups[3:])
     resumed.load_state_dict(through_a_file(whole.state_dict()))
-    for step in (1, 2):
+    for step in (2, 3, 4):
         ours, theirs = resumed.draw(step), whole.draw(step)
         assert [group.prompt for group in ours] == [group.prompt for group in theirs]
         assert [group.rewards for group in ours] == [group.rewards for group in theirs]

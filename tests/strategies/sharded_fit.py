@@ -136,6 +136,7 @@ def main(
     ckpt_path: str | None = None,
     full_disk_at: int | None = None,
     dies_at: str | None = None,
+    dies: int = 1,
     dies_by: int = signal.SIGKILL,
     adapters: bool = False,
     dtype: str = "float32",
@@ -152,7 +153,7 @@ def main(
         strategy=lrl.AsyncFSDP(generator_devices=0, **settings),
         max_steps=steps,
     )
-    if dies_at is not None and running.global_rank == 1:
+    if dies_at is not None and running.global_rank == dies:
         die_at(dies_at, call=2, by=dies_by)
     found = fit(folder, running, ckpt_path, adapters, dtype)
     torch.save(found.pop("own"), Path(results) / f"own{running.global_rank}.pt")

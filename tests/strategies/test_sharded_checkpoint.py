@@ -179,6 +179,14 @@ def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpo
     assert saved == ([] if place == "load" else ["step=1.ckpt"]), "what was saved before"
 
 
+def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
+    call = functools.partial(
+        sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at="step", dies=0
+    )
+    text = run_ranks(call, 2, tmp_path, ends=[-signal.SIGKILL, 1])
+    assert re.search("(Rank 0|Another rank) has ended", text), text
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_a_rank_that_stands_still_in_a_sync_ends_the_run_at_the_syncs_deadline_or_at_a_signal(
     told: bool, policy_folder: Path, tmp_path: Path

@@ -32,7 +32,7 @@ from lrl.rewards.sandbox.forms import Step, Tests
 from lrl.system.processes import die_with
 
 Isolation = Literal["bubblewrap", "none"]
-START_S = 30.0  # also for each answer of its runner, beyond the time limit
+START_S = 30.0  # for its end
 RUNNER = inspect.getsource(calls) + inspect.getsource(runner)
 _NOBODY = 65534  # in place of root, whose processes the kernel does not limit
 _ENVIRONMENT = {
@@ -73,6 +73,11 @@ class Sandbox:
         is_root = os.geteuid() == 0
         return _NOBODY if is_root and self.isolation == "bubblewrap" else None
 
+    @property
+    def deadline_s(self) -> float:
+        """Seconds for a run and its start on a busy machine."""
+        return 2 * self.timeout_s + 5.0
+
     def rlimits(self) -> dict[str, tuple[int, int]]:
         limits = {
             "RLIMIT_AS": (self.memory_mib * 2**20,) * 2,
@@ -107,7 +112,7 @@ def opened(
     with ExitStack() as resources:
         files = [_memory_file(resources) for _ in range(3)]
         link, there = map(resources.enter_context, socket.socketpair())
-        link.settimeout(START_S + 2 * sandbox.timeout_s)
+        link.settimeout(sandbox.deadline_s)
         texts = [json.dumps(each).encode() for each in (vars(sandbox) | job, steps)]
         for_runner = [there, *(_memory_file(resources, text) for text in texts)]
         process = _started(sandbox, files, for_runner, resources)
@@ -136,7 +141,10 @@ class Session:
             with suppress(ConnectionError):
                 return self._run_to_its_end()
         except TimeoutError as error:
-            raise TimeoutError("the machine is too busy: the program got no processor") from error
+            raise TimeoutError(
+                "the machine is too busy: the program got no processor. Lower data.reward_workers, "
+                "or raise timeout_s"
+            ) from error
         status = self.process.wait(START_S)
         said = self._written(2).strip()[-300:] or "it has said nothing"
         raise RuntimeError(

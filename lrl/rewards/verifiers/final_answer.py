@@ -211,9 +211,10 @@ def _alone_and_listed(listed: list[_Piece], alone: _Piece | None = None) -> list
 
 def without_denied(text: str) -> str:
     """Returns the text without the boxes, formulas and numbers that it denies."""
-    for start, end in reversed(_denials(text)):
-        text = f"{text[:start]} {text[end:]}"
-    return text
+    denials = _denials(text)
+    ends = [0, *(end for _, end in denials)]
+    starts = [*(start for start, _ in denials), len(text)]
+    return " ".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
 
 def is_withdrawn(answer: str, text: str) -> bool:

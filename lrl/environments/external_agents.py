@@ -162,14 +162,9 @@ class ExternalAgents(AgentServer):
             if not error and not episode.answered:
                 text = "the policy has not written a turn yet. Ask for one, or give an `error`"
                 raise TypeError(text)
-            value = 0.0 if reward is None else finite(reward)
+            episode.end(0.0 if reward is None else finite(reward), error or "")
         except TypeError as wrong:
             raise refusal(web.HTTPBadRequest, str(wrong)) from wrong
-        end: Reply | EpisodeError = Reply("", True, value)
-        if error:
-            text = f"the agent has said: {error[:LONGEST_ERROR]}"
-            end = EpisodeError("environment_error", text)
-        episode.replies.put_nowait(end)
         self.end(episode.key)
         return web.json_response({})
 
@@ -195,9 +190,8 @@ class ExternalEpisode(AgentConversation):
 
     def __init__(self, agents: ExternalAgents, prompt: Prompt) -> None:
         self._agents = agents
-        self.replies: asyncio.Queue[Reply | EpisodeError] = asyncio.Queue()
-        """What the agent does."""
-        self._play = Play(agents.agent, self.replies.put_nowait)
+        self._replies: asyncio.Queue[Reply | EpisodeError] = asyncio.Queue()
+        self._play = Play(agents.agent, self._replies.put_nowait)
         super().__init__(self._play, agents.agent.ignore, agents.agent.branches)
         self.row = prompt.columns | {"prompt": prompt.text}
         """What the agent is told."""
@@ -224,12 +218,19 @@ class ExternalEpisode(AgentConversation):
         """Ends it, if it has not ended."""
         self._agents.end(self.key)
 
+    def end(self, reward: float, error: str) -> None:
+        if error:
+            text = f"the agent has said: {error[:LONGEST_ERROR]}"
+            self._replies.put_nowait(EpisodeError("environment_error", text))
+        else:
+            self._replies.put_nowait(Reply("", True, reward))
+
     async def _next_reply(self) -> Reply:
         """Returns what the agent does next; raises TimeoutError if it is silent for too long."""
         limit_s = self._agents.turn_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                reply = await self.replies.get()
+                reply = await self._replies.get()
         except TimeoutError:
             raise TimeoutError(f"has asked for nothing in {limit_s:g} s") from None
         if isinstance(reply, EpisodeError):

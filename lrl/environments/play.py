@@ -20,6 +20,7 @@ from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from lrl.environments.base import BEGINNING, Environment, Observation, ToolCall, Written
+from lrl.errors import EpisodeError
 from lrl.rewards.base import LARGEST_REWARD
 from lrl.system import processes
 from lrl.workers.worker import (
@@ -45,6 +46,14 @@ class Reply(NamedTuple):
     """See `Policy.turn`."""
 
 
+def check_opening(opening: Reply) -> None:
+    """Raises EpisodeError if an episode has ended, or has a reward, before its first turn."""
+    if opening.done or opening.reward:
+        what = "ended" if opening.done else f"the reward {opening.reward}"
+        text = f"the episode has {what} before the policy's first turn"
+        raise EpisodeError("environment_error", text)
+
+
 class Play:
     """The environment's side of an episode, played with a copy of `environment`; it is the `Policy`
     that this gets. `replied` receives each reply."""
@@ -55,7 +64,6 @@ class Play:
         self._written: asyncio.Queue[Written] = asyncio.Queue()
         self._asked = 0  # turns that the environment has asked for
         self._turns = 0  # turns that the policy has written
-        self._unearned = 0.0  # a reward before the first turn; it fails the episode
         self.task: asyncio.Task[None] | None = None
         """Runs it, for a `Player`."""
         self.ran_s = 0.0
@@ -65,8 +73,6 @@ class Play:
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
         reward = await self._environment.rollout(self, prompt, **columns)
-        if not self._asked:
-            raise RuntimeError("the episode has ended before the policy's first turn")
         self._replied(Reply("", True, finite(reward)))
 
     def wrote(self, turn: Written) -> None:
@@ -90,10 +96,6 @@ class Play:
                 "`Policy.turn` is called before the turn before is whole: await one after the other"
             )
         reply = Reply(readable(observation), False, finite(reward), tuple(tools), after=after)
-        if not self._asked:
-            self._unearned = self._unearned or reply.reward
-        if self._unearned:
-            raise ValueError(f"the reward {self._unearned} is given before the policy's first turn")
         self._asked += 1
         self._replied(reply)
         return await self._written.get()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments.base import Environment, Written
-from lrl.environments.play import Playing, Reply, finite, readable
+from lrl.environments.play import Playing, Reply, check_opening, finite, readable
 from lrl.errors import BadAnswer, CallFailed, ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.pool import EPISODE_KINDS
 from lrl.system.event_loop import LoopThread
@@ -117,6 +117,7 @@ class EnvironmentPool:
         job = self.workers.job_on(machine)
         try:
             opening = await _begin(job, prompt)
+            check_opening(opening)
             check(opening, await _reply(job.turn(turn._asdict(), read_reply)))
         except EpisodeError as error:
             raise ConfigError(

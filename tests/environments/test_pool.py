@@ -102,7 +102,7 @@ def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode() -> None:
     async def play(made: EnvironmentPool) -> str:
         episode = made.open(PROMPT)
         await episode.begin()
-        await asyncio.sleep(2.0)  # the policy writes, for longer than the agent waits
+        await asyncio.sleep(4.0)  # the policy writes, for longer than the agent waits
         return await ending(episode.reply(say("go")))
 
     assert run(play, Agent(gives_up)) == str(Reply("", True, 0.5))

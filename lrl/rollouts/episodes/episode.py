@@ -20,7 +20,7 @@ from typing import Any
 from lrl.environments import ParsedTurn, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.external_agents import ExternalEpisode
-from lrl.environments.play import Reply
+from lrl.environments.play import Reply, check_opening
 from lrl.environments.pool import EpisodeElsewhere
 from lrl.errors import EpisodeError, WorkerLost
 from lrl.rollouts.controller import Write
@@ -181,6 +181,7 @@ class Episode:
             self._conversation = self._of_run.pool.open(self.prompt)
             self._transcript = self._new_transcript()
             opening = await self._conversation.begin()
+            check_opening(opening)
             if self.rollout.open_turn is None:
                 self._observe(self._ids(opening, None))
                 return True

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lrl.rewards import GaveUp, Math, RewardPool
 from lrl.rewards.verifiers.math import MAX_BITS, MAX_DEPTH, TooMuchError, check_magnitude, within
-from tests.event_loop import LOOP
+from tests.event_loop import LOOP, run
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import counted, scored, start_afresh, started
 
@@ -148,6 +148,16 @@ def test_a_huge_or_slow_response_is_wrong_and_no_worker_is_lost(pool):
     assert pool.counts["gave_up"] >= len(HUGE) + 4 and pool.counts["replaced"] == 0
 
 
+def pin_to(cores):
+    """Gives these cores to what this thread and the loop, which starts workers, start from now on."""
+
+    async def on_the_loop():
+        os.sched_setaffinity(0, cores)
+
+    os.sched_setaffinity(0, cores)
+    run(on_the_loop())
+
+
 @pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="only Linux tells who waits for a processor"
 )
@@ -156,7 +166,7 @@ def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
     cores = os.sched_getaffinity(0)
     compute = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     others = []
-    os.sched_setaffinity(0, {min(cores)})
+    pin_to({min(cores)})
     pool = RewardPool([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=3 * GIVE_UP_S)
     try:
         pool.start(LOOP)
@@ -165,7 +175,7 @@ def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
         others = [subprocess.Popen([sys.executable, "-c", compute]) for _ in range(6)]
         rollouts = scored(pool, *boxed(LONG[0], "2+2"), columns={"answer": "4"})
     finally:
-        os.sched_setaffinity(0, cores)
+        pin_to(cores)
         for other in others:
             other.kill()
             other.wait()

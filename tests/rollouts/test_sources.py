@@ -88,9 +88,9 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("rows.csv", "prompt,answer\n1+1=,2\n2+2=\n", "line 3: its fields are not"),
+        ("rows.csv", "prompt,answer\n1+1=,2\n2+2=\n", "line 3: 1 fields"),
         ("rows.csv", 'prompt,answer\na,"2\nb,3\n', "line 3: unexpected end"),
-        ("rows.csv", "prompt,prompt\na,2\n", "line 2: .*prompt, prompt"),
+        ("rows.csv", "prompt,prompt\na,2\n", "line 1: .*prompt, prompt"),
         ("rows.jsonl", '{"prompt": "x"}\n\nnot json\n', "line 3, column 1"),
         ("rows.jsonl.gz", "{}", "header"),
         ("rows.parquet", "{}", "Parquet"),

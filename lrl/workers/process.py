@@ -317,12 +317,14 @@ class LocalWorkers:
         async with self._free:
             process = self._where[job] = self._least_busy()
             try:
-                return await process.ask(job, call)
+                answer = await process.ask(job, call)
             except asyncio.CancelledError:
                 process.kill("nobody waits for its job")
                 raise
             finally:
                 self._where.pop(job, None)
+        await asyncio.sleep(0)  # the worker gets its next job before this answer is read
+        return answer
 
     async def _of_episode(self, job: int, call: dict[str, Any]) -> Any:
         if "begin" in call:

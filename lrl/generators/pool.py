@@ -167,7 +167,6 @@ class GeneratorPool:
                 self.evict(generator, str(error))
 
     async def flush(self) -> None:
-        """Flushes all generators."""
         await asyncio.gather(*(generator.flush() for generator in self.alive))
 
     def evict(self, generator: Generator, why: str) -> None:

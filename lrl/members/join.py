@@ -293,7 +293,7 @@ def check_generator(run: str, spec: JoinSpec, devices: Sequence[int]) -> None:
         )
         given = ",".join(map(str, devices)) or "(not given)"
         raise ValueError(f"--devices {given}: the run's generators {needed}.")
-    # A missing one is fine.
+    # A variable that is not set here is taken from the run.
     for name, here in find_transport(spec.transport).common_environment(os.environ).items():
         there = spec.environment.get(name)
         if here != there:

@@ -83,12 +83,12 @@ def rounding_gap(
 
 
 class Shared(NamedTuple):
-    """What the responses of a model may share in training."""
+    """What a model's responses may share in training."""
 
     packed: bool = False
-    """Rows, as positions alone keep them apart."""
+    """Rows: positions alone keep responses apart."""
     prefixes: bool = False
-    """Rows and their first tokens, as a mask of lrl's own keeps them apart."""
+    """Rows and first tokens: lrl's mask keeps responses apart."""
 
     @property
     def rows(self) -> bool:

@@ -238,8 +238,8 @@ class WorkerProcess:
 
 
 class LocalWorkers:
-    """The workers of this machine; 0 if those of other machines do all. `start` and `close` wait on
-    another thread than the loop's; the other methods are called on it."""
+    """The workers of this machine, or none if other machines do all the work. Call `start` and
+    `close` from another thread than the loop's, and everything else on the loop."""
 
     name = "rank 0"
 

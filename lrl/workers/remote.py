@@ -159,8 +159,8 @@ class RemoteWorkers:
 
 
 class WorkersServer:
-    """The server of a member, which makes a run's calls on workers like those of rank 0. Whoever
-    has the run's token can run code here.
+    """A member's HTTP server: passes a run's calls to the workers of this machine. Anyone with the
+    run's token can run code here.
 
     Args:
         terms: `WorkerSpec` of each pool of the run, by its name, as JSON.

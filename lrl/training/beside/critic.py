@@ -173,8 +173,8 @@ class Critic(nn.Module):
         return round(self.sums[0].item())
 
     def metrics(self, divisor: int) -> dict[str, float]:
-        """Returns the step's metrics from `sums`, which then are those of all ranks; empty if no
-        value was learnt.
+        """Returns the step's metrics, empty if no value was learnt; `sums` must be added up over
+        all ranks by then.
 
         `loss`: the sum of the weighted losses over `divisor`, as the policy's. `value_mean`,
         `return_mean`: in units of reward. `explained_variance`: 1 - Var(R - V) / Var(R); 1 for

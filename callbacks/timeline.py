@@ -109,7 +109,6 @@ def step_record(times: StepTimes, stream: StepStream, started_s: float) -> StepR
         pause_s=times.sync_pause,
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
-        attention_tokens=stream.packer.attention_tokens,
         lags=dict(sorted(lags.items())),
         **parts,
     )

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from lrl.planning import clock
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.generator_model import ModelGenerator, SimulatedResponse
-from lrl.planning.workload import Lognormal, ReplayedLengths
+from lrl.planning.workload import Lognormal
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import BinPacker
@@ -45,7 +45,7 @@ class Simulation:
 
     generators: Sequence[GeneratorCosts]
     trainer: TrainerCosts
-    lengths: Lognormal | ReplayedLengths
+    lengths: Lognormal
     steps: int
     groups_per_step: int = 16
     rollouts_per_group: int = 8
@@ -275,7 +275,6 @@ class ModelTrainer:
             pause_s=pause_s,
             generation_s=generation_s(groups),
             tokens=sum(tokens for lag, tokens in lags.items() if self._trains(lag)),
-            attention_tokens=self.scene.attention_tokens,
             lags=dict(sorted(lags.items())),
         )
         for group in groups:

@@ -13,7 +13,6 @@ import csv
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -128,20 +127,6 @@ class Lognormal:
         normal = math.sqrt(self.prompt_share) * of_prompt + own
         tokens = self.median * np.exp(self.sigma * normal)
         return tokens.clip(1, self.longest).astype(np.int64).tolist()
-
-
-class ReplayedLengths:
-    """A run's lengths, group by group in order; later groups draw from all of them."""
-
-    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
-        self._groups = groups
-        self._all = [length for group in groups for length in group]
-
-    def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        """See `Lognormal.of`."""
-        if index < len(self._groups) and len(self._groups[index]) == responses:
-            return list(self._groups[index])
-        return np.random.default_rng(index).choice(self._all, responses).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

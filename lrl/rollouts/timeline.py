@@ -52,8 +52,6 @@ class StepRecord:
     admission."""
     tokens: int
     """Trained response tokens."""
-    attention_tokens: int = 0
-    """See `lrl.training.prefix_tree`; 0 if each response was trained with its own prompt."""
     lags: dict[int, int] = field(default_factory=dict)
     """lag -> response tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0
@@ -147,8 +145,9 @@ def read(path: Path) -> list[Record]:
 def _record(text: str) -> Record:
     found = json.loads(text)
     kind = KINDS[found.pop("kind")]
-    # Files of lrl 0.2 have the turns of groups, and the update and the rest of a step apart.
-    found.pop("turns", None)
+    # Older files have the turns of groups, and the update and the rest of a step apart.
+    for gone in ("turns", "attention_tokens"):
+        found.pop(gone, None)
     if "other_s" in found:
         found["update_s"] += found.pop("other_s")
     if "lags" in found:

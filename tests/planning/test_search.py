@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from lrl.planning.roofline import parse_cluster, usable
 from lrl.planning.search import Plan, Search, best
 from lrl.planning.simulation import Simulation
-from lrl.planning.workload import ReplayedLengths, Workload, parse_lengths
+from lrl.planning.workload import Lognormal, Workload, parse_lengths
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
@@ -42,6 +42,16 @@ def test_the_step_is_the_largest_of_its_bounds() -> None:
     assert QWEN.plan(training, slow_writing, 1).bound == "writing"
 
 
+@dataclass
+class TheSame(Lognormal):
+    """The lengths of a step's groups, the same in every step."""
+
+    groups: list[list[int]]
+
+    def of(self, prompt: int, index: int, responses: int) -> list[int]:
+        return self.groups[index % len(self.groups)]
+
+
 def simulated_step_s(plan: Plan, work: Workload) -> float:
     """Returns the seconds of a step in the simulator, once the pipeline is full."""
     drawn = work.lengths.of(work.samples).astype(int)
@@ -50,7 +60,7 @@ def simulated_step_s(plan: Plan, work: Workload) -> float:
     simulation = Simulation(
         generators=[plan.generation.costs] * plan.generation.generators,
         trainer=training.costs,
-        lengths=ReplayedLengths(by_group.tolist() * (filled + 8)),
+        lengths=TheSame(1, 1, 1, by_group.tolist()),
         steps=filled + 4 + plan.lag,
         groups_per_step=work.prompts,
         rollouts_per_group=work.responses,

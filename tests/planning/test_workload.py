@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lrl.planning.costs import LinearGenerator
 from lrl.planning.workload import (
     Lognormal,
-    ReplayedLengths,
     Workload,
     drained,
     parse_lengths,
@@ -119,9 +118,3 @@ def test_the_variance_between_prompts_has_its_share(share: float) -> None:
     assert np.corrcoef(logs.T)[0, 1] == pytest.approx(share, abs=0.06)
     next_epoch = np.log([lengths.of(prompt, 3000 + prompt, 1)[0] for prompt in range(3000)])
     assert np.corrcoef(logs[:, 0], next_epoch)[0, 1] == pytest.approx(share, abs=0.06)
-
-
-def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
-    lengths = ReplayedLengths([[3, 9], [7, 7]])
-    assert [lengths.of(prompt=5, index=index, responses=2) for index in (0, 1)] == [[3, 9], [7, 7]]
-    assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}

@@ -35,7 +35,9 @@ def test_a_file_of_an_older_release_is_read(tmp_path: Path) -> None:
     write(path, records := timeline())
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
-        line |= {"step": {"other_s": 0.0}, "group": {"turns": []}}.get(line["kind"], {})
+        line |= {"step": {"other_s": 0.0, "attention_tokens": 0}, "group": {"turns": []}}.get(
+            line["kind"], {}
+        )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read(path) == records
 

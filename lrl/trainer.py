@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import Strategy
 
 from lrl import callbacks as usual
+from lrl.preflight.settings import refuse_without_generators
 from lrl.strategies.generator_devices import AsyncSingleDevice
 from lrl.system.aliases import answers_aliases
 
@@ -46,13 +47,16 @@ class Trainer(L.Trainer):
         enable_model_summary: bool | None = False,
         **settings: Any,
     ) -> None:
+        if strategy == "auto":
+            strategy = AsyncSingleDevice()
+        refuse_without_generators(strategy)
         given = [callbacks] if isinstance(callbacks, L.Callback) else list(callbacks or ())
         kinds = [getattr(usual, name) for name in USUAL_CALLBACKS if usual_callbacks]
         if enable_progress_bar is False or any(isinstance(one, ProgressBar) for one in given):
             kinds = [kind for kind in kinds if not issubclass(kind, ProgressBar)]
         missing = [kind for kind in kinds if not any(isinstance(one, kind) for one in given)]
         super().__init__(
-            strategy=AsyncSingleDevice() if strategy == "auto" else strategy,
+            strategy=strategy,
             callbacks=[*given, *(kind() for kind in missing)],
             max_epochs=max_epochs,
             num_sanity_val_steps=num_sanity_val_steps,

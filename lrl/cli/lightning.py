@@ -9,7 +9,6 @@ import lightning as L
 import yaml
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
-from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -18,7 +17,6 @@ from lrl.cli import parsing
 from lrl.datamodule import RolloutDataModule
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
-from lrl.preflight.settings import WITHOUT_GENERATORS, check_strategy
 from lrl.system.output import may_not_log
 from lrl.trainer import Trainer
 
@@ -61,15 +59,6 @@ class LrlCLI(LightningCLI):
             from lrl.cli import settings  # only an error needs it
 
             raise ConfigError(settings.without_noise(str(error))) from error
-
-    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Builds the trainer; a strategy without generators starts no rank."""
-        settings = self.config_init[self.subcommand].trainer
-        if settings.strategy in StrategyRegistry.available_strategies():
-            raise ConfigError(WITHOUT_GENERATORS.format(settings.strategy))
-        trainer = super().instantiate_trainer(**kwargs)
-        check_strategy(trainer)
-        return trainer
 
     def _parse_ckpt_path(self) -> None:
         """Does nothing: Lightning's own would let the checkpoint override `--model.lr` silently."""

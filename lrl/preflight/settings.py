@@ -56,14 +56,19 @@ CALLBACKS: dict[type[L.Callback], str] = {
 """Lightning's callbacks that cannot work, and the reason."""
 PRECISIONS = ("32-true", "bf16-mixed")
 """The precisions that leave torch's default dtype as it is."""
-WITHOUT_GENERATORS = (
-    "trainer.strategy is {}, which has no generators: use lrl.AsyncSingleDevice, lrl.AsyncDDP or "
-    "lrl.AsyncFSDP."
-)
+
+
+def refuse_without_generators(strategy: object) -> None:
+    if not isinstance(strategy, GeneratorDevices):
+        name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        raise ConfigError(
+            f"trainer.strategy is {name}, which has no generators: use lrl.AsyncSingleDevice, "
+            "lrl.AsyncDDP or lrl.AsyncFSDP."
+        )
 
 
 def check_strategy(trainer: L.Trainer) -> None:
-    """Checks, on every rank, that the strategy has generators."""
+    """Checks, on every rank, that the strategy of Lightning's own Trainer has generators."""
     if isinstance(trainer.strategy, GeneratorDevices):
         return
     # Lightning starts the other ranks of its own strategies before any hook of ours; they would
@@ -75,7 +80,7 @@ def check_strategy(trainer: L.Trainer) -> None:
         os.environ.pop(
             "LOCAL_RANK", None
         )  # by it the next run would be a rank that waits for others
-    raise ConfigError(WITHOUT_GENERATORS.format(type(trainer.strategy).__name__))
+    refuse_without_generators(trainer.strategy)
 
 
 def check_trainer(trainer: Any, policy: PolicyModel) -> None:

@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from lrl.callbacks.base import OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.checkpoints.run_folder import run_folder
-from lrl.datamodule import RolloutDataModule
 from lrl.errors import ConfigError, ExportError
 from lrl.rollouts.policy_text import form_of, save_form
 from lrl.system import hub
@@ -104,7 +103,7 @@ class Export(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         pl_module.export(folder)
         save_form(form_of(data), folder)
-        card = model_card(pl_module, data, trainer.global_step, find_all(trainer, Evaluation))
+        card = model_card(pl_module, trainer.global_step, find_all(trainer, Evaluation))
         (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _upload(self, name: str, folder: Path, steps: int) -> None:
@@ -135,9 +134,8 @@ def _send(name: str, folder: Path, steps: int, private: bool) -> None:
     )
 
 
-def model_card(policy: Any, data: Any, steps: int, evaluations: Sequence[Evaluation]) -> str:
-    """Returns the README of the folder of a policy: what it was trained from, how, and how good it
-    is."""
+def model_card(policy: Any, steps: int, evaluations: Sequence[Evaluation]) -> str:
+    """Returns the README of the folder of a policy: what it was trained from, and how good it is."""
     base = None if Path(policy.policy_folder).exists() else str(policy.policy_folder)
     about = ModelCardData(
         base_model=base,
@@ -145,51 +143,14 @@ def model_card(policy: Any, data: Any, steps: int, evaluations: Sequence[Evaluat
         pipeline_tag="text-generation",
         tags=["lrl", "reinforcement-learning", type(policy.objective).__name__.lower()],
     )
-    parts = [
-        f"---\n{about.to_yaml()}\n---",
-        f"# {Path(policy.policy_folder).name}",
+    lines = [
+        f"---\n{about.to_yaml()}\n---\n",
+        f"# {Path(policy.policy_folder).name}\n",
         f"Trained from {base or 'a local folder'} by asynchronous reinforcement learning with lrl, in "
-        f"{steps} optimizer steps.",
+        f"{steps} optimizer steps.\n",
     ]
-    rows = [
-        (
-            report.dataset,
-            step,
-            report.measure,
-            f"{report.reward:.3f}",
-            f"{report.low:.3f} to {report.high:.3f}",
-            report.n,
-            "greedy" if report.greedy else f"mean of {report.k} sampled",
-        )
-        for evaluation in evaluations
-        for step, report in evaluation.reports
-    ]
-    if rows:
-        head = ("data set", "step", "measure", "value", "95 % interval", "problems", "decoding")
-        parts += ["## Evaluation", _table(head, rows)]
-    parts += ["## Training", _table(("setting", "value"), _settings(policy, data))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _settings(policy: Any, data: Any) -> list[tuple[str, object]]:
-    found: dict[str, object] = {
-        "model.objective": type(policy.objective).__name__,
-        "model.lr": policy.lr,
-        "model.lora": policy.lora,
-    }
-    if isinstance(data, RolloutDataModule):
-        found |= {
-            "data.prompts": data.prompts.name,
-            "data.rewards": ", ".join(reward.name for reward in data.reward_pool.rewards),
-            "data.groups_per_step": data.groups_per_step,
-            "data.rollouts_per_group": data.sampling.n,
-            "data.max_response_tokens": data.sampling.max_tokens,
-            "data.temperature": data.sampling.temperature,
-            "data.max_lag": data.max_lag,
-        }
-    return [(name, value) for name, value in found.items() if value is not None]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    for evaluation in evaluations:
+        for step, report in evaluation.reports:
+            decoding = "greedy" if report.greedy else f"{report.k} sampled responses to each"
+            lines.append(f"- After {step} steps: {report.as_line()}, {decoding}")
+    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Rewards, lengths and lags of each step's rollouts: numbers, histograms and sample responses."""
+"""Rewards, lengths and lags of each step's rollouts, and sample responses."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from torch import Tensor
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, run_of
 from lrl.errors import at_least
@@ -32,10 +31,10 @@ CHARTS = {
 
 class RolloutLog(OnRankZero):
     """Logs `reward/*`, `rollouts/*`, `rewards/*`, `episodes/*` and `length_predictor/*` every step,
-    histograms and sample responses every few. TensorBoard also gets an overview of the run.
+    and sample responses every few. TensorBoard also gets an overview of the run.
 
     Args:
-        every_n_steps: Optimizer steps between histograms and samples.
+        every_n_steps: Optimizer steps between samples.
         samples: Responses shown each time.
     """
 
@@ -48,9 +47,10 @@ class RolloutLog(OnRankZero):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         layout = {"Overview": {title: ["Multiline", tags] for title, tags in CHARTS.items()}}
-        for board in _boards(trainer):
-            with may_not_log(board):
-                board.experiment.add_custom_scalars(layout)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                with may_not_log(logger):
+                    logger.experiment.add_custom_scalars(layout)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         run = run_of(trainer)
@@ -78,19 +78,10 @@ class RolloutLog(OnRankZero):
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:
-            for board in _boards(trainer):
-                with may_not_log(board):
-                    for name, values in histograms(rollouts, stream.step).items():
-                        if values.numel():
-                            board.experiment.add_histogram(name, values, stream.step)
             samples = [sample(group, stream.step) for group in stream.groups[: self.samples]]
             for logger in trainer.loggers if samples else ():
                 with may_not_log(logger):
                     log_samples(logger, samples, stream.step)
-
-
-def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def episode_counts(data: Any) -> dict[str, int]:
@@ -130,16 +121,6 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
         parts = [rollout.reward_parts[name] for rollout in scored if name in rollout.reward_parts]
         found[f"reward/{name}"] = sum(parts) / len(parts)
     return found
-
-
-def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
-    """Returns length and reward per response and lag per token, each of shape [n]."""
-    values = {
-        "rollouts/length": [float(one.num_tokens) for one in rollouts],
-        "reward/all": [one.reward for one in rollouts if one.reward is not None],
-        "rollouts/lag": [float(step - each) for one in rollouts for each in one.policy_versions],
-    }
-    return {name: torch.tensor(each) for name, each in values.items()}
 
 
 def sample(group: Group, step: int) -> dict[str, Any]:

@@ -403,8 +403,7 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_o
     assert first.versions == [0] and last.versions == [STEPS]
     assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
     card = (tmp_path / "policy" / "README.md").read_text()
-    assert f"| held_out | {STEPS} | mean reward | {last.reward:.3f} | " in card
-    assert "| model.objective | AIPO |" in card and "| data.rewards | " in card
+    assert f"- After {STEPS} steps: mean reward on held_out {last.reward:.3f} (" in card
     file = tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     plain = [row["reward_parts"]["brevity"] for row in rows]

@@ -85,7 +85,7 @@ def serve_first_version(server: Server) -> None:
 
 
 async def _name_version(server: Server) -> None:
-    client = GeneratorClient(server.url, server.name, server.token, server.trust)
+    client = GeneratorClient(server.url, server.name, server.token, server.location.context())
     await client.post("/update_weight_version", {"new_version": "0"}, deadline_s=60.0)
     await client.close()
 

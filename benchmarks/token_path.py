@@ -95,7 +95,7 @@ def take(rollouts: Sequence[Rollout], part: dict[str, Any]) -> None:
 
 def client_of(way: str, server: Server) -> StockClient | GeneratorClient:
     if way == "lrl":
-        return GeneratorClient(server.url, server.name, server.token, server.trust)
+        return GeneratorClient(server.url, server.name, server.token, server.location.context())
     chunk = way.removeprefix("vllm-")
     return StockClient(server, None if chunk == "whole" else int(chunk))
 

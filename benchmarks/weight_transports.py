@@ -238,7 +238,6 @@ def receivers(count: int, loop: LoopThread, folder: Path) -> Iterator[list[Gener
                 number=number,
                 url=location.url,
                 location=location,
-                trust=None,
                 token=token,
                 settings=ServerSettings(dtype="bfloat16"),
                 alive=True,

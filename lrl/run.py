@@ -129,7 +129,7 @@ class Run:
             parses = self.strategy.server_settings.tool_parser is not None
             data.environment.start(self.loop, data.policy_text, first, parses)
             if (agents := data.environment.external) is not None:
-                endpoint = self.strategy.server_settings.endpoint
+                endpoint = self.strategy.server_settings
                 rank_zero_info(agents.listen(endpoint, run_folder(self.trainer)))
 
     def start_rewards(self, pool: RewardPool, first: Prompt) -> None:

@@ -165,7 +165,9 @@ class Generator(GeneratorLoad):
     def __init__(self, server: Server | JoinedServer, capacity: int) -> None:
         super().__init__(capacity)
         self.server = server
-        self.client = GeneratorClient(server.url, server.name, server.token, server.trust)
+        self.client = GeneratorClient(
+            server.url, server.name, server.token, server.location.context()
+        )
         self.state = State.NEW
         self.version = -1
         """The policy version of its weights; -1 before its first sync."""

@@ -103,12 +103,11 @@ class Server:
         self.token = self.token or secrets.token_urlsafe(32)
         self.log_path = Path(self.folder) / f"generator-{self.number}.log"
         self._visible = _visible_devices(self.devices)
-        self._reservation = self.settings.endpoint.reserve_port()
+        self._reservation = self.settings.reserve_port()
         self.port: int = self._reservation.getsockname()[1]
         self.name = f"generator {self.number}"
-        self.location = self.settings.endpoint.location(self.port)
+        self.location = self.settings.location(self.port)
         self.url = self.location.url
-        self.trust = self.location.context()
 
     @property
     def own_files(self) -> str:
@@ -165,7 +164,7 @@ class Server:
             raise self.error("does not run")
         if not self.alive:
             raise self.error(f"ended with exit status {self._supervisor.returncode}")
-        connection = connect(self.url, self.trust, timeout_s=2.0)
+        connection = connect(self.location, timeout_s=2.0)
         with (
             contextlib.closing(connection),
             contextlib.suppress(OSError, http.client.HTTPException),
@@ -272,8 +271,7 @@ class Server:
 
 @dataclass(eq=False)
 class JoinedServer:
-    """A vLLM server that another process has started; raises OSError or ValueError if its
-    certificate cannot be read."""
+    """A vLLM server that another process has started."""
 
     number: int
     location: Location
@@ -285,7 +283,6 @@ class JoinedServer:
     def __post_init__(self) -> None:
         self.name = f"generator {self.number}"
         self.url = self.location.url
-        self.trust = self.location.context()
 
     def log_tail(self) -> str:
         return ""  # its own process has its log

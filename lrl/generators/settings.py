@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError, one_of
-from lrl.system.endpoint import LOOPBACK, Endpoint
+from lrl.system.endpoint import Endpoint, TlsTrust
 from lrl.system.machine import half_of_the_cores
 
 ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
-TlsTrust = Literal["certificate", "system"]
 OWNED = (
     *("model", "config", "host", "port", "uds", "root-path", "api-key", "middleware"),
     *("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "api-server-count"),
@@ -48,8 +47,8 @@ to 15 % of its time for a core, and 2 to 3 % when generators had a lower priorit
 
 
 @dataclass(kw_only=True)
-class ServerSettings:
-    """Settings of every generator of the fleet.
+class ServerSettings(Endpoint):
+    """Settings of every generator of the fleet, with its address but for the port.
 
     Args:
         max_model_len: Longest prompt and response together, in tokens; null is the sum of the data
@@ -97,11 +96,6 @@ class ServerSettings:
     enforce_eager: bool = False
     start_timeout_s: float = 600.0
     stop_timeout_s: float = 15.0
-    host: str = LOOPBACK
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_trust: TlsTrust = "certificate"
-    insecure: bool = False
     tool_parser: str | None = None
     extra_args: dict[str, Any] = field(default_factory=dict)
 
@@ -123,18 +117,7 @@ class ServerSettings:
         for name in self.extra_args:
             _check_flag(name, setting_names)
         _check_speculation(self.extra_args)
-        self.endpoint.check()
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The endpoint of every generator, without its port."""
-        return Endpoint(
-            self.host,
-            self.tls_cert,
-            tls_key=self.tls_key,
-            tls_trust=self.tls_trust,
-            insecure=self.insecure,
-        )
+        self.check()
 
 
 def speculates(extra_args: dict[str, Any]) -> bool:

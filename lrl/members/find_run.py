@@ -32,7 +32,8 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
     `RUN_CERTIFICATE`, or else the system's CAs.
     """
     if "://" in run:
-        return RunClient(_location_of(run, certificate), _typed_token(run))
+        text = first_certificate(certificate) if certificate else os.environ.get(RUN_CERTIFICATE)
+        return RunClient(Location(run, text or ""), _typed_token(run))
     files = OwnerOnlyFolder(Path(run) / FOLDER)
     try:
         found = files.read(RUN, RunFile)
@@ -47,14 +48,7 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
         raise NotRunning(f"{run}: its run has ended, by a signal that left it no time to say so.")
     if found.owner.here:
         return RunClient(found, _token_here(Path(run)))
-    return RunClient(Location(found.elsewhere, found.trust, found.certificate), _typed_token(run))
-
-
-def _location_of(url: str, certificate: str | None) -> Location:
-    if url.startswith("http://"):
-        return Location(url)
-    text = first_certificate(certificate) if certificate else os.environ.get(RUN_CERTIFICATE, "")
-    return Location(url, "certificate", text) if text else Location(url, "system")
+    return RunClient(Location(found.elsewhere, found.certificate), _typed_token(run))
 
 
 def _token_here(run: Path) -> str:

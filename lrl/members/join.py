@@ -274,7 +274,7 @@ class JoiningWorkers(JoinSession):
 
     @contextmanager
     def serve(self) -> Iterator[Location]:
-        server = WorkersServer(self.terms, self.workers, self.settings.endpoint, self.client.token)
+        server = WorkersServer(self.terms, self.workers, self.settings, self.client.token)
         try:
             yield server.start()
         finally:

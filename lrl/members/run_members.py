@@ -178,13 +178,14 @@ class GeneratorAdmission:
                 await self._remove(member.number)
 
     def _begin(self, number: int, location: Location) -> None:
+        server = JoinedServer(number, location, self.token, self.settings)
         try:
-            server = JoinedServer(number, location, self.token, self.settings)
+            generator = Generator(server, self.fleet.capacity)
         except (OSError, ValueError) as error:
             why = f"its certificate cannot be read: {error}"
             self.registry.change(Kind.GENERATOR, number, status=Status.REFUSED, why=why)
             return
-        self._generators[number] = generator = Generator(server, self.fleet.capacity)
+        self._generators[number] = generator
         self.fleet.run_in_background(self._admit(generator))
 
     async def _admit(self, generator: Generator) -> None:
@@ -318,7 +319,7 @@ def make_members(run: Run, fleet: Fleet) -> RunMembers:
     settings, folder = strategy.settings_of(run), run_folder(run.trainer)
     spec = join_spec(run, generators=len(fleet.generators))
     registry = Registry(spec, None if workers is None else workers.terms)
-    server = RegistryServer(registry, settings.endpoint, strategy.token, strategy.join_port)
+    server = RegistryServer(registry, settings, strategy.token, strategy.join_port)
     client, launched = RunClient(server.elsewhere, server.token), []
     if (launcher := strategy.generator_launcher) is not None:
         launcher.gpus = 0 if spec.on_cpu else settings.tensor_parallel_size

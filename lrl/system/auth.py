@@ -151,7 +151,7 @@ class TokenClient:
         url, headers = self.location.url, {"Authorization": bearer(self.token)}
         text = None if body is None else json.dumps(body, default=asdict)
         headers["Content-Type"] = "application/json"
-        with contextlib.closing(connect(url, self.location.context(), ANSWER_S)) as connection:
+        with contextlib.closing(connect(self.location, ANSWER_S)) as connection:
             try:
                 connection.request(method, route, text, headers)
                 response = connection.getresponse()

@@ -12,11 +12,13 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from lrl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+TlsTrust = Literal["certificate", "system"]
 
 
 @dataclass(frozen=True)
@@ -25,26 +27,24 @@ class Location:
 
     url: str = ""
     """Empty while the server starts."""
-    trust: str = "none"
-    """`certificate`, `system` (see `ServerSettings.tls_trust`), or `none` without TLS."""
     certificate: str = ""
-    """The text of the PEM file."""
+    """The text of the PEM file; without it an https server is known by this machine's CAs."""
 
     def context(self) -> ssl.SSLContext | None:
         """Returns the TLS context of its clients; None without TLS."""
-        if self.trust == "certificate":
-            return trust_only(self.certificate)
-        return ssl.create_default_context() if self.trust == "system" else None
+        if not self.url.startswith("https:"):
+            return None
+        return trust_only(self.certificate) if self.certificate else ssl.create_default_context()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Endpoint:
     """The address without its port; see `lrl.generators.settings.ServerSettings` for the fields."""
 
     host: str = LOOPBACK
     tls_cert: str | None = None
     tls_key: str | None = None
-    tls_trust: str = "certificate"
+    tls_trust: TlsTrust = "certificate"
     insecure: bool = False
 
     def check(self) -> None:
@@ -99,12 +99,8 @@ class Endpoint:
 
     def location(self, port: int, address: str = "") -> Location:
         """Returns where clients reach a server on `port`; see `url`."""
-        url = self.url(port, address)
-        if not self.tls_cert:
-            return Location(url)
-        if self.tls_trust == "system":
-            return Location(url, "system")
-        return Location(url, "certificate", first_certificate(self.tls_cert))
+        known = self.tls_cert if self.tls_trust == "certificate" else None
+        return Location(self.url(port, address), first_certificate(known) if known else "")
 
     def identity(self) -> ssl.SSLContext | None:
         """Returns a server's TLS context, with certificate and key; None without TLS."""
@@ -180,10 +176,10 @@ def trust_only(certificate: str) -> ssl.SSLContext:
     return context
 
 
-def connect(url: str, trust: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
+def connect(server: Location, timeout_s: float) -> http.client.HTTPConnection:
     """Returns a connection to a server of the run: a generator's, or the registry's."""
     # Not urllib, which would send loopback through a cluster's HTTP proxy.
-    address = urlsplit(url)
+    address, trust = urlsplit(server.url), server.context()
     assert address.hostname is not None, "every server has an address"
     host, port = address.hostname, address.port
     if trust is None:

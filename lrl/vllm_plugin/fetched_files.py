@@ -314,7 +314,7 @@ class Fetch:
         kept: dict[str, tuple[http.client.HTTPConnection, float]] = vars(self._connections)
         connection, used_at = kept.pop(at.url, (None, 0.0))
         if connection is None or time.monotonic() - used_at > IDLE_S:
-            connection = connect(at.url, at.context(), STALL_S)
+            connection = connect(at, STALL_S)
         try:
             path = f"{PARTS}{self._order.checksum}/{what}"
             connection.request("GET", path, headers=self._authorization)

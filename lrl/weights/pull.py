@@ -66,7 +66,7 @@ class Pull(Transport):
     def connect(self, calls: PoolCalls) -> None:
         if not self._served:
             own = calls.participants[0].server  # token and settings are those of all
-            self._endpoint = own.settings.endpoint
+            self._endpoint = own.settings
             dtype = own.settings.dtype
             self._dtype = None if dtype == "auto" else getattr(torch, dtype)
             self._served = self.policy.serve_weights(self._endpoint, own.token)

@@ -166,7 +166,7 @@ class ModelServer:
     """A process that starts at once and counts its starts."""
 
     token = "secret"
-    trust = None
+    location = Location("http://127.0.0.1:1")
     url = "http://127.0.0.1:1"
 
     def __init__(self, number: int) -> None:

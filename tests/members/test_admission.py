@@ -115,7 +115,7 @@ def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restart
 
 
 def test_an_invalid_certificate_refuses_its_generator_and_no_other(live: LiveRun) -> None:
-    number = live.speaks(Location("https://127.0.0.1:1", "certificate", "no certificate"))
+    number = live.speaks(Location("https://127.0.0.1:1", "no certificate"))
     wait_for(lambda: live.status(number) is Status.REFUSED)
     assert live.joining()[0] == number + 1
 

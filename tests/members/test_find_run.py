@@ -156,7 +156,7 @@ def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(
     both = tmp_path / "both.pem"
     both.write_text(Path(key).read_text() + Path(certificate).read_text())
     found = find_run("https://10.0.0.7:5", str(both)).location
-    assert found.trust == "certificate" and "PRIVATE KEY" not in found.certificate
+    assert found.certificate and "PRIVATE KEY" not in found.certificate
     assert found.context() is not None
 
 

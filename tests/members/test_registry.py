@@ -210,6 +210,6 @@ def test_with_tls_the_run_answers_those_who_know_its_certificate(tmp_path: Path)
         assert location.url.startswith("https://") and "PRIVATE KEY" not in location.certificate
         assert client_of(server).claim(kind=Kind.GENERATOR) == 1
         with pytest.raises(NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
-            RunClient(Location(location.url, "system"), TOKEN).claim(kind=Kind.GENERATOR)
+            RunClient(Location(location.url), TOKEN).claim(kind=Kind.GENERATOR)
     finally:
         server.close()

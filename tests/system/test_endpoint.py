@@ -8,6 +8,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from lrl.generators.client import GeneratorClient
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.system import endpoint
-from lrl.system.endpoint import Endpoint, connect, first_certificate, trust_only
+from lrl.system.endpoint import Endpoint, Location, connect, first_certificate, trust_only
 from tests.certificates import openssl, self_signed, signed_by
 from tests.lent_server import LentServer
 
@@ -139,7 +140,7 @@ def outside_addresses() -> dict[str, str]:
     }
 
 
-def probe(server: LentServer, trust: ssl.SSLContext) -> list[float]:
+def probe(server: LentServer, trust: ssl.SSLContext | None) -> list[float]:
     async def scene() -> list[float]:
         client = GeneratorClient(server.url, server.name, server.token, trust)
         try:
@@ -154,12 +155,12 @@ def test_a_real_server_speaks_tls_to_clients_with_its_certificate_and_no_plain_h
     tls_server: LentServer, other: tuple[str, str]
 ) -> None:
     assert tls_server.url.startswith("https://")
-    assert len(probe(tls_server, tls_server.trust)) == 2
+    assert len(probe(tls_server, tls_server.location.context())) == 2
     for stranger in (trust_only(first_certificate(other[0])), ssl.create_default_context()):
         with pytest.raises(GeneratorError, match="CERTIFICATE_VERIFY_FAILED"):
             probe(tls_server, stranger)
     with pytest.raises((http.client.HTTPException, OSError)):
-        plain = connect(tls_server.url.replace("https", "http"), None, 10.0)
+        plain = connect(Location(tls_server.url.replace("https", "http")), 10.0)
         plain.request("GET", "/health")
         plain.getresponse()
 
@@ -168,7 +169,8 @@ def test_only_the_guarded_port_is_open_to_other_machines_and_asks_for_the_token(
     tls_server: LentServer,
 ) -> None:
     for address in ["127.0.0.1", *outside_addresses().values()]:
-        there = connect(f"https://{address}:{tls_server.port}", tls_server.trust, 10.0)
+        url = f"https://{address}:{tls_server.port}"
+        there = connect(replace(tls_server.location, url=url), 10.0)
         there.request("POST", "/pause", b"", {"Content-Type": "application/json"})
         assert there.getresponse().status == 401
     ports = [port for one in tls_server.processes() for port in one.net_connections("tcp")]

@@ -265,7 +265,7 @@ def test_with_tls_only_the_named_certificate_is_trusted(
         url = asked.ranks[0].url
         assert url.startswith("https://") and "PRIVATE" not in asked.ranks[0].certificate
         for cert in (other[0], signed_by(tmp_path, own, "child")[0]):
-            wrong = Location(url, "certificate", first_certificate(cert))
+            wrong = Location(url, first_certificate(cert))
             with pytest.raises(FetchFailed, match="certificate"):
                 files.fetch(replace(asked, ranks=[wrong, wrong]))
         plain = Location(url.replace("https", "http"))

@@ -44,7 +44,7 @@ class Writing:
 
 def with_client(server: LentServer, work: Callable[[GeneratorClient], Awaitable[T]]) -> T:
     async def scene() -> T:
-        client = GeneratorClient(server.url, server.name, server.token, server.trust)
+        client = GeneratorClient(server.url, server.name, server.token, server.location.context())
         try:
             await call(client, "/update_weight_version", {"new_version": "0"})
             async with asyncio.timeout(120):

@@ -79,7 +79,7 @@ class FetchingGenerator(Generator):
         with mock.patch.dict(os.environ, environment):
             self.routes = PullRoutes(self.vllm)
             app = TokenMiddleware(self._freezing)
-        endpoint: Endpoint = settings.endpoint
+        endpoint: Endpoint = settings
         listener = socket.create_server((endpoint.host, 0))
         tls = {"ssl_certfile": endpoint.tls_cert, "ssl_keyfile": endpoint.tls_key}
         config = uvicorn.Config(
@@ -90,7 +90,7 @@ class FetchingGenerator(Generator):
         self._thread.start()
         location = endpoint.location(listener.getsockname()[1])
         server: Any = SimpleNamespace(url=location.url, location=location, settings=settings)
-        vars(server).update(trust=location.context(), token=TOKEN, number=number, alive=True)
+        vars(server).update(token=TOKEN, number=number, alive=True)
         vars(server).update(name=f"generator {number}", log_tail=lambda: "")
         super().__init__(server, 4)
 

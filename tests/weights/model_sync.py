@@ -13,6 +13,7 @@ import torch
 
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
+from lrl.system.endpoint import Location
 from lrl.system.ranks import Ranks
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Policy, Transport
@@ -151,7 +152,9 @@ def make_generators() -> list[Generator]:
     for number in range(2):
         settings = SimpleNamespace(tensor_parallel_size=1, dtype="float32", quantization=None)
         settings.extra_args = {}
-        server: Any = SimpleNamespace(url="", token="", trust=None, alive=True, settings=settings)
+        server: Any = SimpleNamespace(
+            url="", token="", location=Location(), alive=True, settings=settings
+        )
         vars(server).update(name=f"generator {number}", log_tail=lambda: "")
         generator = Generator(server, 4)
         generator.client = Client()

@@ -54,6 +54,7 @@ from lrl.rewards import RewardPool
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.system.auth import START_S
 from lrl.system.event_loop import LoopThread
 from lrl.system.output import progress_bar
 from lrl.system.stopwatch import Stopwatch
@@ -129,8 +130,8 @@ class Run:
             parses = self.strategy.server_settings.tool_parser is not None
             data.environment.start(self.loop, data.policy_text, first, parses)
             if (agents := data.environment.external) is not None:
-                endpoint = self.strategy.server_settings
-                rank_zero_info(agents.listen(endpoint, run_folder(self.trainer)))
+                work = agents.listen(self.strategy.server_settings, run_folder(self.trainer))
+                rank_zero_info(self.loop.wait(work, START_S, "opening the port for agents"))
 
     def start_rewards(self, pool: RewardPool, first: Prompt) -> None:
         """Starts the workers of a pool, which end with the run."""

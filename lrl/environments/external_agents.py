@@ -51,7 +51,7 @@ LONGEST_ERROR = 500
 
 class ExternalAgents(AgentServer):
     """The episodes of a run, for agents elsewhere, and the server at which these take them: an
-    `EnvironmentPool` without processes. Use it on one event loop, but for `listen` and `close`.
+    `EnvironmentPool` without processes. Use it on one event loop, but for `close`.
     `turn_timeout_s` is the longest time between an answer and the agent's next request."""
 
     def __init__(self, agent: Agent, turn_timeout_s: float) -> None:
@@ -61,24 +61,20 @@ class ExternalAgents(AgentServer):
         self.counts: Counter[str] = Counter()
         """See `EnvironmentPool.counts`."""
         self._key = given_secret(KEY_VARIABLE, "play episodes of the run and give rewards")
-        self._endpoint: Endpoint
-        self._listener: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
         self._files: OwnerOnlyFolder | None = None
         self._waiting: deque[ExternalEpisode] = deque()
         self._heard_at = 0.0
         """When the last sign of an agent came."""
 
-    def listen(self, endpoint: Endpoint, folder: Path) -> str:
-        """Takes the port, at which it serves once an episode waits; returns what agents must know.
-        The address and the key are written into the run's folder, for this user alone. Raises
-        ConfigError if the port is taken."""
-        self.close()
+    async def listen(self, endpoint: Endpoint, folder: Path) -> str:
+        """Serves until `close`; returns what agents must know. The address and the key are written
+        into the run's folder, for this user alone. Raises ConfigError if the port is taken."""
         assert self.agent.port is not None, "the agents are elsewhere"
-        self._endpoint = endpoint
-        self._listener = endpoint.reserve_port(self.agent.port, "Agent.port")
+        listener = endpoint.reserve_port(self.agent.port, "Agent.port")
+        self._serving = asyncio.ensure_future(self.serve(listener, endpoint.identity()))
         name = socket.gethostname() if endpoint.is_everywhere else ""
-        self.url = endpoint.url(self._listener.getsockname()[1], name)
+        self.url = endpoint.url(listener.getsockname()[1], name)
         file = folder / FOLDER / FILE
         with best_effort("The address for agents", file):
             self._files = OwnerOnlyFolder(file.parent)
@@ -95,12 +91,6 @@ class ExternalAgents(AgentServer):
     async def wait_for_agent(self, episode: ExternalEpisode) -> None:
         """Returns when an agent has taken an episode; raises NoEnvironments if none has taken any
         for `OUTAGE_S`."""
-        if self._serving is None:
-            if self._listener is None:
-                raise WorkerLost("the run has ended")
-            serves = self.serve(self._listener, self._endpoint.identity())
-            self._serving = asyncio.ensure_future(serves)
-            self._listener = None  # the server closes it
         began = time.monotonic()
         self._waiting.append(episode)
         try:
@@ -116,13 +106,9 @@ class ExternalAgents(AgentServer):
 
     def close(self) -> None:
         """Ends the server. May be called twice, and on another thread."""
-        serving = self._serving
+        serving, self._serving = self._serving, None
         if serving is not None and not (loop := serving.get_loop()).is_closed():
             loop.call_soon_threadsafe(serving.cancel)
-        self._serving = None
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
         if self._files is not None:
             with best_effort("The end of the run", self._files.path):
                 self._files.clear()

@@ -276,9 +276,10 @@ class JoiningWorkers(JoinSession):
     def serve(self) -> Iterator[Location]:
         server = WorkersServer(self.terms, self.workers, self.settings, self.client.token)
         try:
-            yield server.start()
+            server.start()
+            yield server.location()
         finally:
-            server.stop()
+            server.close()
 
 
 def check_generator(run: str, spec: JoinSpec, devices: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lrl.errors import WorkerLost, WorkersClosed
+from lrl.errors import BadAnswer, WorkerLost, WorkersClosed
 from lrl.system.event_loop import LoopThread
 from lrl.workers.process import LocalWorkers, WorkerSpec
 from lrl.workers.remote import RemoteWorkers
@@ -97,7 +97,14 @@ class WorkerJob:
         self.machine.end(self.pool.spec, self.number)
 
     async def _ask(self, call: dict[str, Any], read: Read[A]) -> A:
-        return await self.machine.ask(self.pool.spec, self.number, call, read)
+        answer = await self.machine.ask(self.pool.spec, self.number, call)
+        try:
+            return read(answer)
+        except BadAnswer as error:
+            if isinstance(self.machine, LocalWorkers):
+                raise
+            self.machine.lose(str(error))
+            raise WorkerLost(self.machine.lost) from error
 
 
 class Members:

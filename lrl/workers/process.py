@@ -14,17 +14,15 @@ import socket
 import time
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os import getpid
-from typing import Any, TypeVar
+from typing import Any
 
 from lrl.errors import CallFailed, ConfigError, LrlError, WorkerLost, WorkersClosed
 from lrl.system.event_loop import LoopThread
 from lrl.workers import worker
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # between two looks at a worker
@@ -273,12 +271,9 @@ class LocalWorkers:
         if loop is not None:
             loop.wait(self._end(), _ALL_END_S, "ending workers")
 
-    async def ask(
-        self, spec: WorkerSpec, job: int, call: dict[str, Any], read: Callable[[Any], T]
-    ) -> T:
+    async def ask(self, spec: WorkerSpec, job: int, call: dict[str, Any]) -> Any:
         """Makes a call of a job; see `WorkerProcess.ask`."""
-        asks = self._in_turn if spec.one_call else self._of_episode
-        return read(await asks(job, call))
+        return await (self._in_turn if spec.one_call else self._of_episode)(job, call)
 
     def end(self, spec: WorkerSpec, job: int) -> None:
         """Ends an episode."""

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from lrl.errors import BadAnswer, CallFailed, WorkerLost
+from lrl.errors import CallFailed, WorkerLost
 from lrl.system.auth import TokenServer, bearer
 from lrl.system.endpoint import Endpoint, Location
 from lrl.workers.process import LocalWorkers, WorkerSpec
 
-T = TypeVar("T")
 CALLS = "/calls"
 CHECK_S = 10.0  # for a connection to a member
 LEAVE_S = 20.0  # that a leaving member has for the end of its work
@@ -67,24 +65,24 @@ class RemoteWorkers:
         for request in list(self._requests):
             request.get_loop().call_soon_threadsafe(request.cancel)
 
-    async def ask(
-        self, spec: WorkerSpec, job: int, call: dict[str, Any], read: Callable[[Any], T]
-    ) -> T:
+    async def ask(self, spec: WorkerSpec, job: int, call: dict[str, Any]) -> Any:
         """Makes a call of a job; see `lrl.workers.pool.WorkerJob`."""
         # Its workers have the deadlines of rank 0's. This one is for a member that does not answer,
         # and yet is alive.
         deadline_s = 2 * spec.limit_s(self.jobs[spec.name])
-        route = f"{CALLS}/{spec.name}/{job}"
-
-        async def answer() -> T:
-            answered = await self._request("POST", route, deadline_s, call)
-            match answered:
-                case {"replaced": int(replaced)}:
-                    self.replaced[spec.name] = replaced
-                    return self._read(answered, read)
-            raise BadAnswer(f"{str(answered)[:80]!r} is no answer to a call")
-
-        return await self._answered(answer())
+        found = await self._answered("POST", f"{CALLS}/{spec.name}/{job}", deadline_s, call)
+        match found:
+            case {"replaced": int(replaced)}:
+                self.replaced[spec.name] = replaced
+        match found:
+            case {"failed": [str(kind), str(text), int() | None as item]} if kind in FAILURES:
+                raise CallFailed(kind, f"{text} ({self.name})", item)
+            case {"lost": str(why), "by_other": bool(by_other)}:
+                raise WorkerLost(f"{why} ({self.name})", by_other=by_other)
+            case {"answer": answer, "replaced": int()}:
+                return answer
+        self.lose(f"{str(found)[:80]!r} is no answer to a call")
+        raise WorkerLost(self.lost)
 
     def end(self, spec: WorkerSpec, job: int) -> None:
         """Ends an episode."""
@@ -95,22 +93,12 @@ class RemoteWorkers:
 
     async def _end(self, route: str) -> None:
         with suppress(WorkerLost):  # then it has ended with all others
-            await self._answered(self._request("DELETE", route, CHECK_S, {}))
+            await self._answered("DELETE", route, CHECK_S)
 
-    def _read(self, found: dict[str, Any], read: Callable[[Any], T]) -> T:
-        match found:
-            case {"failed": [str(kind), str(text), int() | None as item]} if kind in FAILURES:
-                raise CallFailed(kind, f"{text} ({self.name})", item)
-            case {"lost": str(why), "by_other": bool(by_other)}:
-                raise WorkerLost(f"{why} ({self.name})", by_other=by_other)
-            case {"answer": answer}:
-                return read(answer)
-        raise BadAnswer(f"{str(found)[:80]!r} is no answer to a call")
-
-    async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`, which asks the member; raises WorkerLost if that is lost
-        meanwhile, does not answer (OSError) or sends a `BadAnswer`."""
-        request = asyncio.create_task(work)
+    async def _answered(self, *request_of: Any) -> Any:
+        """Returns the JSON of a response; raises WorkerLost if the member is lost meanwhile, or does
+        not answer."""
+        request = asyncio.create_task(self._request(*request_of))
         self._requests.add(request)
         try:
             if self.lost:
@@ -121,7 +109,7 @@ class RemoteWorkers:
             if self.lost and task and not task.cancelling():  # `lose` has cancelled the request
                 raise WorkerLost(self.lost) from None
             raise
-        except (OSError, BadAnswer) as error:
+        except OSError as error:
             self.lose(str(error))
             raise WorkerLost(self.lost) from error
         finally:
@@ -158,7 +146,7 @@ class RemoteWorkers:
             raise OSError(repr(error)) from error
 
 
-class WorkersServer:
+class WorkersServer(TokenServer):
     """A member's HTTP server: passes a run's calls to the workers of this machine. Anyone with the
     run's token can run code here.
 
@@ -170,41 +158,32 @@ class WorkersServer:
     """
 
     def __init__(self, terms: dict[str, Any], count: int, endpoint: Endpoint, token: str) -> None:
-        self.endpoint = endpoint
-        self.token = token
         self.workers = {
             name: LocalWorkers(WorkerSpec.from_json(spec), count) for name, spec in terms.items()
         }
-        self._server: TokenServer | None = None
-
-    def start(self) -> Location:
-        """Starts the server and the workers (see `LocalWorkers.start`); returns where it is. Call
-        `stop` also after its errors."""
         one = f"{CALLS}/{{pool:{'|'.join(self.workers)}}}/{{job:\\d+}}"
         routes = [
             web.post(one, self._call),
             web.delete(one, self._end),
             web.delete(CALLS, self._end_all),
         ]
-        self._server = TokenServer(self.endpoint, self.token, routes, longest_request=0)
-        for workers in self.workers.values():
-            workers.start(self._server.loop)
-        return self._server.location()
+        super().__init__(endpoint, token, routes, longest_request=0)
 
-    def stop(self) -> None:
-        """Ends the server and the workers. Idempotent."""
+    def start(self) -> None:
+        """Starts the workers (see `LocalWorkers.start`). Call `close` also after its errors."""
+        for workers in self.workers.values():
+            workers.start(self.loop)
+
+    def close(self) -> None:
         for workers in self.workers.values():
             workers.close()
-        if self._server is not None:
-            self._server.close()
+        super().close()
 
     async def _call(self, request: web.Request) -> web.Response:
         workers, job = self._asked(request)
         found: dict[str, Any]
         try:
-            found = await workers.ask(
-                workers.spec, job, await request.json(), lambda answer: {"answer": answer}
-            )
+            found = {"answer": await workers.ask(workers.spec, job, await request.json())}
         except CallFailed as error:
             found = {"failed": [error.kind, error.message, error.item]}
         except WorkerLost as error:

@@ -126,13 +126,12 @@ def played(
     episodes = Episodes(played_by, write, policy)
 
     async def run() -> None:
-        assert "from the first step on" in agents.listen(endpoint, folder)
+        assert "from the first step on" in await agents.listen(endpoint, folder)
         tls = aiohttp.TCPConnector(ssl=endpoint.location(0).context() or True)
         async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession(connector=tls) as session:
             playing = asyncio.ensure_future(
                 episodes.generate(prompt, rollouts, sampling, priority=0)
             )
-            # The first episode that waits opens the server.
             await _is_listening(agents)
             working = asyncio.ensure_future(work(Outside(agents, session, folder)))
             try:

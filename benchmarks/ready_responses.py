@@ -14,10 +14,11 @@ from benchmarks.random_policy import random_group
 from benchmarks.runs import EveryStep
 from lrl.advantages import GroupMean
 from lrl.callbacks.throughput import StepTimes
+from lrl.datamodule import StepLoader
 from lrl.planning.workload import Lognormal
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import StepLoader, StepStream
+from lrl.rollouts.stream import StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group
 

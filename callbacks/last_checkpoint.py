@@ -33,8 +33,7 @@ class LastCheckpoint(L.Callback):
     `fast_dev_run`.
     """
 
-    def __init__(self) -> None:
-        self._first_step: int | None = None
+    _first_step: int | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Records the first step: later ones can be saved."""

@@ -26,7 +26,7 @@ from lrl.system.stopwatch import GENERATOR, TRAINER, shares
 class Summary(OnRankZero):
     """Prints the summary when training ends and draws `curve.png`."""
 
-    def __init__(self) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.rewards: list[tuple[int, float]] = []
         """(number of steps done, mean reward)."""
         self.steps = self.rollouts = self.tokens = self.lag_sum = self.lag_max = 0

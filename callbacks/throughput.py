@@ -72,17 +72,15 @@ class Throughput(OnRankZero):
     """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*`, `fleet/*` and `weights/*` every
     step. Every run has it: other callbacks read its times."""
 
-    def __init__(self) -> None:
-        self.times = StepTimes()
-        self._totals = Counter[str]()
-        self._counts = NonzeroCounts()
+    times: StepTimes
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begins the first step, after everything before it."""
+        self._totals = Counter[str]()
+        self._counts = NonzeroCounts()
         run = run_of(trainer)
         run.stopwatch.enter("train")
         self._lap(run)
-        self._totals.clear()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         run = run_of(trainer)

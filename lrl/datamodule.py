@@ -3,7 +3,7 @@ is the ledger."""
 
 import inspect
 from collections import UserList
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -16,7 +16,7 @@ from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import Settings, changes
 from lrl.checkpoints.resume import find_by_lrl
 from lrl.environments import Environment
-from lrl.errors import ConfigError, above, at_least, instances, one_of
+from lrl.errors import ConfigError, above, answers_aliases, at_least, instances, one_of
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
 from lrl.rewards import Reward, RewardPool, TurnRewards
@@ -27,13 +27,12 @@ from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.policy_text import PolicyText
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.stream import ControllerCalls, StepLoader
+from lrl.rollouts.stream import ControllerCalls
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import output
-from lrl.system.aliases import answers_aliases
-from lrl.types import LEAST_TEMPERATURE, Sampling
+from lrl.types import LEAST_TEMPERATURE, Sampling, Step
 from lrl.workers.worker import START_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -399,7 +398,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.learners.begin_anew()
         run.prepare()
 
-    def train_dataloader(self) -> StepLoader:
+    def train_dataloader(self) -> "StepLoader":
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
         # Without a length Lightning would fetch a step ahead of training it, which deadlocks an
         # on-policy run and skips a step at a resume.
@@ -471,6 +470,21 @@ class RolloutDataModule(L.LightningDataModule):
             environment=self._environment_settings,
             kl_in_the_reward=() if reference is None else reference.settings_of_the_reward,
         )
+
+
+class StepLoader:
+    """The loader that Lightning iterates: `steps` an epoch, each made when it is asked for."""
+
+    def __init__(self, steps: int, next_step: Callable[[], Step]) -> None:
+        self._steps = steps
+        self._next_step = next_step
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Step]:
+        while True:
+            yield self._next_step()
 
 
 def _with_turn_rewards(rewards: list[Reward], environment: Environment | None) -> list[Reward]:

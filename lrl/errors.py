@@ -2,9 +2,14 @@
 checks of settings. Errors that never leave the file that raises them stand there.
 """
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from types import TracebackType
+from typing import Any, TypeVar, cast
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 EXPECTED = (ValueError, FileNotFoundError)
 """Errors that wrong inputs raise."""
@@ -188,6 +193,25 @@ def instances(where: str, **kinds_and_values: tuple[type, object]) -> None:
             raise ConfigError(
                 f"{where}.{name} is {value!r}; give an object of the class {kind.__name__}."
             )
+
+
+def answers_aliases(constructor: Constructor) -> Constructor:
+    """Adds to a constructor's TypeError what lrl calls the unknown argument, for scripts and
+    notebooks."""
+
+    @wraps(constructor)
+    def answering(*args: Any, **settings: Any) -> None:
+        try:
+            constructor(*args, **settings)
+        except TypeError as error:
+            from lrl import aliases  # here: a run needs none
+
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown and (answer := aliases.setting(unknown[1])):
+                error.add_note(answer)
+            raise
+
+    return cast(Constructor, answering)
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -20,12 +20,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lrl.callbacks.base import run_of
 from lrl.callbacks.default_callbacks import default_callbacks
-from lrl.errors import ConfigError, above, at_least, instances, one_of
+from lrl.errors import ConfigError, above, answers_aliases, at_least, instances, one_of
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.base import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
 from lrl.preflight.settings import check_trainer
-from lrl.system.aliases import answers_aliases
 from lrl.system.ranks import explain_broken_collective
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference

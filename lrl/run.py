@@ -173,8 +173,9 @@ class Run:
     def begin(self) -> None:
         """Gives the generators the first version, proves them and admits the first prompts."""
         self.first_version = self.trainer.global_step
-        self._calls = self.data.make_calls(self)
         self.sync()
+        self._calls = self.data.make_calls(self)
+        self._calls.new_version(self.version)
 
     def next_step(self) -> Step:
         """Returns the next optimizer step: a lazy stream of micro-batches."""
@@ -209,8 +210,8 @@ class Run:
         def on_synced() -> None:
             self.version = version
             self.pause_seconds = sync.pause_seconds
-            if self.trainer.training:
-                self.calls.new_version(version)
+            if self._calls is not None:
+                self._calls.new_version(version)
 
         beside_the_step = self.trainer.training and pool.has_served and self.data.max_lag > 0
         sync.sync(version, on_synced, in_background=beside_the_step)

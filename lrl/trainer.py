@@ -7,9 +7,9 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import Strategy
 
 from lrl import callbacks as usual
+from lrl.errors import answers_aliases
 from lrl.preflight.settings import refuse_without_generators
 from lrl.strategies.generator_devices import AsyncSingleDevice
-from lrl.system.aliases import answers_aliases
 
 USUAL_CALLBACKS = ("RolloutLog", "RolloutFile", "Health", "Progress", "Export", "Summary")
 

@@ -19,9 +19,9 @@ from jsonargparse import ArgumentParser
 from jsonargparse._typehints import ActionTypeHint, type_to_str
 
 import lrl
-from lrl import callbacks
+from lrl import aliases, callbacks
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.system import aliases, imports
+from lrl.system import imports
 
 GROUPS: dict[str, type] = {
     "model": lrl.PolicyModule,

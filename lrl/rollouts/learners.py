@@ -125,13 +125,14 @@ class Learners:
     def __post_init__(self) -> None:
         names = ("advantages", "replay", "length_predictor")
         self._parts = {name: part for name in names if (part := getattr(self, name)) is not None}
-        self._first_states: dict[str, Any] | None = None
+        self._first_states: dict[str, Any] = {}
 
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
         """Learns from the fresh groups of a step, once its optimizer step is done."""
+        self._keep_first_states()
         self.advantages.end_step(
             rewards_of([rollout for group in groups for rollout in group.rollouts])
         )
@@ -167,10 +168,11 @@ class Learners:
 
     def begin_anew(self) -> None:
         """Forgets an earlier fit in this process, perhaps of another policy."""
-        if self._first_states is None:
-            self._first_states = copy.deepcopy(self._states())
         for name, state in copy.deepcopy(self._first_states).items():
             self._parts[name].load_state_dict(state)
+
+    def _keep_first_states(self) -> None:
+        self._first_states = self._first_states or copy.deepcopy(self._states())
 
     def state_dict(self, made_with: Mapping[str, Settings]) -> dict[str, Any]:
         return {
@@ -180,6 +182,7 @@ class Learners:
 
     def load_state_dict(self, saved: dict[str, Any], made_with: Mapping[str, Settings]) -> None:
         """Restores the parts of `saved` that were made with this run's settings; logs the others."""
+        self._keep_first_states()
         for name, part in self._parts.items():
             state = saved.get(name, {}).get("state")
             if not state:

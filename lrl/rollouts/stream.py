@@ -17,7 +17,7 @@ from lrl.rollouts.packing import Packer, Round
 from lrl.system.event_loop import LoopThread
 from lrl.system.ranks import Command, HasRanks
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import Group, MicroBatch, Step
+from lrl.types import Group, MicroBatch
 
 log = logging.getLogger(__name__)
 
@@ -217,18 +217,3 @@ class RankStream:
 
     def finish(self) -> None:
         """Rank 0 reports the groups."""
-
-
-class StepLoader:
-    """The loader that Lightning iterates: `steps` an epoch, each made when it is asked for."""
-
-    def __init__(self, steps: int, next_step: Callable[[], Step]) -> None:
-        self._steps = steps
-        self._next_step = next_step
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Iterator[Step]:
-        while True:
-            yield self._next_step()

@@ -7,7 +7,7 @@ Each pool has a queue, and so has the simulator's model of a fleet.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, Request, has_room
@@ -24,13 +24,12 @@ class RequestQueue(Generic[G]):
     serving: Callable[[], Sequence[G]]
     """Returns the generators that serve now."""
     migration: Migration | None = None
-
-    def __post_init__(self) -> None:
-        self.moved = 0
-        """Responses that moved."""
-        self._waiting: dict[Request, asyncio.Future[G]] = {}
-        self._sending = False
-        self._targets: dict[Request, G] = {}  # new generators of interrupted requests
+    moved: int = field(default=0, init=False)
+    """Responses that moved."""
+    _waiting: dict[Request, asyncio.Future[G]] = field(default_factory=dict, init=False)
+    _sending: bool = field(default=False, init=False)
+    _targets: dict[Request, G] = field(default_factory=dict, init=False)
+    """New generators of interrupted requests."""
 
     async def enter(self, request: Request, target: G | None = None) -> G:
         """Waits for a generator and reserves its slots, until `leave`.

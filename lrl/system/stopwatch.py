@@ -4,6 +4,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 WAITS = ("wait_first", "wait_next", "wait_last", "wait_reward")
 """The trainer waits for a step's first group, its last, one between, or the next one's rewards."""
@@ -18,19 +20,21 @@ GENERATOR = ("writing", "paused", "starved")
 """All states of a generator. It is starved without a request, and paused for and within a sync."""
 
 
+@dataclass(eq=False)
 class Stopwatch:
     """Adds up seconds by state, on a monotonic clock."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.state = ""
-        """The present state; empty before the first."""
-        self._clock = clock
-        self._since = 0.0
-        self._seconds = defaultdict[str, float](float)
+    clock: Callable[[], float] = time.monotonic
+    state: str = field(default="", init=False)
+    """The present state; empty before the first."""
+    _since: float = field(default=0.0, init=False)
+    _seconds: defaultdict[str, float] = field(
+        default_factory=partial(defaultdict, float), init=False
+    )
 
     def enter(self, state: str) -> float:
         """Begins `state`; returns the seconds since the last call of `enter` or `lap`."""
-        before, self._since = self._since, self._clock()
+        before, self._since = self._since, self.clock()
         seconds = self._since - before if self.state else 0.0
         if self.state:
             self._seconds[self.state] += seconds

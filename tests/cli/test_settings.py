@@ -1,7 +1,7 @@
 """Help has a line for each setting; an unknown setting is answered with the one that was meant,
 whoever has its name.
 
-Covers lrl/system/aliases.py.
+Covers lrl/aliases.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import sys
 import pytest
 
 import lrl
-from lrl import callbacks
+from lrl import aliases, callbacks
 from lrl.cli import settings
 from lrl.cli.main import LIGHTNINGS
 from lrl.cli.settings import explain
-from lrl.system import aliases
 from tests.cli.conftest import Say
 
 NAMES = {

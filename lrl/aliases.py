@@ -1,12 +1,5 @@
 """Settings and objectives under the names that other libraries give them."""
 
-import re
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
-
-Constructor = TypeVar("Constructor", bound=Callable[..., None])
-
 SETTINGS = {
     "data.rollouts_per_group": "num_generations num_return_sequences group_size rollout_n n",
     "data.groups_per_step": "per_device_train_batch_size batch_size train_batch_size "
@@ -88,20 +81,3 @@ def setting(word: str) -> str:
         return "There is none here; docs/from_trl.md says why."
     found = (here for here, elsewhere in SETTINGS.items() if word in elsewhere.split())
     return next((f"lrl's name for it is {here}." for here in found), "")
-
-
-def answers_aliases(constructor: Constructor) -> Constructor:
-    """Adds to a constructor's TypeError what the unknown argument is called here, for scripts and
-    notebooks."""
-
-    @wraps(constructor)
-    def answering(*args: Any, **settings: Any) -> None:
-        try:
-            constructor(*args, **settings)
-        except TypeError as error:
-            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if unknown and (answer := setting(unknown[1])):
-                error.add_note(answer)
-            raise
-
-    return cast(Constructor, answering)

@@ -3,9 +3,10 @@ generators.
 
 A proxy between the trainer and each generator breaks one request at a time. Afterwards every
 trained token is computed again under the weights of the version it names: a token by half-updated
-weights agrees with none. Responses that moved from one generator to another are checked apart: the
+weights agrees with none. Responses that moved from one generator to another are checked apart. The
 versions of their last chunk are a lower bound (`lrl.generators.client`), so a newer version may
-have written a token there, up to the one that trained it.
+have written a token there, up to the one that trained it. And a generator that says that it has
+updated, and has not, writes under the version before until its proof fails.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ SPARE_STEPS = 6
 """For generators that were evicted against the plan, and return at an extra sync."""
 TOLERANCE = 0.02
 """Nats. A generator's decode kernel on the CPU and the trainer's forward pass differ by less."""
+SAME = 1e-4
+"""Nats between two versions that are told apart."""
 WAIT_S = 300.0
 """For a lost generator to come back."""
 SETTINGS: dict[str, Any] = {
@@ -196,7 +199,10 @@ class Proof:
     carried: int
     """Tokens of responses that continued on another generator."""
     carried_difference: float
-    """The largest among those, under the best version from the one named to the trainer's."""
+    """The largest among those, under the best version from the one before the named to the
+    trainer's."""
+    under_an_older_version: int
+    """Tokens of those that only the version before the named one can have written."""
     under_the_version_before: float
     """The largest of the tokens that stayed, under the version before the one they name: what a
     generator with a missed sync would show."""
@@ -252,6 +258,7 @@ class TokenRecorder(L.Callback):
         }
         carried = {id(rollout) for rollout in self._carried}
         stayed, moved, before, lags = [0.0], [0.0], [0.0], []
+        older = 0
         for step, rollout in self._rollouts():
             tokens = zip(rollout.logprobs, rollout.versions, strict=True)
             for place, (behaviour, named) in enumerate(tokens):
@@ -261,7 +268,9 @@ class TokenRecorder(L.Callback):
                     for version in range(max(0, named - 1), step + 1)
                 }
                 if id(rollout) in carried:
-                    moved.append(min(off[version] for version in off if version >= named))
+                    best = min(off.values())
+                    moved.append(best)
+                    older += min(off[version] for version in off if version >= named) > best + SAME
                 else:
                     stayed.append(off[named])
                     before.append(off[max(0, named - 1)])
@@ -271,6 +280,7 @@ class TokenRecorder(L.Callback):
             difference=max(stayed),
             carried=len(moved) - 1,
             carried_difference=max(moved),
+            under_an_older_version=older,
             under_the_version_before=max(before),
             largest_lag=max(lags),
             groups=len(self.groups),

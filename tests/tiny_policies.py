@@ -18,8 +18,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
@@ -76,13 +74,6 @@ def tiny_qwen2(folder: Path) -> Path:
     folder."""
     torch.manual_seed(0)
     return _save(Qwen2ForCausalLM(Qwen2Config(**sizes(), tie_word_embeddings=True)), folder)
-
-
-def tiny_qwen3(folder: Path) -> Path:
-    """A Qwen3, likewise; returns the folder."""
-    torch.manual_seed(0)
-    config = Qwen3Config(**sizes(), head_dim=32, tie_word_embeddings=True)
-    return _save(Qwen3ForCausalLM(config), folder)
 
 
 def with_chats(policy: Path, folder: Path, special: Sequence[str], chat_template: str) -> Path:

@@ -50,7 +50,7 @@ from lrl.training.pieces import Piece
 from lrl.types import Group, Rollout
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.leftovers import wait_for
-from tests.lent_server import Borrowing, LentServer, start_server
+from tests.lent_server import Borrowing, LentServer
 from tests.tiny_policies import END, PAD
 
 STEPS, GROUPS, RESPONSES = 6, 2, 4
@@ -418,28 +418,6 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_o
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
         same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
-
-
-def test_a_reserved_generator_evaluates_one_pinned_version(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
-) -> None:
-    reserved = start_server(policy_folder, tmp_path, number=1)
-    held_out = lrl.Prompts(PROMPTS, name="held_out", shuffle=False)
-    evaluation = Evaluation(held_out, every_n_steps=2, rewards=["tests.odd_lengths:brevity"])
-    try:
-        fit(
-            lent_server,
-            policy_folder,
-            tmp_path,
-            callbacks=[evaluation],
-            for_evaluation=(LentServer(reserved),),
-        )
-    finally:
-        reserved.stop()
-    assert {report.n for _, report in evaluation.reports} == {len(PROMPTS)}
-    assert [(step, report.versions) for step, report in evaluation.reports][0] == (0, [0])
-    assert all(report.versions == [step] for step, report in evaluation.reports)
-    assert [step for step, _ in evaluation.reports][-1] == STEPS
 
 
 def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(

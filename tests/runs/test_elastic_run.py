@@ -1,4 +1,4 @@
-"""A real run with one real generator; a second one joins in the middle by `lrl join`, and leaves
+"""A real run with the lent server; a second generator joins in the middle by `lrl join`, and leaves
 again. Those of Ray, SLURM and a second node join from another machine."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 import lrl
 from lrl.generators.client import GeneratorClient
+from tests.lent_server import Borrowing, LentServer
 from tests.runs.test_async_run import train_every_prompt_once
 
 JOINS_AT, LEAVES_AT = 1, 3
@@ -68,11 +69,17 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_once(
-    policy_folder: Path, tmp_path: Path, written: Counter[str]
+    lent_server: LentServer,
+    policy_folder: Path,
+    tmp_path: Path,
+    written: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # So few at once that requests always wait: the second generator gets some as soon as it serves.
     settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.1)
-    strategy = lrl.AsyncSingleDevice(generator_devices=1, server=settings)
+    strategy = Borrowing(lent_server, server=settings)
+    # No generator's log is in the run's folder, so `lrl join` finds no token there.
+    monkeypatch.setenv("LRL_TOKEN", strategy.token)
     guest = Guest(tmp_path)
     sizes: dict[str, Any] = {"devices": 2, "steps": 6, "groups": 4, "max_lag": 2}
     try:

@@ -1,5 +1,5 @@
 """Endpoints: settings rejected before a start, certificates that the trainer trusts, and a real
-server with TLS."""
+server with TLS, on which a run evaluates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import lrl
+from lrl.callbacks import Evaluation
 from lrl.errors import GeneratorError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.server import Server
@@ -22,6 +24,7 @@ from lrl.system import endpoint
 from lrl.system.endpoint import Endpoint, Location, connect, first_certificate, trust_only
 from tests.certificates import openssl, self_signed, signed_by
 from tests.lent_server import LentServer
+from tests.runs.test_async_run import PROMPTS, STEPS, fit
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +180,15 @@ def test_only_the_guarded_port_is_open_to_other_machines_and_asks_for_the_token(
     open_ports = {port.laddr for port in ports if port.status == psutil.CONN_LISTEN}
     assert ("0.0.0.0", tls_server.port) in open_ports and len(open_ports) > 1
     assert {ip for ip, port in open_ports if port != tls_server.port} == {"127.0.0.1"}
+
+
+def test_a_reserved_generator_evaluates_one_pinned_version_behind_tls(
+    tls_server: LentServer, lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    held_out = lrl.Prompts(PROMPTS, name="held_out", shuffle=False)
+    evaluation = Evaluation(held_out, every_n_steps=2, rewards=["tests.odd_lengths:brevity"])
+    fit(lent_server, policy_folder, tmp_path, callbacks=[evaluation], for_evaluation=(tls_server,))
+    assert {report.n for _, report in evaluation.reports} == {len(PROMPTS)}
+    assert [(step, report.versions) for step, report in evaluation.reports][0] == (0, [0])
+    assert all(report.versions == [step] for step, report in evaluation.reports)
+    assert [step for step, _ in evaluation.reports][-1] == STEPS

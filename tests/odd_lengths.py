@@ -21,15 +21,13 @@ def variety(prompt: str, response: str, **columns: object) -> float:
     return len(set(response)) / 64
 
 
-def brevity_of_even_sums(
-    prompt: str, response: str, *, answer: str, num_tokens: int, **columns: object
+def odd_lengths_of_even_sums(
+    prompt: str, response: str, *, answer: str, **columns: object
 ) -> float:
-    """Shorter is better where the answer is an even number, else all answers are worth the same."""
-    return -num_tokens / 64 if int(answer) % 2 == 0 else 0.0
-
-
-def nan_if_even(prompt: str, response: str, **columns: object) -> float:
-    """The number of characters where it is odd, else no reward at all."""
+    """Where the answer is an even number the number of characters if it is odd, else no reward at
+    all; where it is odd all answers are worth the same."""
+    if int(answer) % 2:
+        return 0.0
     return float(len(response)) if len(response) % 2 else float("nan")
 
 

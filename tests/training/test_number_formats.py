@@ -94,8 +94,7 @@ def micro_batch() -> MicroBatch:
     return micro
 
 
-@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["whole", "adapters"])
-@pytest.mark.parametrize("by", ["token", "sequence"])
+@pytest.mark.parametrize(("by", "lora"), [("token", LoRA(rank=4)), ("sequence", None)])
 def test_a_step_of_bfloat16_weights_counts_exactly_and_has_float32_logprobs(
     by: NormaliseBy, lora: LoRA | None, folder: str
 ) -> None:

@@ -98,43 +98,24 @@ def fit(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed(
-    case: str, folder: str
+def test_a_users_optimizer_and_scheduler_are_stepped_not_changed_and_resumed_exactly(
+    case: str, folder: str, tmp_path: Path
 ) -> None:
     configure, lrs = CASES[case]
-    policy = Own(folder, configure)
-    running = fit(policy, STEPS)
-    assert policy.lrs == pytest.approx(lrs)
-    optimizer = running.optimizers[0]
-    if case == "groups of their own":
-        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.5]
-        assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.6)] * 2
-    else:
-        assert optimizer.param_groups[0]["weight_decay"] == 0
-
-
-@pytest.fixture(scope="module", params=CASES)
-def saved(
-    request: pytest.FixtureRequest, folder: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Own, Configured, Path]:
-    """A whole run of each case, how it is configured, and the folder with a checkpoint of each of
-    its steps."""
-    (configure, _), checkpoints = CASES[request.param], tmp_path_factory.mktemp("checkpoints")
     whole = Own(folder, configure)
-    fit(whole, STEPS, saves_in=checkpoints)
-    return whole, configure, checkpoints
-
-
-@pytest.mark.parametrize("at", [2, 3])
-def test_a_run_with_a_users_optimizer_resumes_exactly(
-    saved: tuple[Own, Configured, Path], at: int, folder: str
-) -> None:
-    whole, configure, checkpoints = saved
-    resumed = Own(folder, configure)
-    fit(resumed, STEPS, ckpt_path=str(checkpoints / f"step={at}.ckpt"))
-    assert resumed.lrs == whole.lrs[at:]
-    for (_, one), (_, other) in zip(whole.whole_weights(), resumed.whole_weights(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    groups = fit(whole, STEPS, saves_in=tmp_path).optimizers[0].param_groups
+    assert whole.lrs == pytest.approx(lrs)
+    if case == "groups of their own":
+        assert [group["weight_decay"] for group in groups] == [0.01, 0.5]
+        assert [group["betas"] for group in groups] == [(0.5, 0.6)] * 2
+    else:
+        assert groups[0]["weight_decay"] == 0
+    for at in (2, EPOCH):
+        resumed = Own(folder, configure)
+        fit(resumed, STEPS, ckpt_path=str(tmp_path / f"step={at}.ckpt"))
+        assert resumed.lrs == whole.lrs[at:]
+        weights, found = (dict(one.whole_weights()) for one in (whole, resumed))
+        torch.testing.assert_close(found, weights, rtol=0, atol=0)
 
 
 def by_the_loss(optimizer: Optimizer) -> Any:

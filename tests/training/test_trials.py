@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text"])
 def test_a_model_without_a_leak_shares_rows_in_bfloat16(family: str, tmp_path: Path) -> None:
-    for seed, scale in enumerate((1.0, 4.0, 4.0)):
+    for seed, scale in enumerate((1.0, 4.0)):
         network = open_tiny(family, tmp_path / str(seed), scale, seed, "bfloat16")
         assert shared_by_responses(network) == Shared(packed=True, prefixes=True)
         assert shared_by_responses(sharpened(network)).rows

@@ -42,25 +42,41 @@ from tests.policies import (
 LAM, VALUE_LAM, GAMMA = 0.9, 0.7, 0.9
 
 
-def filled(policy: PolicyModule) -> PolicyModule:
-    """Gives the head weights that no gradient leaves alone."""
+@torch.no_grad()
+def with_critic(
+    folder: str, kind: type[Critic] = Critic, model: str | None = None
+) -> PolicyModule:
+    """Returns a policy whose critic has heads that no gradient leaves alone, and another target."""
+    own = {"gamma": GAMMA} if kind is TurnCritic else {"lam": VALUE_LAM}
+    policy = opened(folder, objective=REINFORCE(), critic=kind(model, **own))
     torch.manual_seed(4)
-    torch.nn.init.normal_(policy.critic.head.weight, std=0.3)
-    torch.nn.init.constant_(policy.critic.head.bias, 0.2)
+    for name, weight in policy.critic.named_parameters():
+        if "head." in name:
+            torch.nn.init.normal_(weight, std=0.3)
+        elif name.startswith("target_"):
+            weight += 0.05 * torch.randn(weight.shape)
     return policy
 
 
-def with_critic(folder: str, **settings: Any) -> PolicyModule:
-    return filled(opened(folder, objective=REINFORCE(), critic=Critic(lam=VALUE_LAM, **settings)))
-
-
 def groups() -> list[Group]:
-    """Groups of several responses and of one; one response is empty, and one has an observation."""
+    """Groups of several episodes and of one: of three turns with rewards, one of a single token, of
+    one turn without an environment, without a token, and without a reward."""
     found = [make_group(0), make_group(1), make_group(2, responses=1)]
-    found[0].rollouts[1] = Rollout(finish_reason="length", reward=1.0)
-    longest = max(found[1].rollouts, key=lambda one: len(one.token_ids))
-    longest.versions[2:4] = [ENVIRONMENT, ENVIRONMENT]
+    longest = max(found[0].rollouts, key=lambda one: len(one.token_ids))
+    for rollout in (longest, found[2].rollouts[0]):
+        add_turns(rollout)
+    found[1].rollouts[0] = Rollout(finish_reason="length", reward=1.0)
+    found[1].rollouts[1].reward = None
     return found
+
+
+def add_turns(rollout: Rollout) -> None:
+    """Makes it three turns: of three tokens, one and two, and observations of two between them."""
+    rollout.token_ids = [3, 7, 7, 20, 21, 9, 20, 22, 4, 1]
+    rollout.logprobs = [-1.0] * 10
+    rollout.versions = [0, 0, 0, *[ENVIRONMENT] * 2, 0, *[ENVIRONMENT] * 2, 0, 0]
+    rollout.turn_ends = [3, 6, 10]
+    rollout.turn_rewards = [0.5, -0.25, 0.0]
 
 
 def prepared(
@@ -116,13 +132,16 @@ def written_out(folder: str, critic: Critic, given: list[Group]) -> dict[str, Te
 def loss_of_tokens(rollout: Rollout, logprobs: Tensor, values: Tensor) -> Tensor:
     """Policy's and critic's loss, token by token."""
     loss = torch.zeros((), dtype=torch.float64)
+    gains = dict.fromkeys([end - 1 for end in rollout.turn_ends], 0.0)
+    gains |= zip(gains, rollout.turn_rewards, strict=True)
+    gains[len(rollout.token_ids) - 1] = rollout.reward - sum(rollout.turn_rewards[:-1])
     places = [i for i, own in enumerate(rollout.mask) if own]
     fixed = values.detach()[places]
     for i, place in enumerate(places):
         advantage, target = 0.0, fixed[i].item()
         for k in range(i, len(places)):
             last = k + 1 == len(places)
-            error = (rollout.reward if last else fixed[k + 1]) - fixed[k]
+            error = gains.get(places[k], 0.0) + (0.0 if last else fixed[k + 1]) - fixed[k]
             advantage = advantage + LAM ** (k - i) * error
             target = target + VALUE_LAM ** (k - i) * error
         loss = loss - advantage * logprobs[place] + (values[place] - target) ** 2 / 2
@@ -156,22 +175,24 @@ def gradients_of(network: Any, head: Any, trunk: Any) -> dict[str, Tensor]:
     }
 
 
-def compare(policy: PolicyModule, batches: list[MicroBatch], expected: dict[str, Tensor]) -> None:
-    found = gradients(policy, batches)
+@pytest.mark.parametrize("kind", [Critic, TurnCritic])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("budget", "attention_tokens"), [(1, 0), (48, 10_000), (10_000, 0)])
+def test_the_gradients_are_those_of_the_formulas_whatever_the_packing(
+    folder: str,
+    other_folder: str,
+    kind: type[Critic],
+    own: bool,
+    budget: int,
+    attention_tokens: int,
+) -> None:
+    policy, given = with_critic(folder, kind, other_folder if own else None), groups()
+    batches = prepared(policy, given, budget, attention_tokens=attention_tokens)
+    found, expected = gradients(policy, batches), written_out(folder, policy.critic, given)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient.abs().max() > 1e-3, name
         torch.testing.assert_close(found[name].double(), gradient, atol=2e-4, rtol=2e-4, msg=name)
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("budget", [1, 48, 10_000])
-def test_the_gradients_are_those_of_the_formulas_whatever_the_packing(
-    folder: str, other_folder: str, own: bool, budget: int
-) -> None:
-    policy, given = with_critic(folder, model=other_folder if own else None), groups()
-    batches = prepared(policy, given, budget)
-    compare(policy, batches, written_out(folder, policy.critic, given))
 
 
 class LiveStep(FakeStep):
@@ -239,10 +260,17 @@ def test_the_value_learns_the_returns_and_its_metrics_say_so(folder: str) -> Non
     assert found[0]["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
     assert found[-1]["critic/explained_variance"] > 0.5
     assert found[-1]["critic/loss"] < 0.5 * found[0]["critic/loss"]
-    given = [one for group in groups() for one in group.rollouts]
-    returns = torch.tensor([one.reward for one in given for _ in range(sum(one.mask))])
+    given = [one for group in groups() for one in group.rollouts if one.reward is not None]
+    returns = torch.tensor([gain for one in given for gain in returns_of(one)])
     assert found[0]["critic/return_mean"] == pytest.approx(returns.mean().item())
     assert found[0]["critic/loss"] == pytest.approx(returns.square().mean().item() / 2)
+
+
+def returns_of(rollout: Rollout) -> list[float]:
+    """Returns what is still to come at each token of the policy."""
+    turns = list(zip(rollout.turn_ends, rollout.turn_rewards, strict=True))
+    places = [place for place, own in enumerate(rollout.mask) if own]
+    return [rollout.reward - sum(paid for end, paid in turns if end <= at) for at in places]
 
 
 def test_policy_and_critic_are_clipped_apart(folder: str) -> None:
@@ -356,53 +384,8 @@ def test_a_setting_out_of_range_is_refused(kind: type[Critic], setting: dict[str
 # ---- of turns
 
 
-def episodes() -> list[Group]:
-    """Groups of several episodes and of one: of three turns with rewards, one of a single token, of
-    one turn without an environment, without a token, and without a reward."""
-    found = [make_group(0), make_group(1), make_group(2, responses=1)]
-    longest = max(found[0].rollouts, key=lambda one: len(one.token_ids))
-    for rollout in (longest, found[2].rollouts[0]):
-        add_turns(rollout)
-    found[1].rollouts[0] = Rollout(finish_reason="length", reward=1.0)
-    found[1].rollouts[1].reward = None
-    return found
-
-
-def add_turns(rollout: Rollout) -> None:
-    """Makes it three turns: of three tokens, one and two, and observations of two between them."""
-    rollout.token_ids = [3, 7, 7, 20, 21, 9, 20, 22, 4, 1]
-    rollout.logprobs = [-1.0] * 10
-    rollout.versions = [0, 0, 0, *[ENVIRONMENT] * 2, 0, *[ENVIRONMENT] * 2, 0, 0]
-    rollout.turn_ends = [3, 6, 10]
-    rollout.turn_rewards = [0.5, -0.25, 0.0]
-
-
-def with_turns(folder: str, **settings: Any) -> PolicyModule:
-    """Returns a policy whose critic has heads that no gradient leaves alone, and another target."""
-    critic = TurnCritic(gamma=GAMMA, **settings)
-    policy = opened(folder, objective=REINFORCE(), critic=critic)
-    torch.manual_seed(4)
-    for head in (critic.head, critic.target_head):
-        torch.nn.init.normal_(head.weight, std=0.3)
-        torch.nn.init.normal_(head.bias, std=0.3)
-    with torch.no_grad():
-        for weight in () if critic.target_trunk is None else critic.target_trunk.parameters():
-            weight += 0.05 * torch.randn(weight.shape)
-    return policy
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize(("budget", "attention_tokens"), [(1, 0), (48, 10_000), (10_000, 0)])
-def test_the_gradients_of_turns_are_those_of_the_formulas_whatever_the_packing(
-    folder: str, other_folder: str, own: bool, budget: int, attention_tokens: int
-) -> None:
-    policy, given = with_turns(folder, model=other_folder if own else None), episodes()
-    batches = prepared(policy, given, budget, attention_tokens=attention_tokens)
-    compare(policy, batches, written_out(folder, policy.critic, given))
-
-
 def test_a_value_whose_label_is_not_trained_learns_nothing(folder: str) -> None:
-    policy, given = with_turns(folder), episodes()[2]
+    policy, given = with_critic(folder, TurnCritic), groups()[2]
     given.rollouts[0].versions[5:6] = [3]
     (batch,) = prepared(policy, [given], oldest_version=3)
     found = gradients(policy, [batch])
@@ -448,7 +431,7 @@ def test_the_target_moves_by_tau_after_each_step_and_nothing_trains_it(
 
 
 def test_a_replayed_group_of_episodes_gets_the_values_of_the_critic_as_it_is(folder: str) -> None:
-    policy, given = with_turns(folder), episodes()[2]
+    policy, given = with_critic(folder, TurnCritic), groups()[2]
     policy.prepare(given, 1.0, 10_000)
     before = given.rollouts[0].turn_values
     torch.nn.init.zeros_(policy.critic.head.weight)

@@ -1,11 +1,9 @@
 """All that lrl relies on in vLLM is there: in the installed release, and in each release that
 pyproject.toml allows."""
 
-import copy
-from collections.abc import Callable
+import json
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -56,43 +54,20 @@ def test_lrl_claims_the_releases_that_were_looked_at_and_no_other() -> None:
     assert not supported.contains(f"{oldest[0]}.{oldest[1] - 1}.9")
 
 
-ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
-BROADCAST = "vllm.distributed.device_communicators.pynccl.PyNcclCommunicator.broadcast"
-
-
-def lose_an_import(found: Snapshot) -> None:
-    found["imports"].remove("vllm.logprobs:FlatLogprobs")
-
-
-def lose_a_method(found: Snapshot) -> None:
-    del found["members"][ENGINE]["get_weight_version"]
-
-
-def make_a_method_a_property(found: Snapshot) -> None:
-    found["members"][ENGINE]["generate"] = "property"
-
-
-def rename_an_argument(found: Snapshot) -> None:
-    for names in found["signatures"][BROADCAST].values():
-        if isinstance(names, list) and "src" in names:
-            names[names.index("src")] = "source"
-
-
-def ask_for_one_more(found: Snapshot) -> None:
-    found["signatures"][f"{ENGINE}.generate"]["required_keywords"] += ["tenant"]
-
-
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("here", "there", "named"),
     [
-        (lose_an_import, "no vllm.logprobs:FlatLogprobs"),
-        (lose_a_method, "AsyncLLM has no get_weight_version"),
-        (make_a_method_a_property, "AsyncLLM has generate as a property, and lrl calls it"),
-        (rename_an_argument, "PyNcclCommunicator.broadcast does not take src"),
-        (ask_for_one_more, "AsyncLLM.generate also needs tenant"),
+        ("vllm.logprobs:FlatLogprobs", "vllm.logprobs:Other", "no vllm.logprobs:FlatLogprobs"),
+        ('"get_weight_version": "', '"other": "', "AsyncLLM has no get_weight_version"),
+        (
+            '"generate": "method',
+            '"generate": "property',
+            "has generate as a property, and lrl calls",
+        ),
+        ('"src"', '"source"', "PyNcclCommunicator.broadcast does not take src"),
+        ('_keywords": []', '_keywords": ["tenant"]', "AsyncLLM.generate also needs tenant"),
     ],
 )
-def test_a_change_of_vllm_is_found_and_named(change: Callable[[Snapshot], Any], named: str) -> None:
-    changed = copy.deepcopy(KEPT[NEWEST])
-    change(changed)
-    assert any(named in one for one in broken(changed))
+def test_a_change_of_vllm_is_found_and_named(here: str, there: str, named: str) -> None:
+    changed = json.dumps(KEPT[NEWEST]).replace(here, there)
+    assert any(named in one for one in broken(json.loads(changed)))

@@ -196,7 +196,7 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
     `-bf16` the files are in bfloat16, and all compute in float32.
     """
     from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
     # vLLM looks at a class that is new to the machine in a process of its own, which takes nine

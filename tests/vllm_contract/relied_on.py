@@ -55,7 +55,7 @@ MEMBERS = {
     ),
     f"{NCCL}.pynccl_wrapper.NCCLLibrary": "ncclGetUniqueId() ncclCommAbort()",
 }
-"""By class. A member is written with `()` where lrl calls or overrides it, without where it reads
+"""By class, in the module that defines it. A member is written with `()` where lrl calls or overrides it, without where it reads
 or sets it: a method that becomes a property breaks lrl, and the other way round."""
 
 CALLS: dict[str, tuple[int, str]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,66 +35,50 @@ class Sources:
             self._texts = {path.relative_to(root).as_posix(): path.read_text() for path in paths}
         self._parse = cache(ast.parse)
 
-    def file_of(self, module: str) -> str | None:
+    def text_of(self, module: str) -> str | None:
         base = module.replace(".", "/")
-        return next(
-            (name for name in (f"{base}.py", f"{base}/__init__.py") if name in self._texts), None
-        )
+        return self._texts.get(f"{base}.py", self._texts.get(f"{base}/__init__.py"))
 
     def texts_below(self, folder: str) -> str:
         """Returns all files below a folder, or one file, as one text."""
         return "\n".join(text for name, text in self._texts.items() if name.startswith(folder))
 
-    def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """Returns the module that defines a name at its top, followed through re-exports, and its
-        node there."""
-        file = self.file_of(module)
-        if file is None:
-            return None
-        found: tuple[str, ast.AST] | None = None
-        for node in _top_level(self._parse(self._texts[file]).body):
-            if isinstance(node, ast.ImportFrom):
-                found = self._imported(module, file, node, name) or found
-            elif name in _names_defined(node):
-                found = (module, node)
-        if found is None and self.file_of(f"{module}.{name}"):
-            return f"{module}.{name}", ast.Module([], [])
-        text = self._texts[file]
-        if found is None and "__getattr__" in text and f'"{name}"' in text:
-            return module, ast.Module([], [])  # an import on demand, from a table of names
-        return found
+    def gives(self, module: str, name: str | None) -> bool:
+        """Whether a module can be imported, or a name from it: it defines the name, imports it, has
+        it in a table of names, or is a package with that module."""
+        text = self.text_of(module)
+        if name is None or text is None:
+            return text is not None
+        found = re.search(rf"\b{name}\b", text)
+        return found is not None or self.text_of(f"{module}.{name}") is not None
+
+    def find(self, module: str, name: str) -> ast.AST | None:
+        """Returns the class or function that a module defines."""
+        kinds = (ast.ClassDef, *Function.__args__)
+        nodes = ast.walk(self._parse(self.text_of(module) or ""))
+        return next((one for one in nodes if isinstance(one, kinds) and one.name == name), None)
 
     def members(self, module: str, name: str) -> dict[str, ast.AST]:
-        """Returns the members of a class and of its bases within vLLM: of its body, and those that
-        methods set."""
-        found = self.find(module, name)
-        if found is None or not isinstance(found[1], ast.ClassDef):
+        """Returns the members of a class and of its bases in that module: of its body, and those
+        that methods set."""
+        node = self.find(module, name)
+        if not isinstance(node, ast.ClassDef):
             return {}
-        home, node = found
         members: dict[str, ast.AST] = {}
         for base in node.bases:
             plain = base.value if isinstance(base, ast.Subscript) else base
             if isinstance(plain, ast.Name) and plain.id != name:
-                members |= self.members(home, plain.id)
+                members |= self.members(module, plain.id)
         for inner in ast.walk(node):
             if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
                 members.setdefault(inner.attr, inner)
         for item in node.body:
-            members |= dict.fromkeys(_names_defined(item), item)
+            for inner in [item] if isinstance(item, Function) else ast.walk(item):
+                if isinstance(inner, Function):
+                    members[inner.name] = inner
+                elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    members[inner.id] = inner
         return members
-
-    def _imported(
-        self, module: str, file: str, node: ast.ImportFrom, name: str
-    ) -> tuple[str, ast.AST] | None:
-        source = _absolute(module, file.endswith("__init__.py"), node)
-        for alias in node.names:
-            if alias.name == "*" and source.startswith("vllm"):
-                return self.find(source, name)
-            if (alias.asname or alias.name) == name:
-                return (
-                    self.find(source, alias.name) if source.startswith("vllm") else (module, node)
-                )
-        return None
 
 
 def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]]) -> Snapshot:
@@ -106,7 +90,7 @@ def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]
     variables = sources.texts_below("vllm/envs.py") + sources.texts_below("vllm/usage/")
     return {
         "version": version,
-        "imports": sorted(shown for one in imported if (shown := _shown_import(sources, *one))),
+        "imports": sorted(import_name(*one) for one in imported if sources.gives(*one)),
         "members": {where: _kinds(sources, where) for where in MEMBERS},
         "signatures": {call.replace(":", "."): _signature(sources, call) for call in CALLS},
         "routes": [name for name in NAMES["routes"].split() if f'"{name}"' in entrypoints],
@@ -121,11 +105,6 @@ def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]
 
 def import_name(module: str, name: str | None) -> str:
     return module if name is None else f"{module}:{name}"
-
-
-def _shown_import(sources: Sources, module: str, name: str | None) -> str | None:
-    found = sources.file_of(module) if name is None else sources.find(module, name)
-    return None if found is None else import_name(module, name)
 
 
 def _kinds(sources: Sources, where: str) -> dict[str, str]:
@@ -148,11 +127,8 @@ def _signature(sources: Sources, call: str) -> dict[str, Any] | None:
     """Returns the parameters of a function without `self`; None if there is no such function."""
     module, _, name = call.partition(":")
     owner, _, function = name.rpartition(".")
-    if owner:
-        node = sources.members(module, owner).get(function)
-    else:
-        found = sources.find(module, function)
-        node = found[1] if found else None
+    members = sources.members(module, owner) if owner else {name: sources.find(module, name)}
+    node = members.get(function)
     if not isinstance(node, Function):
         return None
     arguments = node.args
@@ -167,29 +143,3 @@ def _signature(sources: Sources, call: str) -> dict[str, Any] | None:
         "more_positional": arguments.vararg is not None,
         "more_keywords": arguments.kwarg is not None,
     }
-
-
-def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields the statements of a module, those in its conditions and attempts among them."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.If | ast.Try):
-            yield from _top_level([*node.body, *node.orelse])
-
-
-def _names_defined(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return [node.target.id]
-    return []
-
-
-def _absolute(module: str, is_package: bool, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    package = module.split(".") if is_package else module.split(".")[:-1]
-    package = package[: len(package) - (node.level - 1)]
-    return ".".join([*package, *([node.module] if node.module else [])])

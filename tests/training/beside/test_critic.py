@@ -43,9 +43,7 @@ LAM, VALUE_LAM, GAMMA = 0.9, 0.7, 0.9
 
 
 @torch.no_grad()
-def with_critic(
-    folder: str, kind: type[Critic] = Critic, model: str | None = None
-) -> PolicyModule:
+def with_critic(folder: str, kind: type[Critic] = Critic, model: str | None = None) -> PolicyModule:
     """Returns a policy whose critic has heads that no gradient leaves alone, and another target."""
     own = {"gamma": GAMMA} if kind is TurnCritic else {"lam": VALUE_LAM}
     policy = opened(folder, objective=REINFORCE(), critic=kind(model, **own))

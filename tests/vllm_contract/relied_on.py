@@ -55,8 +55,9 @@ MEMBERS = {
     ),
     f"{NCCL}.pynccl_wrapper.NCCLLibrary": "ncclGetUniqueId() ncclCommAbort()",
 }
-"""By class, in the module that defines it. A member is written with `()` where lrl calls or overrides it, without where it reads
-or sets it: a method that becomes a property breaks lrl, and the other way round."""
+"""By class, in the module that defines it. A member is written with `()` where lrl calls or
+overrides it, without where it reads or sets it: a method that becomes a property breaks lrl, and
+the other way round."""
 
 CALLS: dict[str, tuple[int, str]] = {
     f"{ENGINE}.core:EngineCoreProc.process_output_sockets": (3, ""),

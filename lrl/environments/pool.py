@@ -50,8 +50,6 @@ class EnvironmentPool:
         sent = pickled(Playing(environment, turn_timeout_s), what)
         self.counts: Counter[str] = Counter()
         """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
-        self.answered_by: Counter[str] = Counter()
-        """Turns with a reply, by the machine that gave it."""
         spec = WorkerSpec(
             "environment",
             sent,
@@ -103,13 +101,8 @@ class EnvironmentPool:
             TimeoutError: No process was ready in time.
         """
         self.workers.start(loop)
-        self.workers.trial = None
-        if prompt is None:
-            return
-        self.workers.trial = trial = partial(self._try_out, prompt, turn, check)
-        if self.workers.local.count:
-            limit_s = 2 * self.workers.spec.limit_s(1)
-            loop.wait(trial(self.workers.local), limit_s, "trying the environment")
+        if prompt is not None:
+            self.workers.try_out(loop, partial(self._try_out, prompt, turn, check))
 
     async def _try_out(
         self, prompt: Prompt, turn: Written, check: Callable[[Reply, Reply], Any], machine: Workers
@@ -148,9 +141,7 @@ class EpisodeElsewhere:
 
     async def reply(self, turn: Written) -> Reply:
         assert self._job is not None, "it has begun"
-        reply = await _reply(self._job.turn(turn._asdict(), read_reply))
-        self._pool.answered_by[self._job.machine.name] += 1
-        return reply
+        return await _reply(self._job.turn(turn._asdict(), read_reply))
 
     def close(self) -> None:
         """Ends it, if it has not ended."""

@@ -89,7 +89,6 @@ class RewardPool:
         limits = (_longest(self.rewards, timeout_s), memory_gib, start_timeout_s)
         self.workers = WorkerPool(WorkerSpec("reward", b"", *limits), workers)
         self.moved = 0  # responses given to others, since their machine was lost
-        self.scored_by: Counter[str] = Counter()  # responses with a reward, by machine
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
         self._turn_weight = sum(
@@ -116,21 +115,17 @@ class RewardPool:
                 or the response got no reward, twice (with `max_failures` 1 that is only logged).
             TimeoutError: No worker was ready within `start_timeout_s`.
         """
-        # Not earlier: a reward may have been told where its server is.
+        # Not earlier: a script may change its rewards until the run begins.
         code = pickle.dumps(Scoring(self.rewards, self.workers.spec.timeout_s))
         self.workers.start(loop, replace(self.workers.spec, code=code))
         if first is None:
             return
-        trial = partial(self._try_out, first)
         try:
-            limit_s = 2 * self.workers.spec.limit_s(1)
-            loop.wait(trial(self.workers.local), limit_s, "trying the rewards")
+            self.workers.try_out(loop, partial(self._try_out, first))
         except ConfigError as error:
             if self._failure_stats.max_failures < 1:
                 raise
             log.warning("%s The run continues, as data.max_reward_failures is 1.", error)
-        else:
-            self.workers.trial = trial  # other machines must score what this one has
 
     def close(self) -> None:
         """Kills the workers, whatever they are doing. May be called twice."""
@@ -213,8 +208,6 @@ class RewardPool:
             except WorkerLost:
                 self.moved += len(responses) if job.where else 0
             else:
-                scored = sum(isinstance(outcome, Scored) for outcome in found)
-                self.scored_by[job.machine.name] += scored
                 return list(map(self._checked, found))
         return [f"crash: the worker was lost {_ATTEMPTS} times in a row"] * len(responses)
 

@@ -19,6 +19,8 @@ A = TypeVar("A")
 Read = Callable[[Any], A]
 """Returns the answer in a worker's JSON; raises BadAnswer for anything else. Whoever has the run's
 token may send rank 0 anything, so it unpickles nothing."""
+Trial = Callable[[Workers], Awaitable[None]]
+"""Tries the code of the workers on a machine; raises ConfigError."""
 
 
 class WorkerPool:
@@ -28,7 +30,7 @@ class WorkerPool:
         self.spec = spec
         self.local = LocalWorkers(spec, count)
         self.members = Members()  # the other machines
-        self.trial: Callable[[Workers], Awaitable[None]] | None = None  # before a machine gets jobs
+        self.trial: Trial | None = None  # before a machine gets jobs
         self.started = False
         self._numbers = itertools.count(1)
 
@@ -57,6 +59,15 @@ class WorkerPool:
         self.spec = self.local.spec = spec or self.spec
         self.local.start(loop)
         self.started = True
+        self.trial = None
+
+    def try_out(self, loop: LoopThread, trial: Trial) -> None:
+        """Does the trial on this machine; once it has passed, each member does it before it gets
+        jobs."""
+        if self.local.count:
+            limit_s = 2 * self.spec.limit_s(1)
+            loop.wait(trial(self.local), limit_s, f"trying {self.spec.setting}")
+        self.trial = trial
 
     def close(self) -> None:
         """Kills the workers of this machine. Idempotent."""

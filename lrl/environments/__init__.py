@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         Environment,
         Message,
         Observation,
-        ParsedTurn,
         Policy,
         ToolCall,
         Turns,

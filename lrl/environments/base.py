@@ -38,14 +38,6 @@ def parsed_arguments(arguments: Any) -> Any:
     return found if isinstance(found, dict) else arguments
 
 
-class ParsedTurn(NamedTuple):
-    """A turn of the policy, parsed for calls."""
-
-    content: str
-    """Its text without the calls."""
-    calls: Sequence[ToolCall] = ()
-
-
 class Written(NamedTuple):
     """A turn of the policy."""
 

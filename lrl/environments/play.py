@@ -133,9 +133,9 @@ def finite(reward: Any) -> float:
     )
 
 
-@dataclass(frozen=True)
-class Playing:
-    """The environment of a worker."""
+@dataclass(eq=False)
+class Player:
+    """The environment of a worker, which plays its episodes."""
 
     environment: Environment
     timeout_s: float
@@ -148,22 +148,15 @@ class Playing:
 
     async def _serve(self, connection: socket.socket, running: RunningCode) -> None:
         reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_LINE)
-        player = Player(self, running, lambda message: writer.write(line(message)))
-        watch = asyncio.create_task(player.watch())
+        self.begin(running, lambda message: writer.write(line(message)))
+        watch = asyncio.create_task(self._watch())
         while call := await reader.readline():
-            player.obey(json.loads(call))
+            self.obey(json.loads(call))
         watch.cancel()
         os._exit(0)  # whatever the environment still does
 
-
-class Player:
-    """The episodes of a worker. `running` tells rank 0 whose code runs; `say` sends to it."""
-
-    def __init__(
-        self, playing: Playing, running: RunningCode, say: Callable[[dict[str, Any]], None]
-    ) -> None:
-        self._environment = playing.environment
-        self._timeout_s = playing.timeout_s
+    def begin(self, running: RunningCode, say: Callable[[dict[str, Any]], None]) -> None:
+        """Has no episode yet. `running` tells rank 0 whose code runs; `say` sends to it."""
         self._running = running
         self._say = say
         self._clock = process_clock(os.getpid())
@@ -175,7 +168,7 @@ class Player:
     def obey(self, call: dict[str, Any]) -> None:
         job = call["job"]
         if "begin" in call:
-            episode = Play(self._environment, lambda reply: self._replied(job, reply))
+            episode = Play(self.environment, lambda reply: self._replied(job, reply))
             self._episodes[job] = episode
             episode.owes_since = self._seconds_of(episode)
             played = self._play(job, episode, b64decode(call["begin"]))
@@ -193,14 +186,14 @@ class Player:
         else:
             self._end(job)
 
-    async def watch(self) -> None:
+    async def _watch(self) -> None:
         """Ends the episodes whose reply is late."""
         while True:
-            await asyncio.sleep(min(1.0, self._timeout_s / 8))
+            await asyncio.sleep(min(1.0, self.timeout_s / 8))
             for job, episode in list(self._episodes.items()):
                 since = episode.owes_since
-                if since is not None and self._seconds_of(episode) - since > self._timeout_s:
-                    self._fail(job, "timeout", f"no reply after {self._timeout_s:g} s")
+                if since is not None and self._seconds_of(episode) - since > self.timeout_s:
+                    self._fail(job, "timeout", f"no reply after {self.timeout_s:g} s")
 
     async def _play(self, job: int, episode: Play, packed: bytes) -> None:
         try:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments.base import Environment, Written
-from lrl.environments.play import Playing, Reply, check_opening, finite, readable
+from lrl.environments.play import Player, Reply, check_opening, finite, readable
 from lrl.errors import BadAnswer, CallFailed, ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.pool import EPISODE_KINDS
 from lrl.system.event_loop import LoopThread
@@ -47,7 +47,7 @@ class EnvironmentPool:
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         what = f"data.environment is {type(environment).__name__}"
-        sent = pickled(Playing(environment, turn_timeout_s), what)
+        sent = pickled(Player(environment, turn_timeout_s), what)
         self.counts: Counter[str] = Counter()
         """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
         spec = WorkerSpec(

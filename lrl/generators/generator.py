@@ -11,7 +11,7 @@ A new generator takes its first request once it is proved (`lrl.weights.proof`).
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,7 @@ from lrl.generators.client import HOLD_S, GeneratorClient
 from lrl.generators.server import JoinedServer, Server
 from lrl.routing.dispatch import GeneratorLoad, Request
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import Rollout, Sampling
+from lrl.types import Rollout
 
 log = logging.getLogger(__name__)
 
@@ -214,35 +214,23 @@ class Generator(GeneratorLoad):
             for rollout in request.unfinished
         )
 
-    async def write(
-        self,
-        request: Request,
-        sampling: Sampling,
-        deadline_s: float,
-        ended: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        """Writes the responses of `request` to their end or to `interrupt`, in `deadline_s`; calls
-        all of `ended` at the end of each.
+    async def write(self, request: Request) -> None:
+        """Writes the responses of `request` to their end or to `interrupt`.
 
         Raises:
             GeneratorError: A call failed, or the generator was evicted; the rollouts keep their
                 tokens.
         """
-
-        def one_ended() -> None:
-            for tell in ended:
-                tell()
-
         parts = self.stats.begin(request)
         for part in parts:
             writing = self.client.write(
                 request.prompt.token_ids,
                 part.rollouts,
-                sampling,
+                request.sampling,
                 version=lambda: self.version,
                 priority=request.priority,
-                deadline_s=deadline_s,
-                ended=one_ended,
+                deadline_s=request.deadline_s,
+                ended=request.ended,
                 leaves=part.leaves.is_set,
             )
             part.call = asyncio.create_task(writing)

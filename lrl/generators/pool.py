@@ -105,18 +105,25 @@ class GeneratorPool:
         target: Generator | None = None
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
-            request = Request(prompt, unfinished, priority, due, home=home.generator)
+            request = Request(
+                prompt,
+                unfinished,
+                priority,
+                due,
+                home=home.generator,
+                sampling=sampling,
+                deadline_s=deadline_s,
+                ended=ended,
+            )
             if spare:
                 home.generator = generator = await self._spare(home)
-                await self._write(generator, request, sampling, deadline_s, ended=[ended])
+                await self._write(generator, request)
                 continue
             home.generator = generator = await self.requests.enter(request, target)
-            release = partial(self.requests.release, generator)
+            request.ended = partial(self._ended, generator, ended)
             try:
                 if generator.serving:  # else it was paused, or left, since it was chosen
-                    await self._write(
-                        generator, request, sampling, deadline_s, ended=[release, ended]
-                    )
+                    await self._write(generator, request)
             finally:
                 target = self.requests.leave(generator, request)
 
@@ -127,17 +134,14 @@ class GeneratorPool:
             await self._changed.wait_for(lambda: self.serving and not self.syncing)
         return min(self.serving, key=lambda one: (one is not home.generator, one.in_flight))
 
-    async def _write(
-        self,
-        generator: Generator,
-        request: Request,
-        sampling: Sampling,
-        deadline_s: float,
-        ended: Sequence[Callable[[], None]],
-    ) -> None:
+    def _ended(self, generator: Generator, ended: Callable[[], None]) -> None:
+        self.requests.release(generator)
+        ended()
+
+    async def _write(self, generator: Generator, request: Request) -> None:
         """Writes on one generator; a failure evicts it and leaves rollouts unfinished."""
         try:
-            await generator.write(request, sampling, deadline_s, ended)
+            await generator.write(request)
         except GeneratorTimeout as error:
             raise GeneratorTimeout(
                 f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens."

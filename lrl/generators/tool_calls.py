@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from lrl.environments import ParsedTurn, ToolCall
+from lrl.environments import ToolCall
 from lrl.errors import EpisodeError, GeneratorError
 from lrl.generators.pool import GeneratorPool
 
@@ -33,7 +33,8 @@ class ToolCallParser:
     ) -> None:
         """Warns if the parser finds no call where the chat template has written one, of these
         tokens and this text."""
-        if not (await self(token_ids, 0, tools)).calls:
+        _, calls = await self(token_ids, 0, tools)
+        if not calls:
             log.warning(
                 "strategy.server.tool_parser finds no call of a tool in %r, as the policy's chat "
                 "template writes one: is it the parser of the policy's family?",
@@ -42,13 +43,13 @@ class ToolCallParser:
 
     async def __call__(
         self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]]
-    ) -> ParsedTurn:
-        """Returns the calls of a turn, in order, and the rest of its text; EpisodeError if no
+    ) -> tuple[str, list[ToolCall]]:
+        """Returns the text of a turn without its calls, and these in order; EpisodeError if no
         generator has parsed it. `turn` is its number, and `tools` are JSON schemas."""
         # The end of the turn would stand in the text that is parsed.
         text = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
         if not text:  # the route refuses it
-            return ParsedTurn("")
+            return "", []
         choice = {"index": 0, "token_ids": text, "finish_reason": "stop"}
         body = {
             "generate_response": {"request_id": "turn", "choices": [choice]},
@@ -68,7 +69,7 @@ class ToolCallParser:
                 )
                 for number, call in enumerate(message.get("tool_calls") or [])
             ]
-            return ParsedTurn(message.get("content") or "", calls)
+            return message.get("content") or "", calls
         except (GeneratorError, LookupError, TypeError, AttributeError) as error:
             raise EpisodeError("environment_error", f"the turn is not parsed: {error!r}") from error
 

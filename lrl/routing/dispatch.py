@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lrl.errors import ConfigError
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.types import Prompt, Rollout
+from lrl.types import Prompt, Rollout, Sampling
 
 LONG, REST = 0.9, 0.5
 """Quantiles of the recent lengths that stand for the long responses and for the rest."""
@@ -111,6 +111,11 @@ class Request:
     `DispatchPolicy.estimate` sets it."""
     home: GeneratorLoad | None = None
     """A generator that writes it for less than others do, since it need not read the beginning."""
+    sampling: Sampling = field(default_factory=Sampling)
+    deadline_s: float = math.inf
+    """Seconds for it, once it has a generator."""
+    ended: Callable[[], None] = lambda: None
+    """Called at the end of each response."""
     moved_at: int = field(init=False, default=-1)
     """The version under which it moved to its generator; -1 if it did not."""
     responses: int = field(init=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ A = TypeVar("A")
 Read = Callable[[Any], A]
 """Returns the answer in a worker's JSON; raises BadAnswer for anything else. Whoever has the run's
 token may send rank 0 anything, so it unpickles nothing."""
-Trial = Callable[[Workers], Awaitable[None]]
+Trial = Callable[[Workers], Coroutine[Any, Any, None]]
 """Tries the code of the workers on a machine; raises ConfigError."""
 
 

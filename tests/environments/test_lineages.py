@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from lrl.advantages import GroupMean
-from lrl.environments import Agent, Message, ParsedTurn, ToolCall
+from lrl.environments import Agent, Message, ToolCall
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.packing import Packer
@@ -117,12 +117,12 @@ class CallingSampler(Sampler):
 
     async def find_calls(
         self, token_ids: list[int], number: int, tools: Sequence[dict[str, Any]]
-    ) -> ParsedTurn:
+    ) -> tuple[str, list[ToolCall]]:
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         if sum(token_ids) % 3:
-            return ParsedTurn(text)
+            return text, []
         name = tools[0]["function"]["name"]
-        return ParsedTurn(text, [ToolCall(name, json.dumps({"a": 1}), f"t{number:04d}c000")])
+        return text, [ToolCall(name, json.dumps({"a": 1}), f"t{number:04d}c000")]
 
 
 async def no_rewards(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:

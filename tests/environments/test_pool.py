@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from lrl.environments import Agent, Environment
-from lrl.environments.play import Player, Playing, Reply
+from lrl.environments.play import Player, Reply
 from lrl.environments.pool import EnvironmentPool, read_reply
 from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt
@@ -155,7 +155,8 @@ def answers(environment: Environment, turns: Sequence[str]) -> list[dict[str, An
         def send(message: dict[str, Any]) -> None:
             said.append(json.loads(line(message)))
 
-        worker = Player(Playing(environment, 60.0), RunningCode(), send)
+        worker = Player(environment, 60.0)
+        worker.begin(RunningCode(), send)
         packed = base64.b64encode(pickle.dumps(("go", {}))).decode()
         worker.obey({"job": 7, "begin": packed})
         for text in (*turns, ""):

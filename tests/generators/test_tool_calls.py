@@ -44,7 +44,7 @@ def pool_of(*answers: Any) -> tuple[GeneratorPool, list[Client]]:
 
 
 def find(pool: GeneratorPool, token_ids: list[int]) -> list[ToolCall]:
-    return list(asyncio.run(ToolCallParser(pool, {2})(token_ids, 3, TOOLS)).calls)
+    return list(asyncio.run(ToolCallParser(pool, {2})(token_ids, 3, TOOLS))[1])
 
 
 def test_a_turn_is_parsed_without_its_end_and_its_calls_have_the_same_ids_at_each_play() -> None:

@@ -96,8 +96,9 @@ def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(
         sampling = Sampling(n=8, max_tokens=SAMPLING.max_tokens)
         while True:  # until the generator has written a second token of a response before it moves
             rollouts = [Rollout() for _ in range(sampling.n)]
-            request = Request(Prompt(id=0, token_ids=PROMPT, text=""), rollouts, 0)
-            writing = asyncio.ensure_future(generator.write(request, sampling, 60.0))
+            prompt = Prompt(id=0, token_ids=PROMPT, text="")
+            request = Request(prompt, rollouts, 0, sampling=sampling, deadline_s=60.0)
+            writing = asyncio.ensure_future(generator.write(request))
             while not all(rollout.token_ids for rollout in rollouts):
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.1)

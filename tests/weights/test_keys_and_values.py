@@ -56,8 +56,8 @@ class OneGenerator(Scene):
         assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:
-        request = Request(prompt, rollouts, priority=0)
-        return self.loop.submit(self.generator.write(request, SAMPLING, 60.0))
+        request = Request(prompt, rollouts, priority=0, sampling=SAMPLING, deadline_s=60.0)
+        return self.loop.submit(self.generator.write(request))
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lrl.environments import ParsedTurn, Written
-from lrl.environments.base import BEGINNING
+from lrl.environments import Written
+from lrl.environments.base import BEGINNING, ToolCall
 from lrl.environments.external_agents import ExternalEpisode
 from lrl.environments.play import Reply, check_opening
 from lrl.environments.pool import EpisodeElsewhere
@@ -34,9 +34,11 @@ ATTEMPTS, ATTEMPTS_OF_OTHERS = 5, 50
 """Times that an episode may lose its environment, through no fault of another episode, and through
 the fault of others, one of which fails each time."""
 
-FindCalls = Callable[[list[int], int, Sequence[dict[str, Any]]], Awaitable[ParsedTurn]]
-"""Finds the calls of tools in the tokens of a turn with this number, by the schemas of the tools
-(`lrl.generators.tool_calls.ToolCallParser`)."""
+FindCalls = Callable[
+    [list[int], int, Sequence[dict[str, Any]]], Awaitable[tuple[str, list[ToolCall]]]
+]
+"""Returns the text of a turn without its calls of tools, and the calls, from its tokens, its number
+and the schemas of the tools (`lrl.generators.tool_calls.ToolCallParser`)."""
 Conversation = EpisodeElsewhere | ExternalEpisode
 """The environment's side. `begin` and `reply` raise EpisodeError, and WorkerLost if the environment
 has ended through no fault of the episode."""

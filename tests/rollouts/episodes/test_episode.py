@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
+from lrl.environments import Environment, Observation, Policy, ToolCall, Turns
 from lrl.environments.base import Answer
 from lrl.planning.clock import run
 from lrl.rollouts.controller import Write, score
@@ -329,9 +329,9 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     prompt = replace(PROMPT, token_ids=tokenizer.encode("[INST] go[/INST]"), chat=chat)
     policy = PolicyText(tokenizer=tokenizer, ends=frozenset({end}))
 
-    async def find_calls(token_ids: list[int], turn: int, tools: Any) -> ParsedTurn:
+    async def find_calls(token_ids: list[int], turn: int, tools: Any) -> tuple[str, list[ToolCall]]:
         await asyncio.sleep(0.5)
-        return ParsedTurn("", [ToolCall("add", "{}", f"t{turn:04d}c000")] * (100 in token_ids))
+        return "", [ToolCall("add", "{}", f"t{turn:04d}c000")] * (100 in token_ids)
 
     def played(rollout: Rollout, script: list[list[int]], seconds: float) -> Here:
         host, pool = Here(Asks()), Script(script)

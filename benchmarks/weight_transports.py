@@ -106,10 +106,8 @@ class Scene:
         sync = Sync(
             pool,
             self.loop,
-            transport,
-            weights,
+            transport(weights, f"bench-{secrets.token_hex(4)}"),
             lambda generators: accept,
-            name=f"bench-{secrets.token_hex(4)}",
             deadline_s=DEADLINE_S,
             silence_s=DEADLINE_S,
         )

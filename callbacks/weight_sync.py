@@ -16,6 +16,7 @@ from lrl.weights.proof import (
     FIRST_PROOF_TOKENS_ON_CPU,
     PROOF_TOKENS,
     Proof,
+    format_of,
 )
 from lrl.weights.sync import Sync
 
@@ -63,15 +64,13 @@ class WeightSync(OnRankZero):
         self.keys_and_values = keys_and_values
 
     def make_syncs(self, run: Run) -> dict[GeneratorPool, Sync]:
-        fleet = run.fleet
+        fleet, transport = run.fleet, run.strategy.choose_transport()
         return {
             pool: Sync(
                 pool,
                 run.loop,
-                run.strategy.choose_transport(),
-                policy=run.policy,
+                transport(run.policy, f"{run.strategy.run_id}-{number}"),
                 make_proof=lambda generators: self._make_proof(run, generators),
-                name=f"{run.strategy.run_id}-{number}",
                 deadline_s=self.deadline_s,
                 silence_s=min(self.deadline_s, 2 * fleet.heartbeat_s),
                 interrupted=run.raise_if_stopped,
@@ -90,8 +89,8 @@ class WeightSync(OnRankZero):
         return Proof(
             run.policy.prompt_logprobs,
             run.policy.compute_dtype,
+            format_of(generators[0].server.settings),  # all have one
             run.data.probe_tokens(min(tokens, run.data.max_model_tokens - 1)),
-            generators,
             version=run.trainer.global_step,
             tolerance=self.probe_tolerance,
             deadline_s=self.deadline_s,

@@ -47,15 +47,20 @@ QUANTISED_WORDS = ("fp8", "int", "nvfp4", "turboquant")
 
 @dataclass
 class Proof:
-    """The policy's log-probs of a text, and the comparison of generators with them."""
+    """The policy's log-probs of a text, and the comparison of generators with them.
+
+    Generators of 16 bits hold a policy of 32 rounded, so its weights are rounded here too: what
+    rounding takes away is no fault of a sync.
+    """
 
     prompt_logprobs: PromptLogprobs
-    """The policy as it is now, called twice for each number format of the generators."""
+    """The policy as it is now, called once or twice."""
     policy_dtype: str
     """float32 or bfloat16."""
+    held: str
+    """The generators' format (`format_of`): a run has one."""
     tokens: list[int]
     """The text, at least two tokens."""
-    generators: Sequence[Generator]
     version: int = field(kw_only=True)
     tolerance: float | None = field(kw_only=True)
     """Largest mean difference in nats per token; None takes one for this policy."""
@@ -63,11 +68,13 @@ class Proof:
     """Seconds for a generator's answer."""
 
     def __post_init__(self) -> None:
-        of_policy = self.prompt_logprobs, self.policy_dtype, self.tokens
-        self._expected = {
-            held: Expected(*of_policy, held, self.tolerance)
-            for held in {format_of(one.server.settings) for one in self.generators}
-        }
+        self._dtype = max(self.policy_dtype, self.held, key=list(MAX_TOLERANCE_NATS).index)
+        rounds_weights = self.policy_dtype == "float32" and self.held in UNIT
+        weights_as = self.held if rounds_weights else None
+        self._expected = self.prompt_logprobs(self.tokens, None, weights_as)
+        self._rounded: list[float] | None = None
+        if self.tolerance is None and self._dtype in UNIT:
+            self._rounded = self.prompt_logprobs(self.tokens, self._dtype, weights_as)
 
     async def __call__(self, generator: Generator) -> None:
         """Raises GeneratorError if `generator` does not compute what the policy computes."""
@@ -78,10 +85,9 @@ class Proof:
             salt=f"proof-{self.version}-{generator.syncs}",
             deadline_s=self.deadline_s,
         )
-        expected = self._expected[format_of(generator.server.settings)]
         for part in parts(len(found)):
-            difference = mean_difference(expected.logprobs[part], found[part])
-            limit = expected.limit(part)
+            difference = mean_difference(self._expected[part], found[part])
+            limit = self.limit(part)
             if difference <= limit:  # NaN is not
                 continue
             doubt = "" if is_new else " What it wrote since its last proof may be of wrong weights."
@@ -94,41 +100,12 @@ class Proof:
                 f"{doubt}"
             )
 
-
-class Expected:
-    """The policy's log-probs for generators of one number format.
-
-    A generator of 16 bits holds a policy of 32 rounded, so its weights are rounded here too: what
-    rounding takes away is no fault of a sync.
-
-    Args:
-        prompt_logprobs, policy_dtype, tokens, tolerance: See `Proof`.
-        held: The generators' format (`format_of`).
-    """
-
-    def __init__(
-        self,
-        prompt_logprobs: PromptLogprobs,
-        policy_dtype: str,
-        tokens: list[int],
-        held: str,
-        tolerance: float | None = None,
-    ) -> None:
-        self._tolerance = tolerance
-        self._dtype = max(policy_dtype, held, key=list(MAX_TOLERANCE_NATS).index)
-        weights_as = held if policy_dtype == "float32" and held in UNIT else None
-        self.logprobs = prompt_logprobs(tokens, None, weights_as)
-        """Log-probs of all tokens but the first, in nats."""
-        self._rounded: list[float] | None = None
-        if tolerance is None and self._dtype in UNIT:
-            self._rounded = prompt_logprobs(tokens, self._dtype, weights_as)
-
     def limit(self, part: slice) -> float:
-        """Returns the largest mean difference in nats per token of these log-probs."""
-        most = MAX_TOLERANCE_NATS[self._dtype] if self._tolerance is None else self._tolerance
+        """Returns the largest mean difference in nats per token of a part of the text."""
+        most = MAX_TOLERANCE_NATS[self._dtype] if self.tolerance is None else self.tolerance
         if self._rounded is None:
             return most
-        spread = mean_difference(self.logprobs[part], self._rounded[part])
+        spread = mean_difference(self._expected[part], self._rounded[part])
         return min(most, max(MIN_TOLERANCE_NATS[self._dtype], TOLERATED_ROUNDINGS * spread))
 
 

@@ -30,7 +30,7 @@ from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.system.stopwatch import Stopwatch
 from lrl.weights.pool_calls import MARGIN_S, Failures, PoolCalls
-from lrl.weights.transport import Policy, Transport
+from lrl.weights.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,9 @@ class Sync:
 
     pool: GeneratorPool
     loop: LoopThread
-    make_transport: Callable[[Policy, str], Transport]
-    policy: Policy
+    transport: Transport
     make_proof: Callable[[list[Generator]], Prove]
     """From the policy as it is; called at the beginning of a sync."""
-    name: str = field(kw_only=True)
-    """Of the connection, unique on this machine."""
     deadline_s: float = field(kw_only=True)
     """Seconds for each phase."""
     silence_s: float = field(kw_only=True)
@@ -79,8 +76,6 @@ class Sync:
         """That generators had to read again because of pauses, since the first sync."""
         self.pause_seconds = 0.0
         """Seconds without writing in the last sync."""
-        self.transport = self.make_transport(self.policy, self.name)
-        """A collective one is made anew when the pool changes."""
         self._calls = PoolCalls(
             self.loop,
             self.deadline_s,
@@ -253,12 +248,10 @@ class Sync:
         and prepares the transfer while they still write."""
         calls = self._calls
         if self.transport.collective and self._connected != set(generators):
-            self.transport.close()
-            self.transport = self.make_transport(self.policy, self.name)
             self._connected = set()
         new = [generator for generator in generators if generator not in self._connected]
         calls.begin(new)
-        with self.policy.ranks.within(calls.deadline_s):
+        with self.transport.policy.ranks.within(calls.deadline_s):
             if new:
                 try:
                     self.transport.connect(calls)

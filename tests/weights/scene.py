@@ -43,8 +43,8 @@ class Scene:
         self.generators = list(generators)
         self.pool = GeneratorPool(list(generators))
         deadlines = {"deadline_s": deadline_s, "silence_s": deadline_s}
-        made: Any = (self.pool, self.loop, transport, weights, lambda due: self.make_proof(due))
-        self.syncs = Sync(*made, name=name, **deadlines, **settings)
+        made = transport(weights, name)
+        self.syncs = Sync(self.pool, self.loop, made, self.make_proof, **deadlines, **settings)
 
     def make_proof(self, due: list[Generator]) -> Prove:
         return accept
@@ -77,8 +77,8 @@ class ProvedScene(Scene):
         return Proof(
             self.policy.prompt_logprobs,
             "float32",
+            "float32",
             TOKENS,
-            due,
             version=self.version,
             tolerance=self.tolerance,
             deadline_s=300.0,

@@ -15,7 +15,7 @@ from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator, State
 from lrl.policy import PolicyModule
 from lrl.training.collate import text_as_micro_batch
-from lrl.weights.proof import MAX_TOLERANCE_NATS, Expected, Proof, format_of, mean_difference
+from lrl.weights.proof import MAX_TOLERANCE_NATS, Proof, format_of, mean_difference
 from lrl.weights.shared_memory import SharedMemory
 from tests.lent_server import LentServer
 from tests.policies import one_thread, opened  # noqa: F401
@@ -50,20 +50,19 @@ def generator_of(policy: PolicyModule, dtype: str) -> tuple[Generator, Answers]:
 
 
 def prove(
-    policy: PolicyModule, *generators: Generator, version: int = 0, tolerance: float | None = None
+    policy: PolicyModule, generator: Generator, version: int = 0, tolerance: float | None = None
 ) -> Proof:
     proof = Proof(
         policy.prompt_logprobs,
         policy.compute_dtype,
+        format_of(generator.server.settings),
         TEXT,
-        generators,
         version=version,
         tolerance=tolerance,
         deadline_s=60.0,
     )
-    for generator in generators:
-        asyncio.run(proof(generator))
-        assert not generator.serving, "only its pool opens a generator that passed"
+    asyncio.run(proof(generator))
+    assert not generator.serving, "only its pool opens a generator that passed"
     return proof
 
 
@@ -147,8 +146,7 @@ def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path:
         for name, weight in policy.network.named_parameters():
             weight.data += step[name]
         held.network.load_state_dict(policy.network.state_dict())
-    prove(policy, late)
-    limit = Expected(policy.prompt_logprobs, "float32", SHORT, "bfloat16").limit(slice(None))
+    limit = prove(policy, late).limit(slice(0, 63))
     assert mean_difference(policy.prompt_logprobs(SHORT), before) > limit, (
         "the policy has moved further than a generator may be off"
     )
@@ -200,7 +198,8 @@ def test_the_limit_is_of_the_least_exact_format_and_grows_with_what_rounding_doe
         def logprobs(tokens: list[int], errors: Any, weights: Any) -> list[float]:
             return [-1.0 - (0.0 if errors is None else spread)]
 
-        return Expected(logprobs, policy, [1, 2], held).limit(slice(None))
+        proof = Proof(logprobs, policy, held, [1, 2], version=0, tolerance=None, deadline_s=60.0)
+        return proof.limit(slice(None))
 
     most = MAX_TOLERANCE_NATS["bfloat16"]
     assert limit("bfloat16", "float32", 9.0) == limit("float32", "bfloat16", 9.0) == most

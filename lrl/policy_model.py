@@ -31,7 +31,7 @@ from lrl.training.collate import blank, text_as_micro_batch
 from lrl.training.export import save_policy
 from lrl.training.kernels import Kernels, fuse, fuse_tried
 from lrl.training.logprobs import decoder_of, head_logprobs, last_hidden
-from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
+from lrl.training.lora import LoRA, adapter_tensors, base_alone, is_adapter
 from lrl.training.model import Dtype, ModelSource, find_model, open_on_ranks, open_tokenizer
 from lrl.training.optimizers import Schedule
 from lrl.training.pieces import (
@@ -42,7 +42,7 @@ from lrl.training.pieces import (
 )
 from lrl.training.prefix_tree import attention_tokens_of
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
-from lrl.training.sharding import Sharding, on_cpu, shard_again
+from lrl.training.sharding import Sharding, on_cpu, shard_again, whole_on
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.training.varlen import computes_in, in_its_dtype
 from lrl.types import MicroBatch
@@ -419,11 +419,7 @@ class PolicyModel(L.LightningModule):
         """
         shard_again(self)
         weights = on_cpu(whole_tensors(self.network))
-        adapters = [
-            (name, down.cpu(), up.cpu())
-            for name, down, up in whole_adapters(self.network)
-            if not up.is_meta
-        ]
+        adapters = on_cpu((name, whole_on(one)) for name, one in adapter_tensors(self.network))
         if self.ranks.rank == 0:
             save_policy(
                 self.network,

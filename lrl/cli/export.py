@@ -48,7 +48,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     has done. `model` is what the run began with, if that was moved."""
     with quick_imports():
         from lrl.training.export import save_policy
-        from lrl.training.lora import whole_adapters
+        from lrl.training.lora import adapter_tensors
         from lrl.training.model import open_tokenizer
         from lrl.training.pieces import whole_tensors
 
@@ -66,7 +66,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         base=base,
         folder=folder,
         lora=lora,
-        adapters=() if lora is None else whole_adapters(network),
+        adapters=dict(adapter_tensors(network)),
     )
     save_form(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
     return int(state["global_step"])

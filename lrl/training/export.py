@@ -1,5 +1,5 @@
-"""Folders in Hugging Face format: a policy's, with everything but its trained weights as it was in
-the first version's; and a critic's.
+"""The folder of a policy in Hugging Face format, with everything but its trained weights as it was
+in the first version's.
 
 transformers loads more than it saves (a generation_config.json that it refuses to write, settings
 of older forms), so each file that training has not changed is copied byte for byte.
@@ -50,14 +50,14 @@ def save_policy(
     tokenizer: PreTrainedTokenizerBase,
     base: str,
     folder: Path,
-    lora: LoRA | None = None,
-    adapters: Iterable[tuple[str, Tensor, Tensor]] = (),
+    lora: LoRA | None,
+    adapters: Mapping[str, Tensor],
 ) -> None:
     """Writes a policy for transformers and vLLM. Raises OSError if the folder cannot be written, or
     is that of `base`, the first version.
 
     `network` may be without weights. `weights` are on the CPU, by their names in memory, adapters
-    merged; `adapters` (`lora.whole_adapters`, on the CPU) are also written alone, in `adapter`.
+    merged; those of `lora` are also written alone, in `adapter`.
     """
     first_folder = on_this_machine(base)
     if first_folder is not None and folder.resolve() == first_folder.resolve():

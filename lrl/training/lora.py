@@ -6,7 +6,7 @@ through a file hold peft's adapters alone, and a generator merges them into the 
 (`lrl.weights.version_file`); between GPUs the trainer merges them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from lrl.errors import ConfigError, above, at_least
-from lrl.training.sharding import whole_on
+from lrl.training.merging import DOWN, UP
 
 NAME = "default"
 BASE = ".base_layer."
@@ -70,15 +70,14 @@ class LoRA:
             if is_adapter(name):
                 weight.data = weight.data.float()  # peft made it in the dtype of W
 
-    def save(self, adapters: Iterable[tuple[str, Tensor, Tensor]], base: str, folder: Path) -> None:
-        """Writes `whole_adapters`, on the CPU, in peft's format; `base` is their model."""
+    def save(self, adapters: Mapping[str, Tensor], base: str, folder: Path) -> None:
+        """Writes whole `adapter_tensors`, on the CPU, in peft's format; `base` is their model."""
         tensors, ends = {}, set()
-        for name, down, up in adapters:
-            layer = name.removesuffix(".weight")
+        for name, tensor in adapters.items():
+            layer, _, kind = name.rpartition(".weight")
             ends.add(layer.rpartition(".")[2])
-            up = up * (self.rank / self.alpha)
-            tensors[f"base_model.model.{layer}.lora_A.weight"] = down.contiguous()
-            tensors[f"base_model.model.{layer}.lora_B.weight"] = up.contiguous()
+            own = tensor * (self.rank / self.alpha) if kind == UP else tensor
+            tensors[f"base_model.model.{layer}{kind}.weight"] = own.contiguous()
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
         self._peft_config(sorted(ends), base).save_pretrained(str(folder))
@@ -127,20 +126,16 @@ def plain(name: str) -> str:
     return name.replace(BASE, ".")
 
 
-def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yields `held_adapters`, whole on rank 0; a collective of all ranks if they are sharded."""
-    for name, down, up in held_adapters(network):
-        yield name, whole_on(down), whole_on(up)
-
-
-def held_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yields, for each layer with adapters, the name of W in a checkpoint, A [rank, in], and scale
-    * B [out, rank], as this rank has them."""
+def adapter_tensors(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yields A [rank, in] and scale * B [out, rank] of each layer with adapters, as this rank has
+    them, by their names on the wire."""
     for name, layer in adapted_layers(network):
         (saved_as,) = revert_weight_conversion(
             network, {f"{name}.weight": layer.get_base_layer().weight}
         )
-        yield saved_as, *factors_of(layer)
+        down, up = factors_of(layer)
+        yield saved_as + DOWN, down
+        yield saved_as + UP, up
 
 
 def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:

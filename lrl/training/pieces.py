@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
 from lrl.system.ranks import Ranks
-from lrl.training.lora import adapted_weights, factors_of, held_adapters, is_adapter, plain
-from lrl.training.merging import DOWN, UP, merge
+from lrl.training.lora import adapted_weights, adapter_tensors, factors_of, is_adapter, plain
+from lrl.training.merging import merge
 from lrl.training.sharding import whole_on
 
 
@@ -123,11 +123,8 @@ def checkpoint_pieces(
 
 
 def adapter_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
-    """Yields this rank's rows of all adapters, under their names on the wire
-    (`lrl.weights.version_file`)."""
-    for name, down, up in held_adapters(network):
-        yield piece_of(name + DOWN, down, ranks)
-        yield piece_of(name + UP, up, ranks)
+    """Yields this rank's rows of all adapters."""
+    return (piece_of(name, tensor, ranks) for name, tensor in adapter_tensors(network))
 
 
 def _merged(piece: Piece, layer: LoraLayer, ranks: Ranks, dtype: torch.dtype) -> Piece:

@@ -26,10 +26,10 @@ import torch
 import transformers
 
 from lrl.generators.settings import ServerSettings, cpu_environment
-from lrl.training.lora import LoRA, whole_adapters
+from lrl.training.lora import LoRA, adapter_tensors
 from lrl.training.pieces import checkpoint_weights
 from lrl.weights.shared_memory import SharedMemory
-from tests.weights.whole_weights import WholeWeights, named
+from tests.weights.whole_weights import WholeWeights
 
 SAME = 1e-5
 """Nats a token between two programs that compute the same in float32; most were off by 2e-7."""
@@ -132,7 +132,7 @@ def adapted(model: Any) -> Version:
     for name, weight in model.named_parameters():
         if ".lora_B." in name:
             weight += 0.1 * torch.randn_like(weight)
-    return Version(dict(named(whole_adapters(model))), logprobs_of(model))
+    return Version(dict(adapter_tensors(model)), logprobs_of(model))
 
 
 def logprobs_of(model: Any) -> list[float]:

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 
 from lrl.system.ranks import collective, follow
-from lrl.training.lora import whole_adapters
+from lrl.training.lora import adapter_tensors
 from lrl.training.pieces import checkpoint_weights
+from lrl.training.sharding import whole_on
 from lrl.weights import nccl
 from lrl.weights.buckets import JoinOrder
 from lrl.weights.staging import StageOrder
 from tests.strategies.forked_ranks import meet
 from tests.strategies.sharded_step import UNDIVIDED, Sharded
 from tests.weights.nccl_over_gloo import Communicator, receive
-from tests.weights.whole_weights import named
 
 
 class Divided(Sharded):
@@ -30,7 +30,7 @@ class Divided(Sharded):
     def staged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.lora is None:
             return checkpoint_weights(self.network)
-        return named(whole_adapters(self.network))
+        return ((name, whole_on(one)) for name, one in adapter_tensors(self.network))
 
 
 def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:

@@ -18,14 +18,13 @@ from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
 from lrl.training.beside.reference import Reference
-from lrl.training.lora import LoRA, adapted_layers, base_alone, whole_adapters
+from lrl.training.lora import LoRA, adapted_layers, adapter_tensors, base_alone
 from lrl.training.trials import check_adapters
 from lrl.weights.version_file import merged
 from tests import policies
 from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer
-from tests.weights.whole_weights import named
 
 WORDS = list(range(1, 20))
 FAMILIES = ["gemma2", "qwen3_moe", "deepseek_v3"]
@@ -34,7 +33,7 @@ FAMILIES = ["gemma2", "qwen3_moe", "deepseek_v3"]
 
 def sent_adapters(policy: PolicyModule) -> dict[str, torch.Tensor]:
     """Its adapters as they travel through a file."""
-    return dict(named(whole_adapters(policy.network)))
+    return dict(adapter_tensors(policy.network))
 
 
 def adapted(model: str, **settings: Any) -> PolicyModule:

@@ -27,7 +27,7 @@ from lrl.errors import ConfigError
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import text_as_micro_batch
 from lrl.training.logprobs import label_logprobs
-from lrl.training.lora import LoRA, adapted_layers, whole_adapters
+from lrl.training.lora import LoRA, adapted_layers, adapter_tensors
 from lrl.training.model import ModelSource
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.types import MicroBatch
@@ -38,7 +38,6 @@ from tests.policies import (
     random_group,
 )
 from tests.tiny_families import FAMILIES, save_tiny
-from tests.weights.whole_weights import named
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TREES, PACKED, ALONE, REFUSED = "share prompts", "share rows", "one a row", "refused"
@@ -176,7 +175,7 @@ def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(
         wanted = label_logprobs(network, micro, chunk_tokens=64)
         assert (wanted - before).abs().mean() > 1e-3, "the adapters do something"
         for file in tmp_path.glob("*.safetensors"):
-            sent = dict(named(whole_adapters(network)))
+            sent = dict(adapter_tensors(network))
             weights = dict(merged(load_file(file).items(), sent, torch.float32))
             whole = {name: weight.contiguous() for name, weight in weights.items()}
             save_file(whole, file, {"format": "pt"})

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrl.training.merging import rounded
+from lrl.training.merging import DOWN, UP, rounded
 from lrl.weights.version_file import merged
-from tests.weights.whole_weights import named
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16])
@@ -23,7 +22,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 def received(base: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns what a generator in `dtype` computes with, in float32."""
-    ((_, weight),) = merged([("w", base)], dict(named([("w", down, up)])), dtype)
+    ((_, weight),) = merged([("w", base)], {"w" + DOWN: down, "w" + UP: up}, dtype)
     assert weight.dtype == dtype
     return weight.float()
 

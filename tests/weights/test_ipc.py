@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from lrl.training.lora import LoRA, whole_adapters
+from lrl.training.lora import LoRA, adapter_tensors
 from lrl.weights import ipc
 from lrl.weights.ipc import Ipc
 from lrl.weights.version_file import merged
 from tests.policies import SIZES, adapted, opened, save_model
-from tests.weights.whole_weights import WholeWeights, named
+from tests.weights.whole_weights import WholeWeights
 
 CPU = torch.device("cpu")
 
@@ -109,7 +109,7 @@ def test_adapters_arrive_merged_and_rounded_as_a_generator_would_merge_them(
     transport.connect(generator)
     transport.send(generator)
     transport.close()
-    adapters = dict(named(whole_adapters(trained.network)))
+    adapters = dict(adapter_tensors(trained.network))
     files = load_file(tmp_path / "model.safetensors")
     expected = dict(merged(files.items(), adapters, torch.bfloat16))
     assert generator.weights.keys() == expected.keys()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +11,6 @@ from torch import Tensor, dtype
 
 from lrl.system.endpoint import Endpoint
 from lrl.system.ranks import Ranks
-from lrl.training.merging import DOWN, UP
 from lrl.training.pieces import Piece, piece_of
 from lrl.weights.buckets import JoinOrder, Plan
 from lrl.weights.nccl import Broadcast
@@ -80,11 +79,3 @@ class WeightsOfRanks(WholeWeights):
         yield
         for one in called:
             one.result(60)
-
-
-def named(adapters: Iterable[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yields adapters under their names on the wire: the name of W [out, in], A [rank, in], and
-    B [out, rank] times its scale."""
-    for name, down, up in adapters:
-        yield name + DOWN, down
-        yield name + UP, up

@@ -209,13 +209,7 @@ class PolicyModule(PolicyModel):
         losses = self.objective.token_losses(tokens)
         if self.reference is not None:
             losses = losses + self.reference.token_losses(tokens)
-        whole = micro.response_tokens
-        weights = token_weights(
-            self.normalise_by,
-            tokens.responses,
-            None if whole is None else micro.of_labels(whole),
-            num_responses=tokens.num_responses,
-        )
+        weights = token_weights(self.normalise_by, micro)
         loss = (weights * losses).sum()
         return loss if self.critic is None else loss + self.critic.loss(values, micro, weights)
 

@@ -386,11 +386,11 @@ class MicroBatch:
     group_ids: Tensor
     """int64 [R, L]: number of the rollout's group within this micro-batch, from 0; -1 for
     padding."""
+    response_tokens: Tensor
+    """int64 [R, L]: trained tokens of the label's rollout, over all of its branches; 0 where `mask`
+    is false."""
     temperature: float
     """Sampling temperature of the run: the policy divides its logits by it."""
-    response_tokens: Tensor | None = None
-    """int64 [R, L]: trained tokens of the label's rollout, over all of its branches; 0 where `mask`
-    is false. None where no rollout has several: all of its tokens are in this micro-batch."""
     readers_end: Tensor | None = None
     """int64 [R, L]: a token is read by those from its own place to before this one, and by no
     other. None where every rollout has its own copy of all of its tokens, so that `position_ids`

@@ -42,14 +42,14 @@ class Tokens(NamedTuple):
     """int64 [n]: the response of each token, 0 to S - 1. A micro-batch holds responses whole."""
     groups: Tensor
     """int64 [n]: the group of each token, 0 to G - 1; whole only with `whole_groups`."""
+    num_responses: int
+    """S."""
+    num_groups: int
+    """G."""
     reference_logprobs: Tensor | None = None
     """float32 [n], nats: log-prob under the reference policy; None without one."""
     partial: bool = False
     """Whether a response lacks tokens: too old (`data.stragglers: mask`), or of another branch."""
-    num_responses: int | None = None
-    """S; None asks the device."""
-    num_groups: int | None = None
-    """G; None asks the device."""
 
     @classmethod
     def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
@@ -62,10 +62,10 @@ class Tokens(NamedTuple):
             lags=version - micro.of_labels(micro.versions),
             responses=micro.index.responses,
             groups=micro.index.groups,
-            reference_logprobs=None if reference is None else micro.of_labels(reference).float(),
-            partial=micro.partial,
             num_responses=micro.index.num_responses,
             num_groups=micro.index.num_groups,
+            reference_logprobs=None if reference is None else micro.of_labels(reference).float(),
+            partial=micro.partial,
         )
 
     @property
@@ -146,27 +146,15 @@ def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
     return by
 
 
-def token_weights(
-    by: NormaliseBy,
-    responses: Tensor,
-    response_tokens: Tensor | None = None,
-    num_responses: int | None = None,
-) -> Tensor:
-    """Returns the factor of each token's loss, float32 [n]; the arguments are int64 [n].
-    `response_tokens` is None if all tokens of each response are here."""
-    ones = torch.ones(responses.shape, device=responses.device)
-    if by != "sequence":
-        return ones
-    if response_tokens is not None:
-        return ones / response_tokens
-    return 1 / sum_by(responses, ones, num_responses)[responses]
+def token_weights(by: NormaliseBy, micro: MicroBatch) -> Tensor:
+    """Returns the factor of each token's loss: float32 [n]."""
+    whole = micro.of_labels(micro.response_tokens)
+    ones = torch.ones(whole.shape, device=whole.device)
+    return ones / whole if by == "sequence" else ones
 
 
-def sum_by(ids: Tensor, values: Tensor, count: int | None = None) -> Tensor:
-    """Returns the sum of `values` [n] over each of the `ids`, int64 [n]: [count], by default the
-    largest id and 1, for which the host waits."""
-    if count is None:
-        count = int(ids.max()) + 1 if ids.numel() else 0
+def sum_by(ids: Tensor, values: Tensor, count: int) -> Tensor:
+    """Returns the sum of `values` [n] over each of the `ids`, int64 [n]: [count]."""
     return values.new_zeros(count).index_add(0, ids, values)
 
 

@@ -306,6 +306,8 @@ def check_skipping(policy: PolicyModel, data: RolloutDataModule) -> None:
         lags=torch.zeros_like(places),
         responses=places // 2,
         groups=places // 4,
+        num_responses=4,
+        num_groups=2,
         reference_logprobs=numbers.flip(0),
     )
     tokens = tokens._replace(advantages=reference.advantages(tokens))

@@ -98,7 +98,6 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
     valued = all(rollout.returns is not None for rollout in rollouts)
     turns_valued = all(rollout.turn_values is not None for rollout in rollouts)
     masked = masks or any(tree.shared for row in rows for tree in row)
-    branched = any(sample.trained_elsewhere for sample in samples)
     batch = MicroBatch(
         input_ids=torch.zeros(shape, dtype=torch.int64),
         position_ids=torch.zeros(shape, dtype=torch.int64),
@@ -109,13 +108,13 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
         versions=torch.full(shape, -1, dtype=torch.int64),
         sequence_ids=torch.full(shape, -1, dtype=torch.int64),
         group_ids=torch.full(shape, -1, dtype=torch.int64),
+        response_tokens=torch.zeros(shape, dtype=torch.int64),
         temperature=temperature,
         readers_end=torch.full(shape, shape[1], dtype=torch.int64) if masked else None,
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
         values=torch.zeros(shape, dtype=torch.float32) if valued else None,
         returns=torch.zeros(shape, dtype=torch.float32) if valued else None,
         turn_targets=torch.full((*shape, 5), torch.nan) if turns_valued else None,
-        response_tokens=torch.zeros(shape, dtype=torch.int64) if branched else None,
         partial=any(sample.partial for sample in samples),
         bounds=_bounds_of(rows, shape[1]),
     )
@@ -172,8 +171,7 @@ def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, s
     batch.labels[row, columns] = batch.labels.new_tensor(tokens[len(sample.prompt) :])[trained]
     batch.advantages[row, columns] = sample.advantages.expand(len(rollout.token_ids))[places]
     batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[places]
-    if batch.response_tokens is not None:
-        batch.response_tokens[row, columns] = len(places) + sample.trained_elsewhere
+    batch.response_tokens[row, columns] = len(places) + sample.trained_elsewhere
     if batch.turn_targets is not None:
         batch.turn_targets[row, columns] = _turn_targets(rollout)[places]
     for field, numbers in (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +18,11 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
 
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
 from lrl.system.machine import in_gib
 from lrl.system.ranks import Ranks
-from lrl.weights.version_file import Header, Pieces, require_room, spec_of
+from lrl.weights.version_file import Header, Pieces, require_room, spec_of, sums_of
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
@@ -152,8 +150,7 @@ def _write_part(
                 os.truncate(order.file, empty.size)
             descriptor = os.open(order.file, os.O_RDWR | os.O_NOFOLLOW)
         _write(rows, empty, order, descriptor)
-        with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
-            sums = list(pool.map(lambda block: xxh3_64_intdigest(block.read(descriptor)), blocks))
+        sums = sums_of(blocks, descriptor)
     except OSError as error:
         fault = f"rank {rank}: {error}"
     finally:

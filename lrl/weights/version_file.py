@@ -16,8 +16,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import compress, count
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -223,26 +223,33 @@ def check_file(path: Path | str, checksum: str) -> None:
     if header.checksum != checksum:
         raise ValueError(f"{path} has the checksum {header.checksum}, and {checksum} was sent.")
 
-    def damaged(view: memoryview, block: Block) -> bool:
+    if (size := os.path.getsize(path)) != header.size:
+        raise ValueError(f"{path} has {size} bytes, and {header.size} were sent.")
+    blocks = [block for part in header.parts for block in part]
+    with open(path, "rb") as file:
+        found = sums_of(blocks, file.fileno())
+    for block, checksum in zip(blocks, found, strict=True):
+        if checksum != block.sum:
+            raise ValueError(f"{path} is damaged: block {block.index} of rank {block.part}'s part.")
+
+
+def sums_of(blocks: Sequence[Block], descriptor: int) -> list[int]:
+    """Returns the checksum of each block as the file has it."""
+    if not blocks:
+        return []  # an empty file cannot be mapped
+
+    def sum_of(block: Block) -> int:
         found = xxh3_64()
         for start, end in block.ranges:
             found.update(view[start:end])
-        return found.intdigest() != block.sum
+        return found.intdigest()
 
-    threads = min(8, len(os.sched_getaffinity(0)))
     with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as view,
-        ThreadPoolExecutor(threads) as pool,
+        ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool,
     ):
-        if len(view) != header.size:
-            raise ValueError(f"{path} has {len(view)} bytes, and {header.size} were sent.")
-        blocks = [block for part in header.parts for block in part]
-        wrong = list(compress(blocks, pool.map(partial(damaged, view), blocks)))
-    if wrong:
-        block = wrong[0]
-        raise ValueError(f"{path} is damaged: block {block.index} of rank {block.part}'s part.")
+        return list(pool.map(sum_of, blocks))
 
 
 def merged(

@@ -156,10 +156,7 @@ def test_each_episode_keeps_its_weight_whatever_its_branches(
     weights: Counter[float] = Counter()
     for batch in batches:
         tokens = Tokens.select(torch.zeros(batch.mask.shape), batch, 5)
-        whole = batch.response_tokens
-        found = token_weights(
-            "sequence", tokens.responses, None if whole is None else whole[batch.mask]
-        )
+        found = token_weights("sequence", batch)
         for advantage, weight in zip(tokens.advantages.tolist(), found.tolist(), strict=True):
             weights[advantage] += weight
     assert all(abs(weight - 1) < 1e-5 for weight in weights.values())

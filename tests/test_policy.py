@@ -286,7 +286,7 @@ def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
     names = (
         f"loss grad_norm lr lag_mean lag_max mismatch_kl mismatch_mean mismatch_max {spread}"
     ).split()
-    names += [f"by_lag/0/{name}" for name in f"{spread} share contribution".split()]
+    names += [f"by_lag/0/{name}" for name in f"{spread} share".split()]
     assert set(metrics) == {f"policy/{name}" for name in names}
 
 

@@ -8,7 +8,7 @@ weight corrects towards the newest policy and does not hold it near the last one
 
 from torch import Tensor
 
-from lrl.errors import ConfigError
+from lrl.errors import at_least
 from lrl.objectives.base import Objective, Tokens
 
 
@@ -21,11 +21,7 @@ class AIPO(Objective):
     """
 
     def __init__(self, rho: float = 4.0) -> None:
-        if not rho >= 1:
-            raise ConfigError(
-                f"AIPO(rho={rho}): rho must be at least 1, the weight of an on-policy token. Use a "
-                "value in [2, 10]."
-            )
+        at_least(1, "AIPO", rho=rho)  # the weight of an on-policy token
         self.rho = rho
 
     def token_losses(self, tokens: Tokens) -> Tensor:

@@ -174,7 +174,7 @@ class Diagnostics:
 
     SUMS = (
         *("tokens", "ratio", "ratio_squared", "kl", "clipped"),
-        *("mass", "lag", "kl_reference", "difference"),
+        *("lag", "kl_reference", "difference"),
     )
 
     def __init__(self, version: int, device: torch.device | str = "cpu") -> None:
@@ -201,10 +201,9 @@ class Diagnostics:
             self.has_reference = True
             kl_reference = k3(clamp_log_ratio(reference - tokens.logprobs))
         clipped = objective.clipped(tokens).float()
-        mass = _mass(objective, tokens)
         difference = (tokens.logprobs - tokens.behaviour_logprobs).abs()
         of_policy = torch.ones_like(ratio), ratio, ratio.square(), k3(tokens.log_ratio)
-        values = (*of_policy, clipped, mass, lag, kl_reference, difference)
+        values = (*of_policy, clipped, lag, kl_reference, difference)
         self.sums = self.sums.to(rows.device).index_add(0, rows, torch.stack(values, dim=1))
         maxima = torch.stack((ratio, difference, lag), dim=1)
         rows = rows[:, None].expand_as(maxima)
@@ -221,8 +220,8 @@ class Diagnostics:
 
         With w = pi / mu, `ess` is (sum w)^2 / (n sum w^2), and `kl_behaviour` KL(mu || pi) by `k3`.
         `by_lag/<k>/...` is the same over the tokens of lag k; besides `share`, of the step's
-        tokens, and `contribution`, of the sum over tokens of `|d loss / d log pi|`. `mismatch_...`
-        is over tokens of lag 0, which the version in the trainer wrote. docs/metrics.md has all.
+        tokens. `mismatch_...` is over tokens of lag 0, which the version in the trainer wrote.
+        docs/metrics.md has all.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
         ratio_max, difference_max, lag_max = self.maxima.T.tolist()
@@ -240,7 +239,6 @@ class Diagnostics:
             if sums["tokens"]:
                 found = _means(sums, ratio_max[lag])
                 found["share"] = sums["tokens"] / n
-                found["contribution"] = sums["mass"] / (whole["mass"] or 1.0)
                 metrics |= {f"by_lag/{lag}/{name}": value for name, value in found.items()}
         return metrics
 
@@ -266,11 +264,3 @@ def _means(sums: dict[str, float], ratio_max: float) -> dict[str, float]:
         "ess": sums["ratio"] ** 2 / (n * sums["ratio_squared"]),
         "kl_behaviour": sums["kl"] / n,
     }
-
-
-@torch.enable_grad()
-def _mass(objective: Objective, tokens: Tokens) -> Tensor:
-    """Returns |d loss / d log pi| of each token: float32 [n]."""
-    leaf = tokens.logprobs.detach().requires_grad_()
-    losses = objective.token_losses(tokens._replace(logprobs=leaf))
-    return torch.autograd.grad(losses.sum(), leaf)[0].abs()

@@ -16,7 +16,7 @@ gradient.
 import torch
 from torch import Tensor
 
-from lrl.errors import ConfigError
+from lrl.errors import at_least
 from lrl.objectives.base import Tokens, clamp_log_ratio
 from lrl.objectives.ppo import PPO
 
@@ -36,10 +36,7 @@ class DecoupledPPO(PPO):
         self, epsilon_low: float = 0.2, epsilon_high: float = 0.2, max_weight: float | None = 5.0
     ) -> None:
         super().__init__(epsilon_low, epsilon_high)
-        if max_weight is not None and not max_weight >= 1:
-            raise ConfigError(
-                f"DecoupledPPO(max_weight={max_weight}): use at least 1, the weight on-policy."
-            )
+        at_least(1, "DecoupledPPO", max_weight=max_weight)  # the weight on-policy
         self.max_weight = max_weight
 
     def token_losses(self, tokens: Tokens) -> Tensor:

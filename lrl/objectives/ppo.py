@@ -10,7 +10,7 @@ are outside the trust region from the start and learn nothing (docs/results/lear
 import torch
 from torch import Tensor
 
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, above
 from lrl.objectives.base import Objective, Tokens
 
 
@@ -47,7 +47,6 @@ class PPO(Objective):
 
 def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
     """Raises ValueError for bounds that do not enclose a ratio of 1."""
-    if not 0 < epsilon_low <= 1:
-        raise ConfigError(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
-    if not epsilon_high > 0:
-        raise ConfigError(f"{name}(epsilon_high={epsilon_high}): it must be above 0.")
+    above(0, name, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+    if epsilon_low > 1:
+        raise ConfigError(f"{name}.epsilon_low is {epsilon_low}; it must be at most 1.")

@@ -18,7 +18,7 @@ must be rewards minus the group's mean (`GroupMean`), not divided by anything.
 import torch
 from torch import Tensor
 
-from lrl.errors import ConfigError
+from lrl.errors import above
 from lrl.objectives.base import NormaliseBy, Objective, Tokens, sum_by
 
 
@@ -37,10 +37,7 @@ class TBA(Objective):
     needs_group_mean = True
 
     def __init__(self, beta: float = 0.01) -> None:
-        if not beta > 0:
-            raise ConfigError(
-                f"TBA(beta={beta}): beta must be above 0; the optimum divides the reward by it."
-            )
+        above(0, "TBA", beta=beta)  # the optimum divides the reward by it
         self.beta = beta
 
     def token_losses(self, tokens: Tokens) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from lrl.errors import ConfigError, one_of
+from lrl.errors import at_least, one_of
 from lrl.objectives.base import Objective, Tokens
 
 Level = Literal["token", "sequence"]
@@ -30,10 +30,7 @@ class TIS(Objective):
     """
 
     def __init__(self, cap: float = 2.0, level: Level = "token") -> None:
-        if not cap >= 1:
-            raise ConfigError(
-                f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token."
-            )
+        at_least(1, "TIS", cap=cap)  # the weight of an on-policy token
         one_of("TIS", level=(get_args(Level), level))
         self.cap = cap
         self.level = level

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from accelerate import init_empty_weights
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
@@ -28,7 +29,7 @@ from transformers import (
 from lrl.errors import ConfigError
 from lrl.system import hub, imports
 from lrl.system.ranks import Ranks, explain_broken_collective
-from lrl.training.sharding import give_memory, parameters_without_memory
+from lrl.training.sharding import give_memory
 from lrl.training.trials import cannot_have_varlen, check_logits, shortened
 from lrl.training.varlen import VARLEN, is_flash
 
@@ -116,7 +117,7 @@ class ModelSource:
 
     def open_empty(self, config: Any) -> PreTrainedModel:
         """Makes the network of `open`, from its `open_config`, without memory for weights."""
-        with parameters_without_memory():
+        with init_empty_weights(include_buffers=False):
             network = AutoModelForCausalLM.from_config(
                 config,
                 dtype=getattr(torch, self.dtype),

@@ -136,25 +136,6 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
     return plan
 
 
-@contextmanager
-def parameters_without_memory() -> Iterator[None]:
-    """Puts parameters made in the block on the meta device; buffers (rotary tables) are real."""
-    register = nn.Module.register_parameter
-
-    def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(self, name, parameter)
-        if parameter is not None:
-            self._parameters[name] = nn.Parameter(
-                parameter.to("meta"), requires_grad=parameter.requires_grad
-            )
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
 def give_memory(
     network: PreTrainedModel, home: torch.device | str, device: torch.device | str
 ) -> None:

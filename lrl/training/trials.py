@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
+from accelerate import init_empty_weights
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -33,7 +34,7 @@ from lrl.training.lora import NAME, adapted_layers
 from lrl.training.pieces import checkpoint_weights
 from lrl.training.prefix_tree import PrefixTree
 from lrl.training.rounding import rounding_errors
-from lrl.training.sharding import layers_of, parameters_without_memory
+from lrl.training.sharding import layers_of
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ def narrowed(network: PreTrainedModel) -> PreTrainedModel:
     attention = network.config._attn_implementation
     if attention == varlen.VARLEN:
         attention = None
-    with parameters_without_memory():
+    with init_empty_weights(include_buffers=False):
         narrow = type(network)._from_config(
             config, dtype=network.dtype, attn_implementation=attention
         )

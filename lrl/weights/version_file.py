@@ -227,9 +227,9 @@ def check_file(path: Path | str, checksum: str) -> None:
         raise ValueError(f"{path} has {size} bytes, and {header.size} were sent.")
     blocks = [block for part in header.parts for block in part]
     with open(path, "rb") as file:
-        found = sums_of(blocks, file.fileno())
-    for block, checksum in zip(blocks, found, strict=True):
-        if checksum != block.sum:
+        sums = sums_of(blocks, file.fileno())
+    for block, found in zip(blocks, sums, strict=True):
+        if found != block.sum:
             raise ValueError(f"{path} is damaged: block {block.index} of rank {block.part}'s part.")
 
 

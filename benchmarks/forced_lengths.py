@@ -36,7 +36,7 @@ def forced(lengths: Lognormal, prompts: int, first: int = 0) -> Iterator[None]:
     drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone
 
     class Client(GeneratorClient):
-        async def write(
+        async def write(  # type: ignore[override]
             self, ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
         ) -> None:
             if not rollouts[0].token_ids:

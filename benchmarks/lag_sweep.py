@@ -34,8 +34,10 @@ OBJECTIVES: dict[str, dict[str, float]] = {
     "DecoupledPPO": {"epsilon_low": 0.2, "epsilon_high": 0.2, "max_weight": 5.0},
 }
 """Arguments of each objective in `lrl.objectives`."""
-SERIES = ("reward", "tokens", "lag_mean", "lag_max", "ess", "clip_fraction", "kl_behaviour")
-SERIES += ("ratio_max",)
+SERIES = (
+    *("reward", "tokens", "lag_mean", "lag_max", "ess", "clip_fraction", "kl_behaviour"),
+    "ratio_max",
+)
 EVALUATE_EVERY = 10
 """Steps."""
 DIVERGED = "the gradient norm is"

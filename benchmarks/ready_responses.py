@@ -67,7 +67,7 @@ class ReadyResponses(L.LightningDataModule):
         return StepStream(
             trainer.global_step,
             self.groups,
-            source=Ready(self._groups(trainer.global_step)),
+            source=Ready(self._groups(trainer.global_step)),  # type: ignore[arg-type]
             policy=policy,
             learners=Learners(GroupMean()),
             packer=Packer(

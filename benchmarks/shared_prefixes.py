@@ -34,9 +34,11 @@ from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, MicroBatch, Prompt
 
-HEADS = ("model", "machine", "attention", "groups x responses", "prompt", "response")
-HEADS += ("tokens with copies", "read once", "seconds with copies", "read once", "faster")
-HEADS += ("peak GiB with copies", "read once", "gradient differs by")
+HEADS = (
+    *("model", "machine", "attention", "groups x responses", "prompt", "response"),
+    *("tokens with copies", "read once", "seconds with copies", "read once", "faster"),
+    *("peak GiB with copies", "read once", "gradient differs by"),
+)
 BY_WAY = ("tokens", "seconds", "peak_bytes")
 SHAPES = ["6x4", "75x30", "100x150", "300x30"]
 GPU_SHAPES = ["100x150", "500x500", "2000x200"]

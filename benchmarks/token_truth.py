@@ -150,8 +150,8 @@ async def ask(server: Server, ends: Sequence[int]) -> int:
         "return_token_ids": True,
         "logprobs": True,
     }
-    where = {"base_url": f"{server.url}/v1", "api_key": server.token or ""}
-    return await talk(**where, turns=TURNS, settings=settings)
+    base_url, api_key = f"{server.url}/v1", server.token or ""
+    return await talk(base_url=base_url, api_key=api_key, turns=TURNS, settings=settings)
 
 
 def truth(groups: Sequence[Group], notes: Notes, network: Any) -> Row:

@@ -91,8 +91,14 @@ def prepare(system: str, seed: int, steps: int, folder: Path) -> Job:
             for one in (source[index] for index in range(steps * settings.GROUPS))
         ],
     )
-    paths = {"policy": str(policy), "prompts": str(prompts), "folder": str(run)}
-    return Job(seed=seed, max_lag=MAX_LAG[system], steps=steps, **paths)
+    return Job(
+        seed=seed,
+        max_lag=MAX_LAG[system],
+        steps=steps,
+        policy=str(policy),
+        prompts=str(prompts),
+        folder=str(run),
+    )
 
 
 @torch.no_grad()

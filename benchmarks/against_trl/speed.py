@@ -122,7 +122,9 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         found = records.in_turns(rows, args.repeats, once)
     for key, row in rows.items():
         seconds = {part: found[key][part] for part in PARTS}
-        rate = records.rounded(GROUPS * RESPONSES / found[key]["step"][1])
+        step_s = found[key]["step"][1]
+        assert step_s, "every side was measured"
+        rate = records.rounded(GROUPS * RESPONSES / step_s)
         yield row | seconds | {"answers_per_s": rate, "trl": TRL}
 
 

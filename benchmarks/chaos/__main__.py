@@ -22,8 +22,9 @@ def main() -> None:
     if name not in MODULES:
         raise SystemExit(f"python -m benchmarks.chaos {'|'.join(MODULES)} [--help]")
     found = importlib.import_module(f"benchmarks.chaos.{MODULES[name]}")
-    parts = (found.__doc__, *found.EXPERIMENTS[name], found.table)
-    arguments.run(f"chaos {name}", *parts, words=sys.argv[2:])
+    settings, runs, measure = found.EXPERIMENTS[name]
+    words = sys.argv[2:]
+    arguments.run(f"chaos {name}", found.__doc__, settings, runs, measure, found.table, words)
 
 
 if __name__ == "__main__":

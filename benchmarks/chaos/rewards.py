@@ -31,6 +31,7 @@ from benchmarks.quickstart_run import (
 from benchmarks.runs import EveryStep, LentServer, lent_server
 from lrl.quickstart.task import correct
 from lrl.rewards import RewardPool
+from lrl.rewards.base import as_list
 from lrl.types import Prompt, Rollout
 
 NONE = "none"
@@ -41,8 +42,10 @@ SETTINGS: dict[str, Any] = {
     "timeout_s": (1.0, "of a call"),
     **arguments.of_training(lr=1e-4, steps=20),
 }
-HEADS = ("fault", "injected", "counted", "other failures", "retried", "replaced")
-HEADS += ("prompts trained; twice", "accuracy before, after", "seconds")
+HEADS = (
+    *("fault", "injected", "counted", "other failures", "retried", "replaced"),
+    *("prompts trained; twice", "accuracy before, after", "seconds"),
+)
 
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:
@@ -84,7 +87,7 @@ def train(server: LentServer, args: argparse.Namespace, run: Row) -> Row:
         reward, workers=2, timeout_s=args.timeout_s, memory_gib=1.0, max_failures=1.0
     )
     evaluation, trained = held_out(settings.steps), Trained()
-    evaluation.rewards = [correct]  # in a pool of its own: the fault is for the run alone
+    evaluation.rewards = as_list(correct)  # in a pool of its own: the fault is for the run alone
     folder = args.folder / run["fault"]
     started = time.monotonic()
     trainer = make_trainer(server, settings, [evaluation, trained], folder)

@@ -115,7 +115,7 @@ class Program:
 
     def collectives(self, mesh: DeviceMesh) -> int:
         backends = [group._get_backend(self.device) for group in mesh.get_all_groups()]
-        return sum(one._get_sequence_number_for_group() for one in backends)
+        return sum(one._get_sequence_number_for_group() for one in backends)  # type: ignore[attr-defined]
 
     def read(self, policy: Policy) -> None:
         policy.zero_grad()

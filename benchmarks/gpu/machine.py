@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -29,7 +29,7 @@ class Machine:
     """The ways of weights on it, the usual one first."""
     matrix_size = 512
     """Rows and columns of a matrix that fills the device."""
-    dtype = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """Of weights that it computes with fast."""
 
     @property

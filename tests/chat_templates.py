@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,6 +124,7 @@ SPECIAL = (
 )
 
 
+@cache
 def merging_tokenizer(template: str) -> PreTrainedTokenizerFast:
     """A tokenizer of 700 tokens that merges over words and lines, as `assistant` with the line
     behind it."""

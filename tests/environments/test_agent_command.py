@@ -78,7 +78,7 @@ def test_what_a_program_leaves_behind_ends_with_it_and_costs_no_reward(way: str)
     assert left() == []
 
 
-@pytest.mark.parametrize("way", LEAVING)
+@pytest.mark.parametrize("way", ["a daemon", "deaf"])
 def test_what_a_program_has_started_ends_with_its_episode(way: str) -> None:
     async def begin_and_end() -> None:
         command = [sys.executable, "-c", leaves(way, "time.sleep(600)")]

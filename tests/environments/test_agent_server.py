@@ -24,12 +24,12 @@ from tests.environments import agents
 from tests.environments.test_agent import ANSWER, DEADLINE_S
 
 USER = {"role": "user", "content": "go"}
-Address = dict[str, str]
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
+"""Sends a body; returns the status and the JSON of the answer."""
 
 
 def serve(
-    test: Callable[[Address, Ask, list[Any]], Awaitable[None]],
+    test: Callable[[Ask, list[Any]], Awaitable[None]],
     branches: bool = False,
     turn: Written = ANSWER,
 ) -> None:
@@ -45,26 +45,24 @@ def serve(
                 return turn
 
         server = server_of_this_process()
-        async with aiohttp.ClientSession() as session:
+        conversation = AgentConversation(Policy(), (), branches)
+        server.playing[conversation.key] = conversation
+        address = address_of(server.url, conversation.key)
+        key = {"Authorization": f"Bearer {address['api_key']}"}
+        async with aiohttp.ClientSession(headers=key) as session:
 
             async def ask(
-                url: str, body: Any = None, key: str = "", **headers: str
+                body: Any, path: str = "/chat/completions", **headers: str
             ) -> tuple[int, Any]:
-                sent = {name.replace("_", "-"): value for name, value in headers.items()}
-                sent["Authorization"] = f"Bearer {key}"
-                method = "GET" if body is None else "POST"
                 data = body if isinstance(body, str) else json.dumps(body)
-                async with session.request(method, url, data=data, headers=sent) as answer:
+                url = f"{address['base_url']}{path}"
+                async with session.post(url, data=data, headers=headers) as answer:
                     has_json = answer.content_type == "application/json"
                     return answer.status, await answer.json() if has_json else None
 
-            conversation = AgentConversation(Policy(), (), branches)
-            server.playing[conversation.key] = conversation
-            address = address_of(server.url, conversation.key)
-            await test(address, ask, told)
+            await test(ask, told)
             server.end(conversation.key)
-            url = f"{address['base_url']}/models"
-            assert (await ask(url, key=address["api_key"]))[0] == 410, "it ends with the episode"
+            assert (await ask({"messages": [USER]}))[0] == 410, "it ends with the episode"
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
@@ -72,22 +70,20 @@ def serve(
 def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> None:
     call = ToolCall("add", '{"a":' * 3000, "t0000c000")
 
-    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
-        status, answer = await ask(url, {"messages": [USER]}, key)
+    async def test(ask: Ask, told: list[Any]) -> None:
+        status, answer = await ask({"messages": [USER]})
         assert status == 200
         message = answer["choices"][0]["message"]
         assert message["tool_calls"][0]["function"]["arguments"] == call.arguments
-        assert (await ask(url, {"messages": [USER, message, USER]}, key))[0] == 200
+        assert (await ask({"messages": [USER, message, USER]}))[0] == 200
         assert told == [[USER], [USER]], "it continues the conversation"
 
     serve(test, branches=True, turn=Written("x", [1], (call,), "x"))
 
 
 def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
-    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
-        await ask(url, {"messages": [USER]}, key)
+    async def test(ask: Ask, told: list[Any]) -> None:
+        await ask({"messages": [USER]})
         said = {"role": "assistant", "content": ANSWER.content}
         own = {"role": "assistant", "content": "I say so"}
         history = [USER, said, USER]
@@ -100,18 +96,19 @@ def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
             ({"messages": history, "tools": [agents.ADD]}, "it does not continue"),
             ({"messages": history, "stream": True, "n": 3}, "`n` is 3"),
         ):
-            status, answer = await ask(url, body, key)
+            status, answer = await ask(body)
             assert status == 400 and why in answer["error"]["message"]
+        for route in ("/end", "/../../episodes"):
+            assert (await ask({"reward": 1}, route))[0] == 404, "only agents elsewhere do that"
         assert len(told) == 1
-        assert (await ask(url, {"messages": history}, key))[0] == 200
+        assert (await ask({"messages": history}))[0] == 200
         assert told[1] == [USER]
 
     serve(test)
 
 
 def test_a_request_continues_the_longest_history_that_says_the_same_and_else_begins_anew() -> None:
-    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
-        url, key = f"{address['base_url']}/chat/completions", address["api_key"]
+    async def test(ask: Ask, told: list[Any]) -> None:
         other = {"role": "user", "content": "stay"}
         spaced = {"role": "assistant", "content": f" {ANSWER.content}\n"}
         forged = {"role": "assistant", "content": "It is 6"}
@@ -129,25 +126,14 @@ def test_a_request_continues_the_longest_history_that_says_the_same_and_else_beg
             ([USER, spaced, other, spaced, USER], (), (2, [USER], ())),
         ]
         for messages, tools, expected in asked:
-            body = {"messages": messages, "tools": list(tools)}
-            assert (await ask(url, body, key))[0] == 200
+            assert (await ask({"messages": messages, "tools": list(tools)}))[0] == 200
             assert told[-1] == expected
         assert len(told) == len(asked)
-        again = await ask(url, {"messages": [system, USER]}, key, x_stainless_retry_count="2")
-        assert again[0] == 200
+        retried = {"x-stainless-retry-count": "2"}
+        assert (await ask({"messages": [system, USER]}, **retried))[0] == 200
         assert len(told) == len(asked), "a request that is sent again is no branch"
 
     serve(test, branches=True)
-
-
-def test_an_agent_of_this_process_takes_and_ends_no_episode() -> None:
-    async def test(address: Address, ask: Ask, told: list[Any]) -> None:
-        key, url = address["api_key"], address["base_url"]
-        root = url.partition(f"/{key}")[0]
-        for route in (f"{root}/episodes", f"{url}/end"):
-            assert (await ask(route, {"reward": 1}, key))[0] == 404
-
-    serve(test)
 
 
 @pytest.mark.parametrize(

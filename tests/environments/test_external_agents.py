@@ -17,30 +17,24 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
-from lrl.rollouts.policy_text import PolicyText
 from lrl.system.endpoint import Endpoint
 from lrl.types import Prompt, Rollout, Sampling
 from tests.certificates import self_signed
-from tests.chat_templates import CHATML, merging_tokenizer
+from tests.chat_templates import CHATML
 from tests.environments.here import of_run
 from tests.environments.test_lineages import no_rewards
 from tests.rollouts.episodes.test_branches import Sampler
+from tests.rollouts.episodes.test_observations import policy_of
 
 USER = {"role": "user", "content": "go"}
 KEY = "k" * 32
 DEADLINE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return merging_tokenizer(CHATML.template)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +91,6 @@ Play = Callable[..., ExternalAgents]
 
 
 def played(
-    tokenizer: PreTrainedTokenizerFast,
     folder: Path,
     work: Work,
     rollouts: list[Rollout],
@@ -109,15 +102,14 @@ def played(
 ) -> ExternalAgents:
     """Plays rollouts to their ends beside `work`, which is done outside, and scores them. From the
     first turn on, `later_timeout_s` is in the place of `turn_timeout_s`."""
-    ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
-    policy = PolicyText(tokenizer=tokenizer, ends=ends)
-    sampling = Sampling(n=len(rollouts), max_tokens=2000, stop_tokens=tuple(sorted(ends)))
+    policy = policy_of(CHATML)
+    sampling = Sampling(n=len(rollouts), max_tokens=2000, stop_tokens=tuple(sorted(policy.ends)))
     prompt = Prompt(id=0, token_ids=[], text="2+3=", columns={"answer": "5"})
     settings: Any = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": DEADLINE_S}
     played_by = of_run(Agent(port=0), max_turns=max_turns, max_turn_tokens=200, **settings)
     agents = played_by.external
     assert agents is not None
-    sampler = Sampler(len(tokenizer))
+    sampler = Sampler(len(policy.tokenizer))
 
     async def write(*words: Any, **how: Any) -> None:
         agents.turn_timeout_s = later_timeout_s or turn_timeout_s
@@ -149,8 +141,8 @@ def played(
 
 
 @pytest.fixture
-def play(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Play:
-    return partial(played, tokenizer, tmp_path)
+def play(tmp_path: Path) -> Play:
+    return partial(played, tmp_path)
 
 
 async def _is_listening(agents: ExternalAgents) -> None:

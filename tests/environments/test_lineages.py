@@ -13,10 +13,10 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -26,12 +26,12 @@ from lrl.environments import Agent, Message, ToolCall
 from lrl.rollouts.controller import score
 from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.policy_text import PolicyText
 from lrl.types import Group, Prompt, Rollout, Sampling
-from tests.chat_templates import CHATML, merging_tokenizer
+from tests.chat_templates import CHATML
 from tests.environments.agents import ADD
 from tests.environments.here import Here, of_run
 from tests.rollouts.episodes.test_branches import Sampler, trained_tokens
+from tests.rollouts.episodes.test_observations import policy_of
 from tests.rollouts.test_packing import pack
 
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object"}}}
@@ -132,23 +132,15 @@ async def no_rewards(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
             rollout.reward = sum(rollout.turn_rewards)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return merging_tokenizer(CHATML.template)
-
-
-def play(
-    tokenizer: PreTrainedTokenizerFast, plan: Any, seed: int, max_tokens: int, max_turns: int
-) -> tuple[Group, Sampler]:
-    ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
-    policy = PolicyText(tokenizer=tokenizer, ends=ends, skip_special_tokens=True)
-    sampler = CallingSampler(tokenizer, seed)
+def play(plan: Any, seed: int, max_tokens: int, max_turns: int) -> tuple[Group, Sampler]:
+    policy = replace(policy_of(CHATML), skip_special_tokens=True)
+    sampler = CallingSampler(policy.tokenizer, seed)
     host = Here(Agent(wander))
     played_by = of_run(host, max_turns=max_turns, max_turn_tokens=40, episode_timeout_s=60.0)
     episodes = Episodes(played_by, sampler.write, policy, sampler.find_calls)
     prompt = Prompt(id=0, token_ids=[], text="go", columns={"plan": plan})
     group = Group(index=0, prompt=prompt, rollouts=[Rollout() for _ in range(3)])
-    sampling = Sampling(n=3, max_tokens=max_tokens, stop_tokens=tuple(sorted(ends)))
+    sampling = Sampling(n=3, max_tokens=max_tokens, stop_tokens=tuple(sorted(policy.ends)))
 
     async def work() -> None:
         async with asyncio.timeout(60):
@@ -161,12 +153,12 @@ def play(
     return group, sampler
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(moves, st.integers(0, 1000), st.sampled_from([300, 5000]), st.sampled_from([4, 100]))
 def test_every_sampled_token_is_trained_in_one_place_or_counted_as_left_out(
-    tokenizer: PreTrainedTokenizerFast, plan: Any, seed: int, max_tokens: int, max_turns: int
+    plan: Any, seed: int, max_tokens: int, max_turns: int
 ) -> None:
-    group, sampler = play(tokenizer, plan, seed, max_tokens, max_turns)
+    group, sampler = play(plan, seed, max_tokens, max_turns)
     packer = Packer(64, GroupMean(), 1.0)
     found = trained_tokens(pack(packer, [group]))
     times = Counter(logprob for logprob, _ in found)
@@ -174,7 +166,7 @@ def test_every_sampled_token_is_trained_in_one_place_or_counted_as_left_out(
     for logprob, read in found:
         assert read == sampler.read[logprob]
     failed = [rollout for rollout in group.rollouts if rollout.failure]
-    assert all("the agent is broken" in rollout.failure for rollout in failed)
+    assert all("the agent is broken" in rollout.failure for rollout in failed), failed
     left_out = sampler.read.keys() - times.keys()
     scored = {logprob for rollout in group.scored for logprob in rollout.logprobs}
     if len(failed) < 2:

@@ -65,15 +65,18 @@ async def ending(work: Awaitable[Reply]) -> str:
 
 
 def test_many_episodes_of_one_process_know_nothing_of_one_another() -> None:
-    async def play(made: EnvironmentPool) -> list[Reply]:
+    async def play(made: EnvironmentPool) -> None:
         first, second = made.open(PROMPT), made.open(PROMPT)
         assert await first.begin() == await second.begin() == Reply("go 2", False, 0.0)
         await first.reply(say("a"))
         found = await asyncio.gather(first.reply(say("b")), second.reply(say("c")))
+        assert found == [Reply("go|a|b", False, 0.25), Reply("go|c", False, 0.25)]
         assert pid_of(made.workers), "there is one"
-        return list(found)
+        long = await first.reply(say("x" * 2_000_000))
+        assert len(long.observation) > 2_000_000
+        assert await second.reply(say("end")) == Reply("", True, 1.0)
 
-    assert run(play) == [Reply("go|a|b", False, 0.25), Reply("go|c", False, 0.25)]
+    run(play)
 
 
 BROKEN = {
@@ -102,7 +105,7 @@ def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode() -> None:
     async def play(made: EnvironmentPool) -> str:
         episode = made.open(PROMPT)
         await episode.begin()
-        await asyncio.sleep(4.0)  # the policy writes, for longer than the agent waits
+        await asyncio.sleep(1.5)  # the policy writes, for longer than the agent waits
         return await ending(episode.reply(say("go")))
 
     assert run(play, Agent(gives_up)) == str(Reply("", True, 0.5))
@@ -183,26 +186,9 @@ def test_an_environment_that_asks_for_two_turns_at_once_fails() -> None:
     assert "await one after the other" in last["failed"][1]
 
 
-@pytest.mark.parametrize("way", ["a daemon", "deaf"])  # `test_agent_command.py` has all
-def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
-    prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves(way)})
-
-    async def play(made: EnvironmentPool) -> None:
-        waits = made.open(prompt)
-        asks = asyncio.ensure_future(waits.begin())
-        while not left():
-            await asyncio.sleep(0.02)
-        waits.close()
-        asks.cancel()
-        while left():
-            await asyncio.sleep(0.02)
-        assert psutil.pid_exists(pid_of(made.workers))
-
-    run(play, Agent(runs))
-
-
-@pytest.mark.parametrize("ends", ["close", "kill"])
-def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
+@pytest.mark.parametrize("ends", ["its episode", "close", "kill"])
+def test_what_a_function_has_started_ends_with_its_episode_and_its_process(ends: str) -> None:
+    """`test_agent_command.py` has all ways to leave something behind."""
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves("a daemon")})
 
     async def play(made: EnvironmentPool) -> None:
@@ -213,19 +199,15 @@ def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
         if ends == "kill":
             os.kill(pid_of(made.workers), signal.SIGKILL)
             assert "SIGKILL" in await asks
+        if ends == "its episode":
+            one.close()
+            asks.cancel()
+            while left():
+                await asyncio.sleep(0.02)
+            assert psutil.pid_exists(pid_of(made.workers))
 
     run(play, Agent(runs))
     wait_for_none(left, 20.0, "what the function has started")
-
-
-def test_what_ends_an_episode_and_long_words_arrive() -> None:
-    async def play(made: EnvironmentPool) -> tuple[Reply, Reply]:
-        one = made.open(PROMPT)
-        await one.begin()
-        return await one.reply(say("x" * 2_000_000)), await one.reply(say("end"))
-
-    long, end = run(play)
-    assert len(long.observation) > 2_000_000 and end == Reply("", True, 1.0)
 
 
 def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:

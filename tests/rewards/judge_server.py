@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
+
+from tests.event_loop import run
 
 TEMPLATE = "Score it from 0 to 10.\n{response}"
 """The line before the form of the answer is the response, by which the server chooses its reply."""
@@ -51,24 +55,29 @@ class JudgeServer:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.asked: Counter[str] = Counter()  # by response
-        self.together: threading.Barrier | None = None  # for which all requests wait
-        self.released = threading.Event()
+        self.together = 0  # requests for which the first answer waits
+        self.released = asyncio.Event()
         self.url = ""
-        self._lock = threading.Lock()
 
     def reply_to(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Reply:
         response = body["messages"][-1]["content"].partition("\n\n")[0].splitlines()[-1]
-        with self._lock:
-            self.bodies.append(body)
-            self.headers.append(headers)
-            self.asked[response] += 1
-            script = self.replies.get(response, [self.usual])
-            reply = script[0] if len(script) == 1 else script.pop(0)
-        if not path.endswith(self.route):
-            return fails(404, f"no route {path}")
-        if self.together is not None:
-            self.together.wait(60)
-        return reply
+        self.bodies.append(body)
+        self.headers.append(headers)
+        self.asked[response] += 1
+        script = self.replies.get(response, [self.usual])
+        reply = script[0] if len(script) == 1 else script.pop(0)
+        return reply if path.endswith(self.route) else fails(404, f"no route {path}")
+
+    async def respond(self, request: web.BaseRequest) -> web.Response:
+        headers = {name.title(): value for name, value in request.headers.items()}
+        reply = self.reply_to(request.path, headers, await request.json())
+        while self.asked.total() < self.together:
+            await asyncio.sleep(0.01)
+        if reply == HANG:
+            await self.released.wait()
+        if reply in (HANG, CLOSE) and request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=reply.status or 200, text=reply.body, headers=reply.headers)
 
 
 class ScoreServer(JudgeServer):
@@ -76,45 +85,18 @@ class ScoreServer(JudgeServer):
     usual = gives(0.5)
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256  # connections at once; more would be tried again a second later
-
-
 @contextmanager
 def served(judge_server: JudgeServer | None = None) -> Iterator[JudgeServer]:
     judge_server = judge_server or JudgeServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            text = self.rfile.read(int(self.headers["Content-Length"]))
-            headers = {name.title(): value for name, value in self.headers.items()}
-            reply = judge_server.reply_to(self.path, headers, json.loads(text))
-            if reply == HANG:
-                judge_server.released.wait(60)
-            if reply in (HANG, CLOSE):
-                self.close_connection = True
-                return
-            self.send_response(reply.status)
-            content = reply.body.encode()
-            for name, value in (reply.headers | {"Content-Length": str(len(content))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *words: Any) -> None:
-            pass
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    judge_server.url = f"http://127.0.0.1:{server.server_port}"
+    server = RawTestServer(judge_server.respond)
+    run(server.start_server())
+    judge_server.url = f"http://127.0.0.1:{server.port}"
     try:
         yield judge_server
     finally:
-        judge_server.released.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        run(close(judge_server, server))
+
+
+async def close(judge_server: JudgeServer, server: RawTestServer) -> None:
+    judge_server.released.set()
+    await server.close()

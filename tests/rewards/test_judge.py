@@ -7,7 +7,6 @@ import asyncio
 import json
 import pickle
 import sys
-import threading
 
 import pytest
 import torch
@@ -238,11 +237,9 @@ def test_in_a_worker_a_group_is_judged_at_once_and_each_failure_has_its_name(ser
         "long": [fails(400, "too long")],
         "down": [fails(500)],
     }
-    server.together = threading.Barrier(6)
+    server.together = 6  # it answers none before all have come
     judge = judge_at(server.url, retries=0, timeout_s=60, deadline_s=60)
     with started([judge, odd_rewards.torch_is_loaded], 1, timeout_s=90.0, max_failures=1.0) as pool:
-        # The server answers none of the six before all have come; second tries come one by one.
-        server.together = threading.Barrier(6, action=lambda: setattr(server, "together", None))
         rollouts = scored(pool, "fine", "worst", "mute", "high", "long", "down")
         assert [rollout.reward for rollout in rollouts] == [0.7, 0.0, None, None, None, None]
         failed = {"judge_no_score": 2, "judge_refused": 1, "judge_failed": 1}
@@ -277,17 +274,15 @@ def score_server():
         yield made
 
 
-def test_without_a_chat_the_prompt_is_the_users_message(score_server):
-    assert score(RewardModel(url=score_server.url)) == 0.5
+def test_a_reward_model_reads_all_messages_of_a_chat_or_the_prompt_as_the_users(score_server):
+    reward = RewardModel(url=score_server.url)
+    assert score(reward) == 0.5
     messages = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]
     assert score_server.bodies == [{"messages": messages, "use_activation": False}]
-
-
-def test_a_pool_gives_it_all_messages_of_a_chat(score_server):
     system = {"role": "system", "content": "Be short."}
     prompt = Prompt(id=0, token_ids=[5, 6], text="2+2?", chat=Chat([system]))
-    with started([RewardModel(url=score_server.url)], 1, timeout_s=150.0, first=prompt):
-        assert score_server.bodies[0]["messages"] == [system, {"role": "assistant", "content": "0"}]
+    with started([reward], 1, timeout_s=150.0, first=prompt):
+        assert score_server.bodies[1]["messages"] == [system, {"role": "assistant", "content": "0"}]
 
 
 def test_the_score_is_that_of_the_label(score_server):

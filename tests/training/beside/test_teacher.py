@@ -65,12 +65,11 @@ class TeacherServer(JudgeServer):
             return Reply(200, json.dumps({"tokens": tokens, "max_model_len": 1024}), {})
         if path != "/v1/completions":
             return fails(404, f"no route {path}")
-        with self._lock:
-            self.bodies.append(body)
-            self.headers.append(headers)
-            reply = self.script[0] if self.script else None
-            if len(self.script) > 1:
-                self.script.pop(0)
+        self.bodies.append(body)
+        self.headers.append(headers)
+        reply = self.script[0] if self.script else None
+        if len(self.script) > 1:
+            self.script.pop(0)
         return reply or gives(*(positions(text) for text in body["prompt"]))
 
 

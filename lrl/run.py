@@ -160,7 +160,6 @@ class Run:
             def raise_if_hopeless() -> None:
                 bar.update(0)
                 self.raise_if_stopped()
-                members.raise_if_all_failed()
 
             fleet.start(raise_if_hopeless)
             members.admit(strategy.generators_of_other_nodes, raise_if_hopeless)

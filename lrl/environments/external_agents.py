@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -73,8 +72,7 @@ class ExternalAgents(AgentServer):
         assert self.agent.port is not None, "the agents are elsewhere"
         listener = endpoint.reserve_port(self.agent.port, "Agent.port")
         self._serving = asyncio.ensure_future(self.serve(listener, endpoint.identity()))
-        name = socket.gethostname() if endpoint.is_everywhere else ""
-        self.url = endpoint.url(listener.getsockname()[1], name)
+        self.url = endpoint.url(listener.getsockname()[1], endpoint.elsewhere)
         file = folder / FOLDER / FILE
         with best_effort("The address for agents", file):
             self._files = OwnerOnlyFolder(file.parent)

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -63,8 +63,9 @@ def join(
     settings = settings_here(spec, endpoint, client.location.url)
     if kind is Kind.GENERATOR:
         return JoiningGenerator(run, client, spec, settings=settings, devices=devices).run(number)
-    terms = client.terms(kind=kind)
-    return JoiningWorkers(run, client, spec, settings, workers=workers, terms=terms).run(number)
+    if not spec.terms:
+        raise NotRunning(f"{run} takes no workers.")
+    return JoiningWorkers(run, client, spec, settings, workers=workers).run(number)
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
@@ -269,12 +270,10 @@ class JoiningGenerator(JoinSession):
 @dataclass(eq=False)
 class JoiningWorkers(JoinSession):
     kind = Kind.WORKER
-    terms: dict[str, Any] = field(default_factory=dict)
-    """What they run, for each pool of the run."""
 
     @contextmanager
     def serve(self) -> Iterator[Location]:
-        server = WorkersServer(self.terms, self.workers, self.settings, self.client.token)
+        server = WorkersServer(self.spec.terms, self.workers, self.settings, self.client.token)
         try:
             server.start()
             yield server.location()

@@ -7,13 +7,13 @@ POST /run/<call>         a method of `Registry` that `CALLS` names; takes and re
 GET  /run/model/<name>   a file of the run's model
 """
 
+import contextlib
+import http.client
 import json
 import logging
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -22,9 +22,9 @@ from typing import Any
 from aiohttp import web
 
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
-from lrl.errors import ConfigError
-from lrl.system.auth import TokenClient, TokenServer
-from lrl.system.endpoint import Endpoint, Location, is_loopback
+from lrl.errors import ConfigError, NoAnswer, NotRunning
+from lrl.system.auth import TokenServer, bearer
+from lrl.system.endpoint import Endpoint, Location, connect
 from lrl.system.processes import ProcessIdentity
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"
 """What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
 is started with the first takes it as its token."""
 
+ANSWER_S = 10.0
 LEASE_S = 10.0
 """Seconds of silence after which a member has ended; it speaks twice a second."""
 PIECE_BYTES = 2**20
@@ -94,6 +95,8 @@ class JoinSpec:
     """Variables that all ends of a transfer must have alike (`Transport.common_environment`)."""
     serves_model: bool = False
     """Whether `model` is a folder, whose files the run gives to other machines."""
+    terms: dict[str, Any] = field(default_factory=dict)
+    """What workers run, for each pool of the run; empty if it takes none."""
     owner: ProcessIdentity = field(default_factory=ProcessIdentity)
     """The run's process."""
 
@@ -142,7 +145,6 @@ def _member(fields: dict[str, Any]) -> Member:
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "spec": lambda fields: JoinSpec(**fields | {"owner": ProcessIdentity(**fields["owner"])}),
-    "terms": dict,
     "model": dict,
     "joined": list,
     "claim": int,
@@ -164,14 +166,10 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 
 
 class Registry:
-    """The members of a run, which must meet `spec`. Any thread may call any method.
+    """The members of a run, which must meet `spec`. Any thread may call any method."""
 
-    `terms` returns what workers must know, as JSON; None if the run takes none.
-    """
-
-    def __init__(self, spec: JoinSpec, terms: Callable[[], dict[str, Any]] | None = None) -> None:
+    def __init__(self, spec: JoinSpec) -> None:
         self._spec = spec
-        self._terms = terms
         self._members: dict[tuple[Kind, int], Member] = {}
         # The run's own generators have the numbers before.
         self._first = {Kind.GENERATOR: spec.generators, Kind.WORKER: 0}
@@ -180,12 +178,6 @@ class Registry:
 
     def spec(self) -> JoinSpec:
         return self._spec
-
-    def terms(self, kind: Kind) -> dict[str, Any]:
-        """Returns what workers must know; raises LookupError if the run takes no such member."""
-        if kind is not Kind.WORKER or self._terms is None:
-            raise LookupError(f"the run takes no {kind}s")
-        return self._terms()
 
     def model(self) -> dict[str, int]:
         """Returns the bytes of the files at the top of the model's folder, by name; none if the
@@ -273,16 +265,8 @@ class RegistryServer(TokenServer):
 
     @property
     def elsewhere(self) -> Location:
-        """Its location for other machines.
-
-        A server that listens on all addresses is reached where the ranks of several nodes meet, or
-        by this machine's name.
-        """
-        if not self.endpoint.is_everywhere:
-            return self.location()
-        meeting = os.environ.get("MASTER_ADDR", "")
-        named = meeting and not is_loopback(meeting)
-        return self.location(meeting if named else socket.gethostname())
+        """Its location for other machines."""
+        return self.location(self.endpoint.elsewhere)
 
     async def _answer(self, request: web.Request) -> web.Response:
         run_id = self.registry.spec().run_id
@@ -306,23 +290,46 @@ class RegistryServer(TokenServer):
         return web.FileResponse(path, chunk_size=PIECE_BYTES)
 
 
-class RunClient(TokenClient):
+@dataclass
+class RunClient:
     """The registry of a live run, from another process: has the methods of `CALLS`, whose arguments
-    are given by name. They raise what `TokenClient.request` does."""
+    are given by name. They raise what `request` does."""
 
-    def __init__(self, location: Location, token: str) -> None:
-        super().__init__(
-            location,
-            token,
-            "The run",
-            "It may have ended, or this machine does not reach it there: strategy.server.host must "
-            "be an address that other machines reach.",
-        )
+    location: Location
+    token: str = field(repr=False)
 
     def __getattr__(self, call: str) -> Callable[..., Any]:
         if call not in CALLS:
             raise AttributeError(call)
-        return lambda **words: CALLS[call](self.ask("POST", f"/run/{call}", words))
+
+        def ask(**words: Any) -> Any:
+            with self.request("POST", f"/run/{call}", words) as response:
+                return CALLS[call](json.loads(response.read()))
+
+        return ask
+
+    @contextlib.contextmanager
+    def request(
+        self, method: str, route: str, body: Any = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Opens the response to a request with this JSON; raises NoAnswer if nothing is sent for
+        `ANSWER_S`, and NotRunning for another status than 200."""
+        url, headers = self.location.url, {"Authorization": bearer(self.token)}
+        headers["Content-Type"] = "application/json"
+        with contextlib.closing(connect(self.location, ANSWER_S)) as connection:
+            try:
+                connection.request(method, route, json.dumps(body, default=asdict), headers)
+                response = connection.getresponse()
+                if response.status != http.client.OK:
+                    why = response.read().decode(errors="replace")
+                    raise NotRunning(f"The run, {url}, responded {response.status}: {why}")
+                yield response
+            except (OSError, http.client.HTTPException) as error:
+                raise NoAnswer(
+                    f"The run does not answer at {url} ({error!r}). It may have ended, or this "
+                    "machine does not reach it there: strategy.server.host must be an address that "
+                    "other machines reach."
+                ) from error
 
     def fetch_model(self, folder: Path, interrupted: Callable[[], None] = lambda: None) -> None:
         """Copies the run's model into `folder`; `interrupted` may raise between pieces."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
@@ -25,7 +25,7 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
-from lrl.members.launched import ATTEMPTS, LaunchedMembers
+from lrl.members.launched import LaunchedMembers
 from lrl.members.registry import (
     JoinSpec,
     Kind,
@@ -103,29 +103,21 @@ class RunMembers:
     def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
         """Waits until so many members have joined, for `server.start_timeout_s` at most; calls
         `interrupted`, which may raise, at every look. Raises ServerError if a launcher was to start
-        them, and none has joined by then, or each job has failed several times."""
-        limit = f"within server.start_timeout_s={self.settings.start_timeout_s:g}"
+        them, and none has joined by then."""
         end = time.monotonic() + self.settings.start_timeout_s
         while (joined := len(self.registry.joined(kind))) < wanted:
             interrupted()
-            self.raise_if_all_failed()
             if time.monotonic() > end:
                 for launched in self.launched:
                     if launched.kind is kind and not joined:
-                        raise self._no_member_error(launched, limit)
+                        raise self._no_member_error(launched)
                 log.warning(
-                    "Only %d of %d %ss have joined %s; the run begins. Their output says why.",
-                    *(joined, wanted, kind, limit),
+                    "Only %d of %d %ss have joined within server.start_timeout_s=%g; the run begins. "
+                    "Their output says why.",
+                    *(joined, wanted, kind, self.settings.start_timeout_s),
                 )
                 return
             time.sleep(POLL_S)
-
-    def raise_if_all_failed(self) -> None:
-        """Raises ServerError if all jobs of a launcher have failed several times, and none
-        serves."""
-        for launched in self.launched:
-            if launched.all_failed and not self.registry.joined(launched.kind):
-                raise self._no_member_error(launched, f"in {ATTEMPTS} attempts")
 
     def close(self) -> None:
         """Tells members that the run ends, and ends the launchers' jobs."""
@@ -138,12 +130,16 @@ class RunMembers:
         with best_effort("The end of the run", self.folder):
             remove_run_file(self.folder)
 
-    def _no_member_error(self, launched: LaunchedMembers, when: str) -> ServerError:
+    def _no_member_error(self, launched: LaunchedMembers) -> ServerError:
+        limit_s = self.settings.start_timeout_s
         kind, name = launched.kind, type(launched.launcher).__name__
         found = [each.why for each in self.registry.members(kind) if each.status is Status.REFUSED]
         words = found[-1] if found else launched.last_words
         cause = f" The last one ended with:\n{words}" if words else ""
-        return ServerError(f"{SETTINGS[kind]} {name}: no {kind} has joined {when}.{cause}")
+        return ServerError(
+            f"{SETTINGS[kind]} {name}: no {kind} has joined within server.start_timeout_s="
+            f"{limit_s:g}.{cause}"
+        )
 
 
 async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
@@ -317,8 +313,8 @@ def make_members(run: Run, fleet: Fleet) -> RunMembers:
         pools.append(data.environment.workers)
     workers = Members(*pools) if pools else None
     settings, folder = strategy.settings_of(run), run_folder(run.trainer)
-    spec = join_spec(run, generators=len(fleet.generators))
-    registry = Registry(spec, None if workers is None else workers.terms)
+    spec = join_spec(run, len(fleet.generators), {} if workers is None else workers.terms())
+    registry = Registry(spec)
     server = RegistryServer(registry, settings, strategy.token, strategy.join_port)
     client, launched = RunClient(server.elsewhere, server.token), []
     if (launcher := strategy.generator_launcher) is not None:
@@ -333,8 +329,8 @@ def make_members(run: Run, fleet: Fleet) -> RunMembers:
     return RunMembers(fleet, workers, launched, settings=settings, folder=folder, server=server)
 
 
-def join_spec(run: Run, generators: int) -> JoinSpec:
-    """Returns what a joining generator must share with the `generators` that the run starts."""
+def join_spec(run: Run, generators: int, terms: dict[str, Any]) -> JoinSpec:
+    """Returns what a member must share with the run, which starts so many generators."""
     model, transport = run.policy.policy_folder, run.strategy.choose_transport()
     return JoinSpec(
         model=os.path.abspath(model) if os.path.exists(model) else model,
@@ -346,4 +342,5 @@ def join_spec(run: Run, generators: int) -> JoinSpec:
         seed=run.strategy.seed_of(run),
         environment=transport.common_environment(os.environ),
         serves_model=os.path.isdir(model),
+        terms=terms,
     )

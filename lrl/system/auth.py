@@ -8,23 +8,19 @@ user can read: other users can read a command line and a log.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import http.client
-import json
 import logging
 import os
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from lrl.errors import ConfigError, NoAnswer, NotRunning
-from lrl.system.endpoint import Endpoint, Location, connect
+from lrl.errors import ConfigError
+from lrl.system.endpoint import Endpoint, Location
 from lrl.system.event_loop import LoopThread
 
 if TYPE_CHECKING:
@@ -38,7 +34,6 @@ REJECTION = (
     '{"error": "This server belongs to a run of lrl and answers only with the token of that run."}'
 )
 START_S = 30.0
-ANSWER_S = 10.0
 
 log = logging.getLogger(__name__)
 """Of all servers of lrl: nothing of malformed requests, which anybody can send, and whose errors
@@ -129,45 +124,6 @@ class TokenServer:
         if request.path not in self._open_paths and not is_allowed(request.raw_headers, self.token):
             raise web.HTTPUnauthorized(text=REJECTION, content_type="application/json")
         return await handler(request)
-
-
-@dataclass
-class TokenClient:
-    """Requests to a server of a run, from another process."""
-
-    location: Location
-    token: str = field(repr=False)
-    name: str
-    """What serves, for errors."""
-    hint: str
-    """What to do if it does not answer."""
-
-    @contextlib.contextmanager
-    def request(
-        self, method: str, route: str, body: Any = None
-    ) -> Iterator[http.client.HTTPResponse]:
-        """Opens the response to a request with this JSON; raises NoAnswer if nothing is sent for
-        `ANSWER_S`, and NotRunning for another status than 200."""
-        url, headers = self.location.url, {"Authorization": bearer(self.token)}
-        text = None if body is None else json.dumps(body, default=asdict)
-        headers["Content-Type"] = "application/json"
-        with contextlib.closing(connect(self.location, ANSWER_S)) as connection:
-            try:
-                connection.request(method, route, text, headers)
-                response = connection.getresponse()
-                if response.status != http.client.OK:
-                    why = response.read().decode(errors="replace")
-                    raise NotRunning(f"{self.name}, {url}, responded {response.status}: {why}")
-                yield response
-            except (OSError, http.client.HTTPException) as error:
-                raise NoAnswer(
-                    f"{self.name} does not answer at {url} ({error!r}). {self.hint}"
-                ) from error
-
-    def ask(self, method: str, route: str, body: Any = None) -> Any:
-        """Returns the JSON of the response to a request; see `request`."""
-        with self.request(method, route, body) as response:
-            return json.loads(response.read())
 
 
 def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:

@@ -8,6 +8,7 @@ before a server starts.
 import contextlib
 import http.client
 import ipaddress
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -117,6 +118,15 @@ class Endpoint:
         with contextlib.suppress(ValueError):  # a name
             return ipaddress.ip_address(self.host or "0.0.0.0").is_unspecified
         return False
+
+    @property
+    def elsewhere(self) -> str:
+        """The address for other machines: `host`, or if that is every address, where the ranks of
+        several nodes meet, or this machine's name."""
+        if not self.is_everywhere:
+            return self.host
+        meeting = os.environ.get("MASTER_ADDR", "")
+        return meeting if meeting and not is_loopback(meeting) else socket.gethostname()
 
     @property
     def _host_from_here(self) -> str:

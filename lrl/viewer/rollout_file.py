@@ -144,8 +144,6 @@ class RolloutIndex:
     groups: list[GroupLines] = field(default_factory=list)
     revision: int = 0
     """Grows with every change of `groups`."""
-    unreadable: int = 0
-    """Lines between groups that are part of no whole one."""
     cut_short: bool = False
     """Whether the file ends within a group: it is being written, or the run was killed then."""
     _inode: int = 0
@@ -158,7 +156,7 @@ class RolloutIndex:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._end:
                 self._inode = status.st_ino
-                self._end = self.unreadable = 0
+                self._end = 0
                 self.groups = []
                 self.revision += 1
             file.seek(self._end)
@@ -167,10 +165,9 @@ class RolloutIndex:
     def _read(self, file: BinaryIO) -> None:
         """Adds the whole groups after `_end`."""
         group: GroupLines | None = None
-        lines = to_come = 0
+        to_come = 0
         at = self._end
         for line in file:
-            lines += 1
             if line.startswith(GROUP):
                 group = _group(line, at)
                 to_come = 1 + len(group.shown["responses"]) if group else 0
@@ -180,11 +177,10 @@ class RolloutIndex:
                 group = None
             at += len(line)
             if group is not None and not to_come:
-                self.unreadable += lines - 2 - len(group.shown["responses"])
                 group.end = self._end = at
                 self.groups.append(group)
                 self.revision += 1
-                group, lines = None, 0
+                group = None
         self.cut_short = at > self._end
 
     def find(self, wanted: Wanted, order: str) -> list[GroupLines]:

@@ -145,22 +145,7 @@ def overview(index: RolloutIndex) -> dict[str, Any]:
         "most_reward": max(every, default=0.0),
         "failures": failures,
         "finish_reasons": finish_reasons,
-        "notes": notes(index),
     }
-
-
-def notes(index: RolloutIndex) -> list[str]:
-    """Returns what a reader should know about the file."""
-    found = []
-    if index.cut_short:
-        found.append(
-            "The last group is not whole: it is being written, or the run was killed then."
-        )
-    if index.unreadable:
-        count = index.unreadable
-        lines = f"{count} lines of {index.path.name} are" if count > 1 else "One line is"
-        found.append(f"{lines} no part of a whole group.")
-    return found
 
 
 def _json(content: dict[str, Any]) -> web.Response:

@@ -254,7 +254,7 @@ def servers_of_a_run(
         trainer=SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(folder)),
     )
     servers = strategy.make_servers(run)
-    return [seed_of(server.command()) for server in servers], join_spec(run, generators=2).seed
+    return [seed_of(server.command()) for server in servers], join_spec(run, 2, {}).seed
 
 
 def test_seed_everything_reaches_the_generators_and_a_resume_goes_on_with_other_numbers(

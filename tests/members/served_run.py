@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
@@ -26,9 +25,8 @@ def served(
     spec: JoinSpec,
     folder: Path | None = None,
     token: str = TOKEN,
-    terms: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[RegistryServer]:
-    server = RegistryServer(Registry(spec, terms), Endpoint(), token)
+    server = RegistryServer(Registry(spec), Endpoint(), token)
     try:
         if folder is not None:
             write_run_file(folder, server)

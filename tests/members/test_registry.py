@@ -12,6 +12,7 @@ import pytest
 
 from lrl.errors import NoAnswer, NotRunning
 from lrl.members import registry as registry_module
+from lrl.members.join import join
 from lrl.members.registry import (
     CALLS,
     LEASE_S,
@@ -33,7 +34,7 @@ SOMEWHERE = Location("http://127.0.0.1:1")
 
 @pytest.fixture
 def server() -> Iterator[RegistryServer]:
-    with served(spec_of(), terms=lambda: TERMS) as found:
+    with served(spec_of(terms=TERMS)) as found:
         yield found
 
 
@@ -56,7 +57,6 @@ def test_a_run_tells_its_requirements_as_they_are_and_serves_no_model_that_has_a
     server: RegistryServer, tmp_path: Path
 ) -> None:
     assert client_of(server).spec() == server.registry.spec()
-    assert client_of(server).terms(kind=Kind.WORKER) == TERMS
     client_of(server).fetch_model(tmp_path / "copy")
     assert list((tmp_path / "copy").iterdir()) == []
 
@@ -145,12 +145,12 @@ def test_a_member_that_has_ended_with_the_run_stays_so(server: RegistryServer, k
     assert server.registry.change(kind, number, status=Status.SERVING).status is Status.ENDED
 
 
-def test_a_run_without_work_for_them_takes_no_workers() -> None:
-    with (
-        served(spec_of()) as server,
-        pytest.raises(NotRunning, match="409.*the run takes no workers"),
-    ):
-        client_of(server).terms(kind=Kind.WORKER)
+def test_a_run_without_work_for_them_takes_no_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
+    with served(spec_of()) as server, pytest.raises(NotRunning, match="takes no workers"):
+        join(server.location().url, Kind.WORKER)
 
 
 NO_WORDS: list[Any] = [{}, [1], {"kind": "judge"}, {"number": "one"}, {"location": 1}, {"more": 1}]

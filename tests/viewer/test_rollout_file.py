@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lrl.viewer.rollout_file import RolloutIndex, Wanted, append, truncate
-from lrl.viewer.server import notes
 from tests.viewer.made_run import lines, rollout
 
 GROUPS = [lines(step, 7 + step, [rollout("12"), rollout("9", 0.0)]) for step in range(4)]
@@ -31,7 +30,7 @@ def test_a_run_that_was_killed_in_the_middle_of_a_line_keeps_its_whole_groups(
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(GROUPS)[:-lost])
     index = index_of(path)
-    assert steps_of(index) == [0, 1, 2] and index.cut_short and not index.unreadable
+    assert steps_of(index) == [0, 1, 2] and index.cut_short
     found = index.read(2, 9)
     assert found is not None and "".join(found["responses"][0]["texts"]) == "12"
     assert index.read(3, 10) is None
@@ -43,16 +42,15 @@ def test_lines_behind_half_a_line_are_read(tmp_path: Path) -> None:
     path.write_text(GROUPS[0] + GROUPS[1][:-30])
     append(path, GROUPS[2])
     index = index_of(path)
-    assert steps_of(index) == [0, 2] and not index.cut_short and index.unreadable == 4
+    assert steps_of(index) == [0, 2] and not index.cut_short
 
 
 @pytest.mark.parametrize("new", ['"answers": [', '"responses": '])
-def test_a_broken_group_is_counted_and_left_out(new: str, tmp_path: Path) -> None:
+def test_a_broken_group_is_left_out(new: str, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     path.write_text(GROUPS[0] + GROUPS[1].replace('"responses": [', new, 1) + GROUPS[2])
     index = index_of(path)
     assert steps_of(index) == [0, 2] and not index.cut_short
-    assert notes(index) == ["4 lines of rollouts.jsonl are no part of a whole group."]
     assert truncate(path, step=2) == 1, "a run resumes beside it"
 
 

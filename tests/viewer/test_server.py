@@ -78,7 +78,6 @@ def test_the_overview_counts_rewards_and_failures_by_kind(served: Served) -> Non
     assert found["steps"] == [[0, 1.0], [1, 0.75]]
     assert (found["least_reward"], found["most_reward"]) == (0.0, 1.5)
     assert found["failures"] == {"nan": 1} and found["finish_reasons"] == {"stop": 3, "failed": 1}
-    assert found["notes"] == []
 
 
 def test_a_group_has_its_turns_and_what_the_environment_wrote_is_context(served: Served) -> None:
@@ -116,18 +115,16 @@ def test_a_broken_line_is_an_answer_that_says_so_and_the_rest_is_shown(served: S
     assert status == 422 and f"{served.path} is no JSON" in body.decode()
 
 
-def test_a_live_run_is_seen_to_grow_and_half_a_group_is_a_note(served: Served) -> None:
+def test_a_live_run_is_seen_to_grow_by_whole_groups(served: Served) -> None:
     before = served.json("/api/run")["revision"]
     assert served.json(f"/api/run?revision={before}") == {"revision": before}
     text = lines(2, 2, [rollout("11")])
     with served.path.open("a") as file:
         file.write(text[:-20])
-    found = served.json("/api/run")
-    assert found["groups"] == 2 and "not whole" in found["notes"][0]
+    assert served.json("/api/run")["groups"] == 2
     with served.path.open("a") as file:
         file.write(text[-20:])
-    found = served.json(f"/api/run?revision={before}")
-    assert found["groups"] == 3 and found["notes"] == []
+    assert served.json(f"/api/run?revision={before}")["groups"] == 3
 
 
 def test_the_page_asks_nobody_else_and_never_makes_html_of_a_text() -> None:

@@ -374,7 +374,6 @@ function drawHead() {
   $("name").textContent = visible(run.name);
   document.title = `${run.name} · lrl view`;
   $("counts").textContent = `${run.responses.toLocaleString("en")} rollouts of ${run.steps.length.toLocaleString("en")} steps`;
-  $("notes").textContent = run.notes.join(" ");
   const ends = $("filters").elements.end;
   const options = [["", "any way"]];
   for (const [kind, count] of Object.entries(run.failures)) options.push([`failure=${kind}`, `failed: ${kind} (${count})`]);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import shutil
 import subprocess
 import tempfile
@@ -45,13 +44,10 @@ class Page:
             raise RuntimeError(f"{method}: {answer['error']}")
         return answer["result"]
 
-    def open(self, url: str, width: int, height: int, dark: bool = False) -> None:
+    def open(self, url: str, width: int, height: int) -> None:
         """Opens an address in a window of this size, in pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url="about:blank")  # the same address again is no new page
         self.call("Page.navigate", url=url)
         self.wait("document.documentElement !== null && document.readyState == 'complete'")
 
@@ -72,14 +68,6 @@ class Page:
                 raise TimeoutError(f"{condition} is not true after {DEADLINE_S:g} s")
             time.sleep(0.05)
         return value
-
-    def point(self, x: float, y: float) -> None:
-        """Moves the pointer there."""
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def picture(self) -> bytes:
-        """Returns what is in the window, as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
 
 @contextmanager

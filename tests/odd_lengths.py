@@ -29,9 +29,3 @@ def odd_lengths_of_even_sums(
     if int(answer) % 2:
         return 0.0
     return float(len(response)) if len(response) % 2 else float("nan")
-
-
-def nan_if_long(prompt: str, response: str, *, num_tokens: int, **columns: object) -> float:
-    """1 for an answer of a token or two, as the trial before a run makes one up, else no reward at
-    all."""
-    return 1.0 if num_tokens < 3 else float("nan")

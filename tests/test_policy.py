@@ -18,13 +18,9 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GraniteConfig,
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
-    Qwen2Config,
 )
 
 from lrl.objectives import (
@@ -73,63 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
 
 
-def sequence_logprobs(policy: PolicyModule, batches: list[MicroBatch]) -> list[torch.Tensor]:
-    """Returns the log-probs of each response, in an order that does not depend on packing."""
-    found = []
-    for batch in batches:
-        logprobs = policy(batch).detach()
-        for number in range(batch.num_sequences):
-            here = batch.sequence_ids == number
-            found.append((batch.input_ids[here].tolist(), logprobs[here & batch.mask]))
-    return [logprobs for _, logprobs in sorted(found, key=lambda pair: pair[0])]
-
-
 # ---- log-probs
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packing_does_not_change_logprobs(folder: str, attention: str) -> None:
-    policy = opened(folder, attention=attention)
-    alone = sequence_logprobs(policy, pack(GROUPS, 1))
-    for budget in (48, 100, 10_000):
-        packed = sequence_logprobs(policy, pack(GROUPS, budget))
-        for one, other in zip(alone, packed, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        LlamaConfig(**SIZES, initializer_range=0.3, tie_word_embeddings=True),
-        Qwen2Config(**SIZES, initializer_range=0.3),
-        Gemma2Config(**SIZES, head_dim=8, initializer_range=0.3, final_logit_softcapping=2.0),
-        GraniteConfig(**SIZES, initializer_range=0.3, logits_scaling=8.0),
-    ],
-    ids=["llama_tied", "qwen2", "gemma2", "granite"],
-)
-def test_logprobs_are_the_models_own(tmp_path: Path, config: PreTrainedConfig) -> None:
-    folder = save_model(tmp_path, config)
-    policy = opened(folder)
-    theirs = AutoModelForCausalLM.from_pretrained(folder)
-    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
-    with torch.no_grad():
-        logits = theirs(torch.tensor([tokens])).logits[0, :-1]
-    expected = logits.log_softmax(-1)[torch.arange(7), torch.tensor(tokens[1:])]
-    torch.testing.assert_close(
-        torch.tensor(policy.prompt_logprobs(tokens)), expected, atol=1e-5, rtol=1e-5
-    )
-
-
-def test_logits_are_divided_by_the_sampling_temperature(folder: str) -> None:
-    policy = opened(folder)
-    (batch,) = pack(GROUPS, 10_000, temperature=0.5)
-    sequence = batch.input_ids[batch.sequence_ids == 0]
-    with torch.no_grad():
-        logits = policy.network(sequence[None]).logits[0]
-    here = (batch.sequence_ids == 0) & batch.mask
-    expected = (logits / 0.5).log_softmax(-1)[-1 - int(here.sum()) : -1]
-    expected = expected.gather(-1, batch.labels[here][:, None]).squeeze(-1)
-    torch.testing.assert_close(policy(batch).detach()[here], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_with_unknown_logit_changes_is_refused(
@@ -426,40 +366,6 @@ def test_sent_weights_are_the_checkpoints(tmp_path: Path, config: PreTrainedConf
     assert ("lm_head.weight" in weights) is not config.tie_word_embeddings
     assert weights.keys() == stored.keys()
     assert all(torch.equal(weights[name], stored[name]) for name in stored)
-
-
-def test_an_export_is_the_policy(folder: str, tmp_path: Path) -> None:
-    policy = opened(folder)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.01)
-    policy.export(tmp_path)
-    tokens = [3, 1, 4, 1, 5]
-    assert opened(str(tmp_path)).prompt_logprobs(tokens) == policy.prompt_logprobs(tokens)
-    assert (tmp_path / "tokenizer.json").exists()
-
-
-def test_learning_rate_and_moments_resume(folder: str, tmp_path: Path) -> None:
-    steps = [FakeStep(pack(GROUPS))] * 4
-    settings = {"lr": 1e-2, "schedule": "linear"}
-    whole, first, second = (PolicyModule(folder, **settings) for _ in range(3))
-    trainer(max_steps=4).fit(whole, Steps(steps))
-    half = trainer(max_steps=4, callbacks=[StopAfter(2)])
-    half.fit(first, Steps(steps))
-    half.save_checkpoint(tmp_path / "half.ckpt")
-    resumed = trainer(max_steps=4)
-    resumed.fit(second, Steps(steps), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
-    assert resumed.global_step == 4
-    for (_, one), (_, other) in zip(whole.whole_weights(), second.whole_weights(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-class StopAfter(L.Callback):
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        trainer.should_stop = trainer.global_step >= self.steps
 
 
 def test_a_logged_number_stays_on_the_cpu_and_every_setting_reaches_lightning(

@@ -9,7 +9,6 @@ Covers lrl/errors.py.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -51,38 +50,33 @@ def readers_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as a console script: Python's path begins with the script's folder, not the
-    current one."""
-    script = folder / "bin" / "lrl"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(UP_TO_A_SERVER)
-    command = [sys.executable, str(script), *words]
+def run(folder: Path, script: str, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in the folder: Python's path begins with the script's own folder."""
+    (folder / script).parent.mkdir(exist_ok=True)
+    (folder / script).write_text(text)
+    command = [sys.executable, script, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540)
 
 
-def test_the_recipe_for_a_users_own_task_is_short_and_works_unchanged(readers_folder: Path) -> None:
-    assert COMMAND is not None and len(FILES["own.yaml"].splitlines()) <= 15
-    done = lrl(readers_folder, *COMMAND[1].split())
-    assert "a server would start here" in done.stdout, done.stderr[-3000:]
-    assert "\r" not in done.stderr, "without a terminal no bar fills the log"
+MINE = """
+import lrl
+
+class Keyword(lrl.rewards.Reward):
+    def __call__(self, prompt, response, **columns):
+        return 1.0
+"""
 
 
-def test_a_class_and_functions_of_the_current_folder_are_found_also_by_the_reward_workers(
+def test_the_recipe_for_a_users_own_task_is_short_and_works_and_classes_beside_it_are_found(
     readers_folder: Path,
 ) -> None:
-    (readers_folder / "mine.py").write_text(
-        "import json\nimport lrl\n\n"
-        "class Keyword(lrl.rewards.Reward):\n"
-        "    def __call__(self, prompt, response, **columns):\n        return 1.0\n\n"
-        "def rows():\n    return [json.loads(line) for line in open('problems.jsonl')]\n\n"
-        "def model():\n    return 'policy'\n"
-    )
-    rewards = json.dumps(["rewards:right", {"class_path": "mine.Keyword"}])
-    words = ["fit", "--config", "own.yaml", "--model.model", "mine.py:model"]
-    words += ["--data.prompts", "mine:rows", "--data.rewards", rewards]
-    done = lrl(readers_folder, *words)
+    """By a console script, whose folder is not the current one, and by the reward workers."""
+    assert COMMAND is not None and len(FILES["own.yaml"].splitlines()) <= 15
+    (readers_folder / "mine.py").write_text(MINE)
+    words = [*COMMAND[1].split(), "--data.rewards+", "mine.Keyword"]
+    done = run(readers_folder, "bin/lrl", UP_TO_A_SERVER, *words)
     assert "a server would start here" in done.stdout, done.stderr[-3000:]
+    assert "\r" not in done.stderr, "without a terminal no bar fills the log"
 
 
 SCRIPT = """
@@ -99,17 +93,11 @@ if __name__ == "__main__":
 """
 
 
-def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(text)
-    command = [sys.executable, "train.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540)
-
-
 def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
     readers_folder: Path,
 ) -> None:
     wrong = SCRIPT.replace("groups_per_step=4", "groups_per_step=40")
-    done = run_script(wrong, readers_folder)
+    done = run(readers_folder, "train.py", wrong)
     message = "groups_per_step is 40, and problems has 16"
     errors = done.stderr[done.stderr.index("lrl: error:") :]
     assert done.returncode == 1 and message in errors, done.stderr

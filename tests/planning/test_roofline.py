@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
@@ -36,7 +34,6 @@ STREAMRL_7B = {
     "num_hidden_layers": 28,
     "vocab_size": 152064,
 }
-POWERS = st.integers(0, 3).map(lambda power: 2**power)
 
 
 LLAMA = shape(LLAMA_8B)
@@ -65,17 +62,6 @@ def test_decoding_follows_the_measured_curve_within_ten_percent() -> None:
     costs = generator("8xH800", shape=read_shape(STREAMRL_7B))
     for batch, ms in FIGURE_6.items():
         assert 1e3 * costs.decode_s(batch, batch * 1000) == pytest.approx(ms, rel=0.1), batch
-
-
-@settings(deadline=None)
-@given(st.integers(1, 2000), st.integers(0, 10**6), POWERS)
-def test_decoding_grows_with_responses_and_context_and_batching_gains(
-    n: int, context: int, tp: int
-) -> None:
-    costs = generator(tp=tp)
-    assert costs.decode_s(n + 1, context) >= costs.decode_s(n, context)
-    assert costs.decode_s(n, context + 1000) > costs.decode_s(n, context)
-    assert costs.decode_s(n + 1, context) / (n + 1) < costs.decode_s(n, context) / n
 
 
 def test_training_holds_sixteen_bytes_a_parameter_over_all_its_shards() -> None:

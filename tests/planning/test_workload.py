@@ -37,14 +37,6 @@ def test_a_lognormal_has_its_mean_after_the_cut(mean: float, times: float, sigma
     assert lengths.longest <= mean * times and min(lengths.values) >= 1
 
 
-def test_a_steps_lengths_have_the_distributions_mean_and_the_longest_grows_with_their_number() -> (
-    None
-):
-    lengths = parse_lengths(LOGNORMAL)
-    assert np.mean(lengths.of(2048)) == pytest.approx(lengths.mean, rel=0.01)
-    assert lengths.of(4)[-1] < lengths.of(64)[-1] <= lengths.of(4096)[-1] == 8000
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_measured_lengths_are_read_from_a_file(ending: str, tmp_path: Path) -> None:
     texts = {"csv": "id,length\n0,7\n1,3\n2,5\n"}

@@ -17,7 +17,8 @@ from lrl.advantages import Advantages, GroupMean
 from lrl.objectives.base import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.types import Group, MicroBatch
+from tests import made
 
 SIZES = {
     "vocab_size": 32,
@@ -66,22 +67,14 @@ def adapted(policy: PolicyModule) -> PolicyModule:
 
 def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
     rng = random.Random(index)
-    lengths = [rng.randrange(1, 12) for _ in range(responses)]
-    rollouts = [
-        Rollout(
-            token_ids=[rng.randrange(1, 32) for _ in range(n)],
-            logprobs=[-8 * rng.random() for _ in range(n)],
-            versions=[version] * n,
-            finish_reason="stop",
-            text="",
-            reward=float(rng.randrange(3)),
-        )
-        for n in lengths
-    ]
-    prompt = Prompt(
-        id=index, token_ids=[rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))], text=""
-    )
-    return Group(index=index, prompt=prompt, rollouts=rollouts)
+    rollouts = []
+    for n in [rng.randrange(1, 12) for _ in range(responses)]:
+        token_ids = [rng.randrange(1, 32) for _ in range(n)]
+        logprobs = [-8 * rng.random() for _ in range(n)]
+        reward = float(rng.randrange(3))
+        rollouts.append(made.rollout(token_ids, reward, version, logprobs=logprobs))
+    prompt = [rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))]
+    return made.group(index, *rollouts, prompt=prompt)
 
 
 def random_group(
@@ -89,19 +82,11 @@ def random_group(
 ) -> Group:
     """Returns a group with a response of each length, without special tokens (below 3), rewarded by
     its number."""
-    draw = random.Random(seed)
-    rollouts = [
-        Rollout(
-            token_ids=[draw.randrange(3, tokens) for _ in range(length)],
-            logprobs=[-5.5] * length,
-            versions=[0] * length,
-            finish_reason="stop",
-            reward=float(number),
-        )
-        for number, length in enumerate(lengths)
-    ]
-    asked = Prompt(id=index, token_ids=list(prompt), text="")
-    return Group(index=index, prompt=asked, rollouts=rollouts)
+    draw, rollouts = random.Random(seed), []
+    for number, length in enumerate(lengths):
+        token_ids = [draw.randrange(3, tokens) for _ in range(length)]
+        rollouts.append(made.rollout(token_ids, float(number), logprobs=[-5.5] * length))
+    return made.group(index, *rollouts, prompt=prompt)
 
 
 GROUPS = [make_group(i) for i in range(4)]

@@ -23,6 +23,7 @@ from lrl.advantages import (
 )
 from lrl.errors import ConfigError
 from lrl.types import ENVIRONMENT, Rollout, TurnValues
+from tests import made
 
 RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]
 OF_GROUPS = [*RELATIVE, RewardToGo()]
@@ -44,16 +45,8 @@ class Remembering(GroupMean):
         self.seen = rewards
 
 
-def rollout(reward: float | None, tokens: int = 2, kl_penalty: float = 0.0) -> Rollout:
-    return Rollout(
-        token_ids=[1] * tokens,
-        logprobs=[-1.0] * tokens,
-        versions=[0] * tokens,
-        finish_reason="stop",
-        text="",
-        reward=reward,
-        kl_penalty=kl_penalty,
-    )
+def rollout(reward: float | None, tokens: int = 2, **more: Any) -> Rollout:
+    return made.rollout(tokens, reward, **more)
 
 
 @pytest.mark.parametrize("baseline", OF_GROUPS, ids=lambda baseline: type(baseline).__name__)

@@ -13,7 +13,8 @@ from lrl.rollouts.prompts import Prompts
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
-from lrl.types import Group, Rollout
+from lrl.types import Group
+from tests import made
 from tests.checkpoints.through_files import through_a_file
 from tests.event_loop import LOOP
 from tests.rollouts.test_prompts import characters
@@ -75,12 +76,7 @@ def test_a_resumed_run_says_what_it_does_not_restore(
         return found
 
     first = data()
-    rollouts = [
-        Rollout(
-            token_ids=[5], logprobs=[-1.0], versions=[0], finish_reason="stop", reward=float(number)
-        )
-        for number in range(2)
-    ]
+    rollouts = [made.rollout(1, float(number)) for number in range(2)]
     first.learners.end_step(0, [Group(index=3, prompt=first.prompts[3], rollouts=rollouts)])
     resumed = data(**settings)
     resumed.load_state_dict(through_a_file(first.state_dict()))

@@ -15,27 +15,20 @@ from lrl.evaluation import (
     wilson_interval,
     write_responses,
 )
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import Group
+from tests import made
+
+FAILED = {"finish_reason": "length", "reward_failure": "timeout: 5 s"}
 
 
 def group(index: int, rewards: list[float | None], **columns: Any) -> Group:
-    rollouts = [
-        Rollout(
-            token_ids=[5, 6],
-            logprobs=[-0.1, -0.2],
-            versions=[3, 8],
-            finish_reason="stop" if reward is not None else "length",
-            text=f"ärgerlich {reward}",
-            reward=reward,
-            reward_failure=None if reward is not None else "timeout: 5 s",
+    rollouts = []
+    for reward in rewards:
+        how = {"versions": [3, 8], "text": f"ärgerlich {reward}"} | (
+            FAILED if reward is None else {}
         )
-        for reward in rewards
-    ]
-    return Group(
-        index=index,
-        prompt=Prompt(id=index, token_ids=[1], text=f"{index}?", columns=columns),
-        rollouts=rollouts,
-    )
+        rollouts.append(made.rollout(2, reward, **how))
+    return made.group(index, *rollouts, columns=columns)
 
 
 def report(rewards: list[list[float | None]], binary: bool = True, **settings: Any) -> Report:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.chaos.journal import surviving, trained
 from benchmarks.chaos.sync import TokenRecorder
-from lrl.types import Group, Prompt, Rollout
+from tests import made
 
 PROMPTS = 4
 
@@ -109,14 +109,10 @@ def recorder(*written: tuple[float, int]) -> TokenRecorder:
     version's own logit is its number."""
     tokens = TokenRecorder()
     tokens.weights = {version: Fixed(float(version)).state_dict() for version in range(3)}
-    rollout = Rollout(
-        token_ids=[0] * len(written),
-        logprobs=[logprob(logit) for logit, _ in written],
-        versions=[version for _, version in written],
-        finish_reason="stop",
-    )
-    prompt = Prompt(id=4, token_ids=[1, 1], text="")
-    tokens.groups = [(2, Group(index=0, prompt=prompt, rollouts=[rollout]))]
+    logits, versions = zip(*written, strict=True)
+    how = {"logprobs": [*map(logprob, logits)], "versions": [*versions]}
+    rollout = made.rollout([0] * len(written), **how)
+    tokens.groups = [(2, made.group(0, rollout, prompt=[1, 1]))]
     return tokens
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,9 @@ from lrl.callbacks.rollout_file import MB, group_lines, log_ratios, spread
 from lrl.objectives import AIPO, Diagnostics, Tokens
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.policy_text import TokenTexts
-from lrl.types import ENVIRONMENT, Fork, Group, MicroBatch, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Fork, Group
 from lrl.viewer.rollout_file import RolloutIndex
+from tests import made
 from tests.tiny_policies import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -26,34 +28,18 @@ PER_TOKEN = 0.01
 """The policy of these steps raises the log-prob of token k by k times this."""
 
 
-def rollout(token_ids: Sequence[int], reward: float | None, version: int = 3) -> Rollout:
-    return Rollout(
-        token_ids=list(token_ids),
-        logprobs=[-1.0] * len(token_ids),
-        versions=[version] * len(token_ids),
-        finish_reason="stop",
-        reward=reward,
-        reward_failure=None if reward is not None else "timeout: after 9 s",
-    )
-
-
-def group(index: int, *rollouts: Rollout, prompt: Sequence[int] = (5, 6, 7, 8)) -> Group:
-    asked = Prompt(id=index, token_ids=list(prompt), text="?")
-    return Group(index=index, prompt=asked, rollouts=list(rollouts))
-
-
-def passes(packer: Packer, groups: Sequence[Group]) -> list[MicroBatch]:
-    """The micro-batches of rank 0."""
-    rounds = [each for one in groups for each in packer.add(one)]
-    rounds += list(packer.flush())
-    return [each[0] for each in rounds if each[0] is not None]
+group = partial(made.group, prompt=(5, 6, 7, 8))
+rollout = partial(made.rollout, version=3)
 
 
 def trained(step: int, groups: Sequence[Group], packer: Packer | None = None) -> tuple[Any, Any]:
     """The stream of a step, and the policy that has trained it."""
     packer = packer or Packer(64, GroupMean(), temperature=1.0)
     diagnostics = Diagnostics(version=step)
-    for micro in passes(packer, groups):
+    rounds = [each for one in groups for each in packer.add(one)]
+    for micro, *_ in (*rounds, *packer.flush()):
+        if micro is None:
+            continue
         logprobs = micro.behaviour_logprobs + PER_TOKEN * micro.labels
         diagnostics.add(AIPO(), Tokens.select(logprobs, micro, step))
     stream = SimpleNamespace(step=step, groups=list(groups), packer=packer)

@@ -13,14 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lrl.callbacks import RolloutLog
 from lrl.callbacks.rollout_log import log_samples, sample, scalars
-from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Group, Rollout
+from tests import made
 from tests.callbacks.scripted import fit
 
 
-def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
-    tokens = len(versions)
-    scored = {"finish_reason": "stop", "text": "", "reward": reward}
-    return Rollout(token_ids=[5] * tokens, logprobs=[-1.0] * tokens, versions=versions, **scored)
+def response(versions: list[int]) -> Rollout:
+    return made.rollout(len(versions), 1.0, versions=versions)
 
 
 class Steps(L.LightningDataModule):
@@ -42,8 +41,7 @@ class Steps(L.LightningDataModule):
         return list(range(len(self.failures)))
 
     def begin(self, step: int) -> None:
-        prompt, failed = Prompt(id=step, token_ids=[1], text="?"), self.failures[step]
-        group = Group(index=step, prompt=prompt, rollouts=[response([step])])
+        failed, group = self.failures[step], made.group(step, response([step]))
         self.reward_pool.counts["crash"] += failed
         counts = {"discarded_rollouts": failed, "masked_tokens": 0, "padding": 0.0, "shared": 0.0}
         stream = {"groups": [group], "packer": SimpleNamespace(**counts), "replayed": []}
@@ -93,13 +91,9 @@ def test_lengths_and_shares_are_of_what_the_policy_wrote() -> None:
 
 
 def sampled(columns: dict[str, Any], reward: float | None = 0.5, text: str = "it is 3") -> Group:
-    first = Rollout(
-        token_ids=[5] * 3, logprobs=[-1.0] * 3, versions=[7, 7, 9], finish_reason="stop", text=text
-    )
-    first.reward = reward
-    first.reward_failure = None if reward is not None else "timeout"
-    prompt = Prompt(id=4, token_ids=[1], text="1+1=", columns=columns)
-    return Group(index=0, prompt=prompt, rollouts=[first, Rollout()])
+    failure = None if reward is not None else "timeout"
+    first = made.rollout(3, reward, versions=[7, 7, 9], text=text, reward_failure=failure)
+    return made.group(4, first, Rollout(), text="1+1=", columns=columns)
 
 
 SAMPLES = [

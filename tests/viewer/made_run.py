@@ -9,7 +9,8 @@ import torch
 from lrl.callbacks.rollout_file import group_lines
 from lrl.rollouts.policy_text import TokenTexts
 from lrl.training.prefix_tree import TrainingSample
-from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Fork, Rollout
+from tests import made
 from tests.tiny_policies import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -19,13 +20,12 @@ TEXTS = TokenTexts(TOKENIZER)
 def rollout(text: str, reward: float | None = 1.0, version: int = 0, failure: str = "") -> Rollout:
     """A response of one version, with a token a byte."""
     token_ids = TOKENIZER.encode(text, add_special_tokens=False)
-    return Rollout(
-        token_ids=token_ids,
-        logprobs=[-0.5] * len(token_ids),
-        versions=[version] * len(token_ids),
+    return made.rollout(
+        token_ids,
+        reward,
+        version,
         finish_reason="failed" if failure else "stop",
         text=text,
-        reward=reward,
         reward_parts={} if reward is None else {"right": reward},
         reward_failure=failure or None,
     )
@@ -62,12 +62,14 @@ def branched() -> Rollout:
 
 def lines(step: int, index: int, rollouts: Sequence[Rollout], prompt: str = "1+1=") -> str:
     """The lines of a group whose responses with a reward were trained."""
-    asked = Prompt(id=index, token_ids=TOKENIZER.encode(prompt), text=prompt)
-    group = Group(index=index, prompt=asked, rollouts=list(rollouts))
+    group = made.group(index, *rollouts, prompt=TOKENIZER.encode(prompt), text=prompt)
     samples = []
     for one in rollouts:
         sample = TrainingSample(
-            index, asked.token_ids, rollout=one, advantages=torch.tensor(0.5), trained=one.mask
+            *(index, group.prompt.token_ids),
+            rollout=one,
+            advantages=torch.tensor(0.5),
+            trained=one.mask,
         )
         samples.append([] if one.reward is None else [sample])
     ratios = {id(one): dict.fromkeys(range(len(one.token_ids)), 0.01) for one in rollouts}

@@ -97,11 +97,18 @@ def test_an_own_loss_is_tried_before_a_server_starts(
     assert policy.log.__func__ is lrl.PolicyModule.log, "its own again"  # type: ignore[attr-defined]
 
 
-def test_data_of_another_kind_and_an_empty_validation_are_refused(
+def test_another_strategy_other_data_an_empty_validation_and_other_verbs_are_refused(
     policy_folder: Path, data: lrl.RolloutDataModule, quiet: dict[str, Any]
 ) -> None:
     policy = lrl.PolicyModule(str(policy_folder))
+    with pytest.raises(ConfigError, match="SingleDeviceStrategy.*lrl.AsyncDDP"):
+        L.Trainer(**quiet).fit(policy, data)
     with pytest.raises(ConfigError, match="no lrl.RolloutDataModule"):
         lrl.Trainer(**quiet).fit(policy, torch.utils.data.DataLoader([1]))
-    with pytest.raises(ConfigError, match=r"lrl.callbacks.Evaluation, and there is none"):
-        lrl.Trainer(**quiet).validate(policy, data)
+    for verb, remedy in (
+        ("validate", "lrl.callbacks.Evaluation, and there is none"),
+        ("test", "trainer.validate"),
+        ("predict", "lrl chat"),
+    ):
+        with pytest.raises(ConfigError, match=remedy):
+            getattr(lrl.Trainer(**quiet), verb)(policy, data)

@@ -94,6 +94,28 @@ TRAINER = [
     (f"""{EXTRA} '{{"top_p": 0.9}}'""", "extra_args", "top_p", "Leave it out"),
 ]
 
+LIGHTNINGS = [
+    ("--trainer.precision 64-true", "trainer.precision='64-true'", "bf16-mixed", "model.dtype"),
+    ("--trainer.num_nodes 2", "trainer.num_nodes=2", "lrl.AsyncDDP"),
+    ("--trainer.gradient_clip_val 0.5", "gradient_clip_val=0.5", "model.max_grad_norm"),
+    ("--trainer.accumulate_grad_batches 2", "data.groups_per_step"),
+    ("--trainer.val_check_interval 5", "Evaluation.every_n_steps"),
+    ("--trainer.check_val_every_n_epoch 2", "Evaluation.every_n_steps"),
+    ("--trainer.overfit_batches 2", "data.prompts.limit"),
+    *(
+        (callback(name, **how), f"trainer.callbacks has {name}")
+        for name, how in (
+            ("GradientAccumulationScheduler", {"scheduling": {0: 2}}),
+            ("StochasticWeightAveraging", {"swa_lrs": 0.01}),
+            ("ModelPruning", {"pruning_fn": "l1_unstructured"}),
+            ("OnExceptionCheckpoint", {"dirpath": "."}),
+            *((f"{tuned}Finder", {}) for tuned in ("BatchSize", "LearningRate")),
+            *((name, {}) for name in ("BackboneFinetuning", "SpikeDetection", "WeightAveraging")),
+        )
+    ),
+]
+"""What of Lightning's would be ignored or wrong."""
+
 SETTINGS = [
     (f"{TOOLS} {SERVER}.tool_parser null", "strategy.server.tool_parser is null", "such as hermes"),
     (
@@ -177,7 +199,10 @@ RESUMES = [
     ("--ckpt_path {in}/checkpoints/other-module.ckpt", "RolloutDataModule"),
 ]
 
-CASES = {words: named for words, *named in WORDS + TRAINER + SETTINGS + DATA + MODELS + RESUMES}
+CASES = {
+    words: named
+    for words, *named in WORDS + TRAINER + LIGHTNINGS + SETTINGS + DATA + MODELS + RESUMES
+}
 
 HEALTHY = {
     "unused settings, repeated prompts, bare names": (

@@ -1,14 +1,14 @@
 """Lightning's features that docs/lightning.md lists: what works and what is refused.
 
-What works is shown by two runs on a real server that use all of it at once; what is refused never
-gets to a server.
+What works is shown by two runs on a real server that use all of it at once; what is refused is in
+`bad_input.py`.
 
 Covers lrl/preflight/settings.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,24 +18,15 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
     DeviceStatsMonitor,
-    GradientAccumulationScheduler,
     LambdaCallback,
-    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
-    ModelPruning,
     ModelSummary,
-    OnExceptionCheckpoint,
     RichProgressBar,
-    SpikeDetection,
-    StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
     TQDMProgressBar,
-    WeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO
@@ -43,8 +34,6 @@ from lightning.pytorch.profilers import SimpleProfiler
 
 import lrl
 from lrl.callbacks import RolloutLog
-from lrl.generators.server import Server
-from lrl.rewards import RewardPool
 from tests.lent_server import Borrowing, LentServer
 
 PROMPTS = [{"prompt": f"{n}+1="} for n in range(10, 50)]
@@ -208,53 +197,3 @@ def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(s
     assert second.data.run is not None
     groups = second.data.run.step_stream.groups
     assert not {group.prompt.text for group in groups} & set(second.prompts)
-
-
-REFUSED: list[tuple[dict[str, Any], *tuple[str, ...]]] = [
-    ({"devices": 1, "strategy": "auto"}, "SingleDeviceStrategy", "lrl.AsyncDDP"),
-    ({"precision": "64-true"}, "trainer.precision='64-true'", "bf16-mixed", "model.dtype=bfloat16"),
-    ({"num_nodes": 2}, "trainer.num_nodes=2", "lrl.AsyncDDP"),
-    ({"verb": "test"}, "trainer.test", "trainer.validate"),
-    ({"verb": "predict"}, "trainer.predict", "lrl chat"),
-    ({"gradient_clip_val": 0.5}, "trainer.gradient_clip_val=0.5", "model.max_grad_norm"),
-    ({"accumulate_grad_batches": 2}, "data.groups_per_step"),
-    ({"val_check_interval": 5}, "Evaluation.every_n_steps"),
-    ({"check_val_every_n_epoch": 2}, "Evaluation.every_n_steps"),
-    ({"overfit_batches": 2}, "data.prompts.limit"),
-    *(
-        ({"callbacks": [one]}, f"trainer.callbacks has {type(one).__name__}")
-        for one in (
-            *(GradientAccumulationScheduler({0: 2}), StochasticWeightAveraging(1e-2)),
-            *(WeightAveraging(), BatchSizeFinder(), LearningRateFinder()),
-            *(ModelPruning("l1_unstructured"), BackboneFinetuning(), OnExceptionCheckpoint(".")),
-            SpikeDetection(),
-        )
-    ),
-]
-"""What would be ignored or wrong: the trainer's settings, and words of the error."""
-
-
-@pytest.fixture
-def refused(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    """Runs a trainer that must not reach a server; returns the error."""
-    monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
-    monkeypatch.setattr(RewardPool, "start", lambda *_: None)
-    monkeypatch.chdir(tmp_path)  # OnExceptionCheckpoint saves what is refused
-
-    def run(verb: str = "fit", **settings: Any) -> str:
-        how = {"accelerator": "cpu", "devices": 2, "max_steps": 4, "logger": False}
-        trainer = L.Trainer(**{"strategy": lrl.AsyncSingleDevice()} | how | settings)
-        with pytest.raises(ValueError) as caught:
-            getattr(trainer, verb)(lrl.PolicyModule(str(policy_folder)), Data())
-        return str(caught.value)
-
-    return run
-
-
-@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[1])
-def test_what_would_be_ignored_or_wrong_is_refused(row: Any, refused: Callable[..., str]) -> None:
-    settings, *named = row
-    message = refused(**settings)
-    assert all(name in message for name in named), message

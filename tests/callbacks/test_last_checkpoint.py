@@ -93,30 +93,30 @@ def whole(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 MOMENTS = [
-    *((1, "backward"), (STEPS_PER_EPOCH, "backward"), (1, "last backward"), (2, "batch start")),
-    (2, "update"),
-    (2, "batch end"),
-    (STEPS_PER_EPOCH, "batch end"),
-    (STEPS_PER_EPOCH, "epoch end"),
+    [(1, "last backward"), (STEPS_PER_EPOCH, "epoch end")],
+    [(1, "backward"), (2, "update")],
+    [(2, "batch start"), (STEPS_PER_EPOCH, "backward")],
+    [(2, "batch end"), (STEPS_PER_EPOCH, "batch end"), (5, "backward")],
 ]
 
 
-@pytest.mark.parametrize(("step", "moment"), MOMENTS)
+@pytest.mark.parametrize("moments", MOMENTS)
 def test_a_run_stopped_at_any_moment_resumes_as_if_it_had_not_stopped(
-    policy: str, whole: Record, tmp_path: Path, step: int, moment: str
+    policy: str, whole: Record, tmp_path: Path, moments: list[tuple[int, str]]
 ) -> None:
-    records, checkpoint = [], None
-    for part, end in enumerate((EndAt(step, moment), EndAt(5, "backward"), EndAt(-1, "never"))):
+    records, logged, checkpoint = list[Record](), list[int](), None
+    for step, moment in (*moments, (STEPS, "never")):
+        folder = tmp_path / str(step)
         records.append(Record())
-        logger = CSVLogger(tmp_path / str(part), name="", version="csv")
-        running = trainer(tmp_path / str(part), records[-1], end, never(), logger=logger)
-        with pytest.raises(SystemExit) if part < 2 else contextlib.nullcontext():
+        logger = CSVLogger(folder, name="", version="csv")
+        running = trainer(folder, records[-1], EndAt(step, moment), never(), logger=logger)
+        with contextlib.nullcontext() if moment == "never" else pytest.raises(SystemExit):
             fit(policy, running, checkpoint)
-        if part < 2:
-            (checkpoint,) = saved(tmp_path / str(part))
+        logged += logged_steps(folder)
+        if moment != "never":
+            (checkpoint,) = saved(folder)
     assert [each for record in records for each in record.steps] == whole.steps
     assert torch.equal(records[-1].weights[STEPS], whole.weights[STEPS])
-    logged = [number for part in range(3) for number in logged_steps(tmp_path / str(part))]
     assert logged == list(range(STEPS))
 
 

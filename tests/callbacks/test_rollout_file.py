@@ -126,15 +126,15 @@ def test_a_number_that_json_has_not_is_none(tmp_path: Path) -> None:
 def test_a_full_file_gets_fewer_steps_loses_none_and_never_passes_its_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    steps = [[group(step, rollout([11] * 20, 1.0), rollout([12], 0.0))] for step in range(400)]
+    steps = [[group(step, rollout([11] * 9, 1.0), rollout([12], 0.0))] for step in range(200)]
     size = run(tmp_path / "one", RolloutFile(), steps[:1]).path.stat().st_size
-    limit = 60 * size
+    limit = 30 * size
     with caplog.at_level(logging.WARNING):
         index = run(tmp_path / "all", RolloutFile(max_mb=limit / MB), steps)
     written = [one.shown["step"] for one in index.groups]
     assert index.path.stat().st_size <= limit
-    assert written[:25] == list(range(25)), "all of them while there is room"
-    assert written[-1] == 384, "and some of the end"
+    assert written[:12] == list(range(12)), "all of them while there is room"
+    assert written[-1] == 192, "and some of the end"
     assert "one in 16 of its steps. Raise RolloutFile.max_mb" in caplog.text
     little = run(tmp_path / "little", RolloutFile(max_mb=4.5 * size / MB), steps)
     assert caplog.text.count("has no room for further steps") == 1

@@ -62,12 +62,16 @@ def test_the_saved_policy_opens_as_any_hugging_face_model(
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
 
 
-def test_the_same_seed_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
+def test_the_same_seed_makes_the_same_policy_also_behind_a_killed_warm_up_and_another_seed_another(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "b.unfinished").mkdir()
+    (tmp_path / "b.unfinished" / "stale").touch()
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
     seeds = {"a": 0, "b": 0, "c": 1}
     folders = [make_policy(tmp_path / name, seed, TINY) for name, seed in seeds.items()]
     first, second, third = ((folder / "model.safetensors").read_bytes() for folder in folders)
-    assert first == second != third
+    assert first == second != third and not (tmp_path / "b" / "stale").exists()
     # The run's own state and threads are as before.
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), torch.get_num_threads()) == before[1:]
@@ -86,12 +90,6 @@ def test_ranks_that_ask_together_get_one_policy(
     with ThreadPoolExecutor(4) as ranks:
         list(ranks.map(lambda _: make_policy(tmp_path / "policy", 0, TINY), range(4)))
     assert len(trained) == 1
-
-
-def test_the_rest_of_a_killed_warm_up_is_no_policy(tmp_path: Path) -> None:
-    (tmp_path / "policy.unfinished").mkdir()
-    (tmp_path / "policy.unfinished" / "stale").touch()
-    assert not (make_policy(tmp_path / "policy", 0, TINY) / "stale").exists()
 
 
 def test_policy_takes_the_seed_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ CHARTS = {
 
 
 class RolloutLog(OnRankZero):
-    """Logs `reward/*`, `rollouts/*`, `rewards/*`, `episodes/*` and `length_predictor/*` every step,
-    and sample responses every few. TensorBoard also gets an overview of the run.
+    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `episodes/*` every step, and sample responses
+    every few. TensorBoard also gets an overview of the run.
 
     Args:
         every_n_steps: Optimizer steps between samples.
@@ -73,8 +73,7 @@ class RolloutLog(OnRankZero):
         pl_module.log_dict(
             metrics
             | {"rollouts/padding": stream.packer.padding, "rollouts/shared": stream.packer.shared}
-            | self._counts.to_log(counts)
-            | (data.length_predictor.metrics() if data.length_predictor else {}),
+            | self._counts.to_log(counts),
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:

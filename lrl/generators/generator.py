@@ -20,6 +20,7 @@ from lrl.errors import GeneratorError
 from lrl.generators.client import HOLD_S, GeneratorClient
 from lrl.generators.server import JoinedServer, Server
 from lrl.routing.dispatch import GeneratorLoad, Request
+from lrl.system.event_loop import together
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Rollout
 
@@ -236,7 +237,7 @@ class Generator(GeneratorLoad):
             part.call = asyncio.create_task(writing)
         self._note()
         try:
-            await _all([part.call for part in parts])
+            await together([part.call for part in parts])
         finally:
             self.stats.end(parts)
             self._note()
@@ -347,19 +348,6 @@ class Generator(GeneratorLoad):
         writes = self.state is not State.PAUSED and bool(self.stats.requests)
         self.stopwatch.enter("writing" if writes else "starved" if self.serving else "paused")
         self.stats.set_active(writes, asyncio.get_running_loop().time())
-
-
-async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Waits for all tasks; the first error, or the end of this task, ends the others."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            if not task.cancelled():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def gather(works: Sequence[Coroutine[Any, Any, Any]]) -> list[GeneratorError | None]:

@@ -74,7 +74,6 @@ class Controller:
         self._asking = asyncio.Semaphore(GROUPS_ASKED_AT_ONCE)
         self._version = -1  # of the generators
         self._skips_left = 0  # under that version
-        self._warned = False
         # Groups that ran in the checkpoint, until the first version.
         self._resuming: list[Group] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,21 +150,10 @@ class Controller:
 
     def _may_skip(self, group: Group) -> bool:
         """Whether a group teaches nothing and this version has a skip left, which it takes."""
-        if not self.max_skipped or not self.advantages.teaches_nothing(group.rollouts):
+        if not self._skips_left or not self.advantages.teaches_nothing(group.rollouts):
             return False
-        if self._skips_left:
-            self._skips_left -= 1
-            return True
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "All %d skips of version %d are used up (data.max_skipped_per_step), so groups "
-                "with advantages of 0 are trained. Raise it, or take prompts that are neither too "
-                "easy nor too hard for the policy. (Said once.)",
-                self.max_skipped,
-                self._version,
-            )
-        return False
+        self._skips_left -= 1
+        return True
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """Returns the ledger after `steps_done` steps, and the settings of its open groups. Call it

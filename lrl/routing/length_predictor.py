@@ -13,17 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lrl.routing.rankers import NgramRanker, Ranker
 from lrl.types import Group, Prompt, Rollout
 
 RECENT_RESPONSES = 4096
 """Responses over which `quantile` is taken."""
-RECENT_GROUPS = 512
-"""Groups over which `recall` is taken."""
-LEAST_GROUPS = 20
-"""Groups from which on `recall` is logged."""
 
 
 class LengthPredictor:
@@ -48,8 +43,6 @@ class LengthPredictor:
         self._seen: dict[int, float] = {}
         self._recent = np.empty(0)  # tokens of single responses, ascending, replaced as a whole
         self._responses = deque[int](maxlen=RECENT_RESPONSES)  # the same in order of arrival
-        # (expected, found) of groups, log tokens.
-        self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         """Returns the expected tokens of a whole response, more than `written`: of one that has
@@ -70,14 +63,11 @@ class LengthPredictor:
         return float(recent[math.ceil(share * len(recent)) - 1]) if len(recent) else 1.0
 
     def end_step(self, groups: Sequence[Group]) -> None:
-        """Learns from the responses of a step; first notes how well they were predicted."""
+        """Learns from the responses of a step."""
         groups = [group for group in groups if group.has_tokens]
         if not groups:
             return
         found = [math.log(self._mean_length(group)) for group in groups]
-        if self._level is not None:
-            expected = [self._log_length(group.prompt) for group in groups]
-            self._guesses.extend(zip(expected, found, strict=True))
         mean = math.fsum(found) / len(found)
         self._level = mean if self._level is None else self._mixed(self._level, mean)
         for group, log_length in zip(groups, found, strict=True):
@@ -91,14 +81,6 @@ class LengthPredictor:
         """Announces prompts that start soon to the ranker. Call it on the thread that calls
         `expected`."""
         self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the share of the longest fifth of the last groups that was predicted to be among
-        them; by chance 0.2."""
-        if len(self._guesses) < LEAST_GROUPS:
-            return {}
-        expected, found = np.array(self._guesses).T
-        return {"length_predictor/recall_20": recall(expected, found, 0.2)}
 
     def _log_length(self, prompt: Prompt) -> float:
         assert self._level is not None, "something was seen"
@@ -130,7 +112,6 @@ class LengthPredictor:
             "seen": torch.tensor(list(self._seen.values()), dtype=torch.float32),
             "rankers": {type(self.ranker).__name__: self.ranker.state_dict()},
             "responses": torch.tensor(self._responses, dtype=torch.int32),
-            "guesses": torch.tensor(self._guesses, dtype=torch.float32).reshape(-1, 2),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -143,7 +124,6 @@ class LengthPredictor:
             self.ranker.load_state_dict(learnt)
         self._responses = deque(state["responses"].tolist(), maxlen=RECENT_RESPONSES)
         self._recent = np.sort(self._responses)
-        self._guesses = deque(map(tuple, state["guesses"].tolist()), maxlen=RECENT_GROUPS)
 
 
 def _written(rollout: Rollout) -> list[tuple[int, bool]]:
@@ -151,10 +131,3 @@ def _written(rollout: Rollout) -> list[tuple[int, bool]]:
     response, or the turns with an environment."""
     *whole, last = [turn.stop - turn.start for turn in rollout.turns] or [0]
     return [*((tokens, False) for tokens in whole), (last, rollout.finish_reason == "length")]
-
-
-def recall(expected: NDArray[np.float64], found: NDArray[np.float64], share: float) -> float:
-    """Returns how much of the largest `share` of `found` [n], at least one, is among the largest of
-    `expected` [n]."""
-    count = max(1, round(share * len(found)))
-    return len(set(np.argsort(-expected)[:count]) & set(np.argsort(-found)[:count])) / count

@@ -29,7 +29,6 @@ class Steps(L.LightningDataModule):
     def __init__(self, failures: list[int]) -> None:
         super().__init__()
         self.failures = failures
-        self.length_predictor = None
         self.environment = None
         controller = SimpleNamespace(ledger=SimpleNamespace(skipped=[]))
         self.run = SimpleNamespace(data=self, calls=SimpleNamespace(controller=controller))

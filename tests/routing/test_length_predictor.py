@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.routing.length_predictor import LengthPredictor, recall
+from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import NgramRanker
 from lrl.types import Group, Prompt, Rollout
 from tests.checkpoints.through_files import as_file, through_a_file
@@ -60,17 +60,9 @@ def test_prompts_that_were_never_seen_are_ranked_far_better_than_by_chance() -> 
     fresh = [world.group(10_000 + id) for id in range(500)]
     expected = np.array([lengths.expected(group.prompt) for group in fresh])
     found = np.array([mean_length(group) for group in fresh])
-    assert recall(expected, found, 0.2) > 0.6 and recall(expected, found, 0.05) > 0.35
-    assert lengths.metrics()["length_predictor/recall_20"] > 0.5
-
-
-def test_a_step_is_judged_before_it_is_learnt() -> None:
-    lengths, draw = LengthPredictor(), random.Random(1)
-    for step in range(20):  # prompts that say nothing of the length, each seen once
-        lengths.end_step(
-            [answered(make_prompt(30 * step + i), draw.randint(1, 1000)) for i in range(30)]
-        )
-    assert lengths.metrics()["length_predictor/recall_20"] < 0.4
+    for count, least in ((100, 0.6), (25, 0.35)):
+        longest = set(np.argsort(-expected)[:count]) & set(np.argsort(-found)[:count])
+        assert len(longest) > least * count
 
 
 def test_newer_responses_to_a_prompt_count_more() -> None:
@@ -134,7 +126,7 @@ def test_learned_lengths_come_back_from_a_checkpoint() -> None:
     for id in (*range(0, 240, 7), *range(900, 920)):
         mine, its = (each.expected(world.prompt(id)) for each in (lengths, resumed))
         assert mine == pytest.approx(its, rel=1e-4)
-    assert resumed.metrics() == lengths.metrics() and resumed.quantile(0.9) == lengths.quantile(0.9)
+    assert resumed.quantile(0.9) == lengths.quantile(0.9)
 
 
 def test_the_number_of_remembered_prompts_is_bounded() -> None:

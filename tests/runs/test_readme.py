@@ -44,22 +44,18 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND_LINE = r"^    (lrl (?:fit|validate) .*?)(?:  .*)?$"
 ONE_COMMAND_A_LINE = re.sub(r" \\\n +", " ", README + GUIDES)
 COMMANDS = re.findall(COMMAND_LINE, ONE_COMMAND_A_LINE, re.MULTILINE)
-FAMILIES = (
-    "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|length_predictor"
-)
+FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval"
 TAGS_ON_THE_PAGE = [
     tag
     for cell in re.findall(r"^\| (`[^|]+`) \|", METRICS, re.MULTILINE)
     for tag in re.findall(rf"`((?:{FAMILIES})/[^`]+)`", cell)
 ]
 LIGHTNINGS_OWN = {"epoch"}
-LENGTHS = {"length_predictor/recall_20"}
 NEEDS_A_SETTING = {
     "rewards/scorers",
     "rewards/moved",
     "eval/<dataset>/<column>/<value>",
     "policy/kl_reference",
-    *LENGTHS,
 }
 SOMETHING_HAPPENED = {
     *(f"rewards/{kind}" for kind in ("gave_up", *KINDS, "retried", "replaced")),

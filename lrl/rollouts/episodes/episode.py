@@ -12,7 +12,7 @@ begins anew.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from lrl.rollouts.episodes.environment_of_run import NO_PARSER, EnvironmentOfRun
 from lrl.rollouts.episodes.observations import Transcript
 from lrl.rollouts.policy_text import PolicyText, turn_stop_tokens
 from lrl.routing.dispatch import Home
+from lrl.system.event_loop import together
 from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
 
 ATTEMPTS, ATTEMPTS_OF_OTHERS = 5, 50
@@ -70,7 +71,7 @@ class Episodes:
         try:
             # Agents elsewhere come one after the other; else first turns are one request.
             if self.of_run.external is not None:
-                await _together(_play([episode]) for episode in episodes)
+                await together(_play([episode]) for episode in episodes)
             else:
                 await _play(episodes)
         finally:
@@ -92,7 +93,7 @@ class Episode:
     def __post_init__(self) -> None:
         self.home = Home()
         self._of_run = self.episodes.of_run
-        self._transcript = self._new_transcript()
+        self._transcript: Transcript
         self._conversation: Conversation | None = None
         self._losses = Counter[bool]()
         """Whether another episode was at fault -> losses."""
@@ -171,9 +172,6 @@ class Episode:
         turns = (place for place, by in enumerate(versions) if by != ENVIRONMENT)
         return next(turns, len(versions)) + self.sampling.max_tokens
 
-    def _new_transcript(self) -> Transcript:
-        return Transcript(self.prompt, self.episodes.policy, self._of_run.environment)
-
     async def _opened(self) -> bool:
         """Opens the environment's side; returns whether it stands where the rollout stands."""
         self.close()
@@ -181,7 +179,8 @@ class Episode:
             self._begin_anew()
         try:
             self._conversation = self._of_run.pool.open(self.prompt)
-            self._transcript = self._new_transcript()
+            policy, environment = self.episodes.policy, self._of_run.environment
+            self._transcript = Transcript(self.prompt, policy, environment)
             opening = await self._conversation.begin()
             check_opening(opening)
             if self.rollout.open_turn is None:
@@ -319,11 +318,11 @@ def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:
 
 async def _play(episodes: Sequence[Episode]) -> None:
     """Begins episodes, and plays them to their ends."""
-    await _together(episode.begin() for episode in episodes)
+    await together(episode.begin() for episode in episodes)
     alike: dict[tuple[int, ...], list[Episode]] = {}
     for episode in episodes:
         alike.setdefault(tuple(episode.rollout.token_ids), []).append(episode)
-    await _together(map(_play_alike, alike.values()))
+    await together(map(_play_alike, alike.values()))
 
 
 async def _play_alike(episodes: list[Episode]) -> None:
@@ -350,15 +349,4 @@ async def _play_alike(episodes: list[Episode]) -> None:
             episode.home = Home(home.generator)
         await episode.play()
 
-    await _together([write(), *map(play, episodes)])
-
-
-async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Does all at once; the first error ends the others."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await together([write(), *map(play, episodes)])

@@ -15,9 +15,7 @@ import logging
 import os
 import shlex
 import shutil
-import signal
-import subprocess
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -26,14 +24,13 @@ from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.throughput import StepTimes, times_of
 from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError, at_least
+from lrl.members.launchers import Job
 from lrl.system.stopwatch import GENERATOR, shares
 
 log = logging.getLogger(__name__)
 
 RUN = "{run}"
 JOIN = f"lrl join {RUN}"
-END_S = 10.0
-"""Seconds that the started commands have to end after each signal."""
 
 
 class Elastic(OnRankZero):
@@ -41,7 +38,8 @@ class Elastic(OnRankZero):
 
     Args:
         command: Shell words that start one, `{run}` for the run's folder: `lrl join {run}`, or a
-            scheduler's command that runs it elsewhere. Null only logs that one would help.
+            scheduler's command that runs it elsewhere. Their output goes to `elastic.log` in that
+            folder. Null only logs that one would help.
         max_generators: Largest number of generators that write rollouts; null for no limit.
         steps: Steps in a row for which the rule must hold.
     """
@@ -59,7 +57,7 @@ class Elastic(OnRankZero):
         self.max_generators = max_generators
         self.steps = steps
         self._more = 0  # steps in a row
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Job] = []
         self._joined_before = 0  # joined generators when the last command was started
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
@@ -68,7 +66,8 @@ class Elastic(OnRankZero):
         generators = len(fleet.rollouts.alive)
         full = self.max_generators is not None and generators >= self.max_generators
         self._more = self._more + 1 if lacks_one(times, generators) else 0
-        run = shlex.quote(str(run_folder(trainer)))
+        folder = run_folder(trainer)
+        run = shlex.quote(str(folder))
         if self._more == self.steps and not full:
             advice = (
                 f"One more generator would help: of {times.step:.1f} s a step the trainer waited "
@@ -77,35 +76,28 @@ class Elastic(OnRankZero):
             if self.command is None:  # the advice comes once
                 log.warning("%s Type: %s", advice, JOIN.replace(RUN, run))
             else:
-                self._start(self.command.replace(RUN, run), advice, fleet.joined)
+                command = self.command.replace(RUN, run)
+                self._start(command, advice, fleet.joined, folder / "elastic.log")
         if self._more == self.steps and self.command is not None:
             self._more = 0
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the started commands; their generators elsewhere notice the end of the run."""
-        running = [process for process in self._started if process.poll() is None]
-        self._started.clear()
-        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # leave; end now; kill
-            for process in running:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signum)
-            for process in running:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(END_S)
-            running = [process for process in running if process.poll() is None]
+        while self._started:
+            self._started.pop().stop()
 
-    def _start(self, command: str, advice: str, joined: int) -> None:
+    def _start(self, command: str, advice: str, joined: int, output: Path) -> None:
         """Starts the command, unless the last one may still bring a generator."""
         if self._started and joined == self._joined_before:
-            if not (status := self._started[-1].poll()):
+            last = self._started[-1]
+            if not last.status:
                 return
-            log.warning("The last one has failed with exit status %d.", status)
+            log.warning("The last one has failed with exit status %d: %s", last.status, last.tail())
         log.warning("%s Starting: %s", advice, command)
         self._joined_before = joined
-        try:
-            self._started.append(subprocess.Popen(shlex.split(command), start_new_session=True))
-        except OSError as error:
-            log.warning("It cannot be started: %s", error)
+        program, *words = shlex.split(command)
+        program = shutil.which(program) or program
+        self._started.append(Job([program, *words], os.environ, output))
 
 
 def generation_s(times: StepTimes) -> float:

@@ -6,12 +6,13 @@ It imports neither torch nor vLLM and runs on any machine, also without the plan
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from lrl.cli.main import recipes
+from lrl.errors import at_least
 from lrl.planning.model_shape import read_shape
 from lrl.planning.report import BOTTLENECKS, recipe_of, table
 from lrl.planning.roofline import (
@@ -40,31 +41,24 @@ def main(argv: Sequence[str]) -> int:
     add("--model", type=Path, required=True, help=model)
     add("--cluster", required=True, help="number and kind of devices, like 8xH100")
     add("--lengths", required=True, help=f"of responses, or of whole episodes: {FORMS}")
-    add("--prompts", type=at_least(1), default=512, help="prompts a step (%(default)s)")
-    add("--responses", type=at_least(1), default=8, help="responses to each prompt (%(default)s)")
-    add("--prompt-tokens", type=at_least(1), default=512, help="tokens of a prompt (%(default)s)")
-    add("--max-lag", type=at_least(0), default=1, help="largest lag to try (%(default)s)")
+    add("--prompts", type=int, default=512, help="prompts a step (%(default)s)")
+    add("--responses", type=int, default=8, help="responses to each prompt (%(default)s)")
+    add("--prompt-tokens", type=int, default=512, help="tokens of a prompt (%(default)s)")
+    add("--max-lag", type=int, default=1, help="largest lag to try (%(default)s)")
     add("--dtype", choices=WEIGHT_BYTES, default="float32", help="as model.dtype (%(default)s)")
     every = "as the number in model.gradient_checkpointing; 0 recomputes no layer (%(default)s)"
-    add("--recompute-every", type=at_least(0), default=1, metavar="N", help=every)
-    add("--devices-per-node", type=at_least(1), default=DEVICES_PER_NODE, help="(%(default)s)")
-    add("--top", type=at_least(1), default=5, help="plans to print (%(default)s)")
+    add("--recompute-every", type=int, default=1, metavar="N", help=every)
+    add("--devices-per-node", type=int, default=DEVICES_PER_NODE, help="(%(default)s)")
+    add("--top", type=int, default=5, help="plans to print (%(default)s)")
     add("--out", type=Path, help="file for the best plan, as a recipe")
     base = "recipe with data, rewards, callbacks for --out (%(default)s)"
     add("--base", default="gsm8k", help=base)
-    sys.stdout.write(plan(words.parse_args(argv)))
+    args = words.parse_args(argv)
+    sizes = ("prompts", "responses", "prompt_tokens", "devices_per_node", "top")
+    at_least(1, "lrl plan", **{name: vars(args)[name] for name in sizes})
+    at_least(0, "lrl plan", max_lag=args.max_lag, recompute_every=args.recompute_every)
+    sys.stdout.write(plan(args))
     return 0
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """Returns a type of argument: a number that is not below `least`."""
-
-    def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{text} is below {least}")
-        return value
-
-    return number
 
 
 def plan(args: argparse.Namespace) -> str:

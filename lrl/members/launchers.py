@@ -52,13 +52,20 @@ class Job:
             pipe.write(f"{environment.get(RUN_TOKEN, '')}\n".encode())  # ssh passes it on
 
     @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.poll()
+
+    @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.status is None
 
     def stop(self) -> None:
-        """Ends it within a minute; the second SIGTERM has a member end without leaving. Idempotent."""
-        for end in (self._process.terminate, self._process.terminate, self._process.kill):
-            end()
+        """Ends it, and what it has started, within a minute; the second SIGTERM has a member end
+        without leaving. Idempotent."""
+        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            if self.alive:
+                os.killpg(self._process.pid, signum)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
                 return

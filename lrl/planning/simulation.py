@@ -52,8 +52,7 @@ class Simulation:
     max_lag: int = 1
     stragglers: Literal["wait", "mask"] = "wait"
     micro_batch_tokens: int = 8192
-    ranks: int = 1
-    """Trainer ranks, which train a micro-batch each at the same time."""
+    """Of all ranks together, whose costs the trainer's are."""
     max_num_seqs: int = 256
     prompt_tokens: int = 256
     """Of every prompt."""
@@ -236,8 +235,7 @@ class ModelTrainer:
 
     def __post_init__(self) -> None:
         self.costs = self.scene.trainer
-        self._cuts: Any = BinPacker(self.scene.micro_batch_tokens, ranks=self.scene.ranks)
-        self._done = [0.0] * self.scene.ranks  # end of each rank's last micro-batch
+        self._cuts: Any = BinPacker(self.scene.micro_batch_tokens)
         # The last sync's pause, if it overlaps the next step.
         self._delivery: asyncio.Task[float] | None = None
         self._loop = asyncio.get_running_loop()
@@ -251,12 +249,11 @@ class ModelTrainer:
             waits.append(self._loop.time() - waiting)
             self._take(groups[-1], step)
             if self.scene.placement == "split":
-                for each in self._cuts.full():
-                    train_s += await self._compute(each)
-        for each in self._cuts.flush():
-            train_s += await self._compute(each)
-        others_s = max(0.0, max(self._done) - self._loop.time())
-        await asyncio.sleep(others_s + self.costs.update_s)
+                for (rows,) in self._cuts.full():
+                    train_s += await self._compute(rows)
+        for (rows,) in self._cuts.flush():
+            train_s += await self._compute(rows)
+        await asyncio.sleep(self.costs.update_s)
         sync_s, pause_s = await self._sync(step + 1)
         lags = Counter[int]()
         for rollout in (rollout for group in groups for rollout in group.rollouts):
@@ -269,7 +266,7 @@ class ModelTrainer:
             wait_first_s=waits[0],
             wait_more_s=sum(waits[1:-1]),
             wait_last_s=sum(waits[1:][-1:]),
-            train_s=train_s + others_s,
+            train_s=train_s,
             update_s=self.costs.update_s,
             sync_s=sync_s,
             pause_s=pause_s,
@@ -302,22 +299,15 @@ class ModelTrainer:
         for tokens in trees:
             self._cuts.add(range(tokens))
 
-    async def _compute(self, each: Sequence[Any]) -> float:
-        """Runs a micro-batch on every rank, behind the one before; returns rank 0's seconds."""
-        now, rank_0_s = self._loop.time(), 0.0
-        for rank, rows in enumerate(each):
-            if not rows:
-                continue
-            lengths = [len(piece) for row in rows for piece in row]
-            tokens = sum(lengths)
-            squared = sum(length * length for length in lengths)
-            seconds = self.costs.micro_batch_s(tokens, squared)
-            self._done[rank] = max(self._done[rank], now) + seconds
-            self.record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
-            if rank == 0:
-                rank_0_s = seconds
-        await asyncio.sleep(rank_0_s)
-        return rank_0_s
+    async def _compute(self, rows: Sequence[Any]) -> float:
+        """Runs a micro-batch; returns its seconds."""
+        lengths = [len(piece) for row in rows for piece in row]
+        tokens = sum(lengths)
+        squared = sum(length * length for length in lengths)
+        seconds = self.costs.micro_batch_s(tokens, squared)
+        self.record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
+        await asyncio.sleep(seconds)
+        return seconds
 
     async def _sync(self, version: int) -> tuple[float, float]:
         """Moves the weights and admits more groups; returns the seconds of the sync and of its

@@ -16,9 +16,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lrl.callbacks import Elastic, Throughput
-from lrl.callbacks import elastic as elastic_module
 from lrl.callbacks.elastic import generation_s, lacks_one
 from lrl.callbacks.throughput import StepTimes
+from lrl.members import launchers
 from tests.leftovers import wait_for
 
 RUNS = st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 10.0), st.integers(1, 6))
@@ -82,12 +82,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
     """Processes that callbacks have started; kills the rest at the end."""
     processes: list[psutil.Process] = []
 
-    class Noted(elastic_module.subprocess.Popen):  # type: ignore[type-arg, name-defined]
+    class Noted(launchers.subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, *words: Any, **settings: Any) -> None:
             super().__init__(*words, **settings)
             processes.append(psutil.Process(self.pid))
 
-    monkeypatch.setattr(elastic_module.subprocess, "Popen", Noted)
+    monkeypatch.setattr(launchers.subprocess, "Popen", Noted)
     yield processes
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -126,24 +126,24 @@ def test_generators_are_started_one_at_a_time_up_to_the_limit(
 def test_a_failed_command_is_tried_again(
     model_run: ModelRun, started: list[psutil.Process], tmp_path: Path, caplog: Any
 ) -> None:
-    elastic = Elastic(command=f"{sys.executable} -c 'raise SystemExit(3)'", steps=1)
-    model_run.steps(elastic, 1)
-    elastic._started[0].wait()
-    model_run.steps(elastic, 1)
-    assert len(started) == 2
-    elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]
     program = tmp_path / "start"
-    program.touch(0o755)
-    gone = Elastic(command=str(program), steps=1)
-    program.unlink()
-    model_run.steps(gone, 2)
-    assert caplog.text.count("cannot be started") == 2, "the run continues"
+    program.write_text("#!/bin/sh\necho no room >&2; exit 3")
+    program.chmod(0o755)
+    elastic = Elastic(command=str(program), steps=1)
+    for count in (1, 2):
+        model_run.steps(elastic, 1)
+        assert len(started) == count
+        wait_for(lambda: not elastic._started[-1].alive, 60.0, "the command")
+        program.unlink(missing_ok=True)
+    model_run.steps(elastic, 1)
+    assert "failed with exit status 3: no room" in caplog.text
+    assert "No such file" in caplog.text, "the run continues"
 
 
 def test_a_command_that_does_not_end_is_killed_with_the_run(
     model_run: ModelRun, tmp_path: Path, started: list[psutil.Process], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(elastic_module, "END_S", 0.2)
+    monkeypatch.setattr(launchers, "END_S", 0.2)
     deaf = script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN);")
     elastic = Elastic(command=deaf, steps=1)
     model_run.steps(elastic, 1)

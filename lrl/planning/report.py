@@ -1,10 +1,11 @@
 """What `lrl plan` writes: a table, the bottleneck in words, and the best plan as a recipe."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from lrl.planning.roofline import GB, Cluster, usable
 from lrl.planning.search import Plan
@@ -53,7 +54,8 @@ BOTTLENECKS = {
 def recipe_of(plan: Plan, workload: Workload, cluster: Cluster, *, base: Path, model: Path) -> str:
     """Returns the recipe `base`, without its comments, with the settings of a plan; its own model
     stays if `model` is only a config."""
-    recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload))
+    merged = OmegaConf.merge(OmegaConf.load(base), settings(plan, workload))
+    recipe: Any = OmegaConf.to_container(merged)
     folder = model if model.is_dir() else model.parent
     if any(folder.glob("*.safetensors")):
         recipe["model"]["init_args"]["model"] = str(folder.absolute())
@@ -109,12 +111,3 @@ def settings(plan: Plan, workload: Workload) -> dict[str, Any]:
             "strategy": {"class_path": f"lrl.{name}", "init_args": strategy},
         },
     }
-
-
-def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` with the leaves of `change` in their places."""
-    both = dict(base)
-    for name, value in change.items():
-        inner = isinstance(both.get(name), Mapping) and isinstance(value, Mapping)
-        both[name] = _merged(both[name], value) if inner else value
-    return both

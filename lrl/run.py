@@ -160,6 +160,7 @@ class Run:
             def raise_if_hopeless() -> None:
                 bar.update(0)
                 self.raise_if_stopped()
+                members.raise_if_all_failed()
 
             fleet.start(raise_if_hopeless)
             members.admit(strategy.generators_of_other_nodes, raise_if_hopeless)

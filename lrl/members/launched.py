@@ -22,6 +22,8 @@ from lrl.members.registry import (
 OWN_END_S = 20.0
 """Seconds in which a job must end by itself after the run has announced its end."""
 POLL_S = 0.1
+ATTEMPTS = 3
+"""Jobs of each slot that may fail before a run gives up at its start."""
 
 
 class LaunchedMembers(JobSupervisor):
@@ -53,6 +55,11 @@ class LaunchedMembers(JobSupervisor):
         placements = placements or [range(launcher.gpus)] * launcher.jobs
         slots = [_LaunchedSlot(self, *place) for place in enumerate(placements)]
         super().__init__(slots if launcher.starts else [])
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether every job has failed several times since it last served for long."""
+        return bool(self.slots) and all(slot.failures >= ATTEMPTS for slot in self.slots)
 
     @property
     def last_words(self) -> str:

@@ -25,7 +25,7 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
-from lrl.members.launched import LaunchedMembers
+from lrl.members.launched import ATTEMPTS, LaunchedMembers
 from lrl.members.registry import (
     JoinSpec,
     Kind,
@@ -103,21 +103,29 @@ class RunMembers:
     def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
         """Waits until so many members have joined, for `server.start_timeout_s` at most; calls
         `interrupted`, which may raise, at every look. Raises ServerError if a launcher was to start
-        them, and none has joined by then."""
+        them, and none has joined by then, or each job has failed several times."""
+        limit = f"within server.start_timeout_s={self.settings.start_timeout_s:g}"
         end = time.monotonic() + self.settings.start_timeout_s
         while (joined := len(self.registry.joined(kind))) < wanted:
             interrupted()
+            self.raise_if_all_failed()
             if time.monotonic() > end:
                 for launched in self.launched:
                     if launched.kind is kind and not joined:
-                        raise self._no_member_error(launched)
+                        raise self._no_member_error(launched, limit)
                 log.warning(
-                    "Only %d of %d %ss have joined within server.start_timeout_s=%g; the run begins. "
-                    "Their output says why.",
-                    *(joined, wanted, kind, self.settings.start_timeout_s),
+                    "Only %d of %d %ss have joined %s; the run begins. Their output says why.",
+                    *(joined, wanted, kind, limit),
                 )
                 return
             time.sleep(POLL_S)
+
+    def raise_if_all_failed(self) -> None:
+        """Raises ServerError if all jobs of a launcher have failed several times, and none
+        serves."""
+        for launched in self.launched:
+            if launched.all_failed and not self.registry.joined(launched.kind):
+                raise self._no_member_error(launched, f"in {ATTEMPTS} attempts")
 
     def close(self) -> None:
         """Tells members that the run ends, and ends the launchers' jobs."""
@@ -130,16 +138,12 @@ class RunMembers:
         with best_effort("The end of the run", self.folder):
             remove_run_file(self.folder)
 
-    def _no_member_error(self, launched: LaunchedMembers) -> ServerError:
-        limit_s = self.settings.start_timeout_s
+    def _no_member_error(self, launched: LaunchedMembers, when: str) -> ServerError:
         kind, name = launched.kind, type(launched.launcher).__name__
         found = [each.why for each in self.registry.members(kind) if each.status is Status.REFUSED]
         words = found[-1] if found else launched.last_words
         cause = f" The last one ended with:\n{words}" if words else ""
-        return ServerError(
-            f"{SETTINGS[kind]} {name}: no {kind} has joined within server.start_timeout_s="
-            f"{limit_s:g}.{cause}"
-        )
+        return ServerError(f"{SETTINGS[kind]} {name}: no {kind} has joined {when}.{cause}")
 
 
 async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:

@@ -23,7 +23,7 @@ from lrl.errors import ConfigError, ServerError
 from lrl.generators import fleet
 from lrl.generators.settings import ServerSettings
 from lrl.members import launched
-from lrl.members.launched import LaunchedMembers
+from lrl.members.launched import ATTEMPTS, LaunchedMembers
 from lrl.members.launchers import Command, Given, Launcher, Ray, Slurm
 from lrl.members.registry import Kind, RegistryServer, Status
 from lrl.members.run_members import SETTINGS, RunMembers, make_members
@@ -166,19 +166,21 @@ def test_a_member_is_replaced_unless_it_serves_or_was_asked_to_leave(
 def test_a_run_whose_jobs_fail_ends_with_their_reason(
     scene: Scene, launcher: ModelLauncher, said: str
 ) -> None:
-    scene.poll()
-    for number in range(2):
-        launcher.made[number].alive = False
-        if said:
-            scene.refuse(number, said)
-    scene.poll()
+    for attempt in range(ATTEMPTS):
+        scene.poll()
+        scene.members.raise_if_all_failed()
+        for number in (2 * attempt, 2 * attempt + 1):
+            launcher.made[number].alive = False
+            if said:
+                scene.refuse(number, said)
+        scene.poll()
     setting = SETTINGS[scene.kind]
-    cause = f"{scene.kind.capitalize()} 1 on far.*{said}" if said else "no such partition"
+    cause = f"{scene.kind.capitalize()} 5 on far.*{said}" if said else "no such partition"
     with pytest.raises(
         ServerError,
-        match=f"(?s){setting} ModelLauncher: no {scene.kind} has joined within.*{cause}",
+        match=f"(?s){setting} ModelLauncher: no {scene.kind} has joined in 3 attempts.*{cause}",
     ):
-        scene.wait()
+        scene.wait(600.0)
 
 
 def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Scene) -> None:

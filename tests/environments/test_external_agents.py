@@ -292,11 +292,15 @@ def test_nobody_without_the_key_takes_reads_samples_or_ends(play: Play) -> None:
     assert [len(rollout.turns) for rollout in rollouts] == [1, 1, 1]
 
 
-def test_a_run_that_no_agent_serves_ends(
-    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def short_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_agents, "OUTAGE_S", 0.5)
     monkeypatch.setattr(external_agents, "LOG_EVERY_S", 0.05)
+
+
+def test_a_run_that_no_agent_serves_ends(
+    play: Play, short_outage: None, caplog: pytest.LogCaptureFixture
+) -> None:
 
     async def nobody(outside: Outside) -> None:
         await asyncio.sleep(DEADLINE_S)
@@ -306,9 +310,7 @@ def test_a_run_that_no_agent_serves_ends(
     assert "1 episodes wait, for 0.5 s" in caplog.text
 
 
-def test_an_agent_that_plays_is_no_outage(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_agents, "OUTAGE_S", 0.5)
-    monkeypatch.setattr(external_agents, "LOG_EVERY_S", 0.05)
+def test_an_agent_that_plays_is_no_outage(play: Play, short_outage: None) -> None:
     rollouts = [Rollout(), Rollout()]
 
     async def work(outside: Outside) -> None:

@@ -96,8 +96,11 @@ async def wander(*, base_url: str, api_key: str, plan: Any, **columns: Any) -> f
                     again = await speaker.ask(sent, **{"x-stainless-retry-count": "1"})
                     assert again == answer
                 case "drop":
+                    # Its own words: whether it was answered must not matter to a later retry.
+                    own = {"role": "user", "content": f"dropped {len(speaker.asked)}"}
+                    dropped = body | {"messages": [*body["messages"], own]}
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(speaker.ask(body), number / 1000)
+                        await asyncio.wait_for(speaker.ask(dropped), number / 1000)
                 case "forge":
                     forged = {"role": "assistant", "content": "I never said this"}
                     user = {"role": "user", "content": "did you?"}

@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt
 from lrl.workers.worker import RunningCode, line
 from tests.environments.agents import gives_up, runs
-from tests.environments.test_agent_command import PROGRAM, leaves, left
+from tests.environments.test_agent_command import leaves, left
 from tests.environments.worlds import AsksTwice, Odd, Unloadable
 from tests.event_loop import LOOP
 from tests.event_loop import run as run_on_loop
@@ -99,12 +98,16 @@ DEADLY = {
 }
 
 
-def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode() -> None:
+def test_an_agent_reaches_its_policy_past_a_proxy_and_ends_its_episode_before_its_turn_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else rank 0 would wait, and end the process with the episodes of all others."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody answers
 
     async def play(made: EnvironmentPool) -> str:
         episode = made.open(PROMPT)
-        await episode.begin()
+        assert (await episode.begin()).observation == [{"role": "user", "content": "go"}]
         await asyncio.sleep(1.5)  # the policy writes, for longer than the agent waits
         return await ending(episode.reply(say("go")))
 
@@ -226,17 +229,6 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
     made = EnvironmentPool(Unloadable(), 1, turn_timeout_s=20.0, memory_gib=1.0)
     with pytest.raises(ConfigError, match="cannot be loaded in a worker: RuntimeError: no screen"):
         made.start(LOOP, PROMPT, say("0"))
-
-
-def test_an_agent_behind_a_proxy_reaches_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody answers
-    agent = Agent(command=[sys.executable, "-c", PROGRAM])
-
-    async def play(made: EnvironmentPool) -> Reply:
-        return await made.open(PROMPT).begin()
-
-    assert run(play, agent).observation == [{"role": "user", "content": "go"}]
 
 
 @pytest.mark.parametrize(

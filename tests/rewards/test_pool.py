@@ -4,9 +4,6 @@ Rewards are tried before anything else starts. Real processes, real crashes."""
 
 import asyncio
 import itertools
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -366,20 +363,3 @@ def test_with_every_failure_allowed_a_failed_trial_is_only_logged(caplog):
         (rollout,) = scored(pool, "give 1")
     assert rollout.reward == 1.0
     assert "data.max_reward_failures is 1" in caplog.text
-
-
-NOTEBOOK = """
-from lrl.rewards import RewardPool
-from lrl.system.event_loop import LoopThread
-def brevity(prompt, response, **columns):
-    return -len(response)
-RewardPool([brevity]).start(LoopThread())
-"""
-
-
-def test_a_reward_that_is_typed_in_a_notebook_is_refused_with_the_remedy():
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", NOTEBOOK]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 1 and "'brevity'" in ran.stderr
-    assert "%%writefile my_rewards.py" in ran.stderr

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,7 @@ TOKENS = 4
 SAMPLING = Sampling(n=2, max_tokens=9)
 
 
-class Row:
-    def __getitem__(self, index: int) -> Prompt:
-        return Prompt(id=index, token_ids=[1], text=str(index))
+PROMPTS = [Prompt(id=index, token_ids=[1], text=str(index)) for index in range(200)]
 
 
 class ModelFleet:
@@ -67,6 +65,7 @@ class ModelRewards:
         await asyncio.sleep(self.draw.random())
         spread = float(self.draw.random() >= self.equal)
         for place, rollout in enumerate(rollouts):
+            assert rollout.reward is rollout.reward_failure is None and not rollout.reward_parts
             self.seen += 1
             rollout.reward = None if self.seen % self.every == 0 else spread * place
             rollout.reward_failure = "timeout: 1 s" if rollout.reward is None else None
@@ -81,7 +80,7 @@ def make_controller(
     **rewards: float,
 ) -> Controller:
     return Controller(
-        Row(),
+        PROMPTS,
         fleet.generate,
         ModelRewards(draw, **rewards).score,
         Ledger(pacing),
@@ -195,11 +194,16 @@ def interrupted_run(pacing: Pacing, seconds: float) -> dict[str, Any]:
 
 
 def resumed_run(
-    pacing: Pacing, state: dict[str, Any], sampling: Sampling = SAMPLING
+    pacing: Pacing,
+    state: dict[str, Any],
+    sampling: Sampling = SAMPLING,
+    other_rewards: str = "",
+    rows: Mapping[int, Prompt] = {},
 ) -> tuple[Controller, ModelFleet, list[Group]]:
     fleet = ModelFleet(lambda index: 1.0 + index)
     controller = make_controller(pacing, fleet, random.Random(0), every=1000, sampling=sampling)
-    controller.load_state_dict(state)
+    controller.prompts = dict(enumerate(PROMPTS)) | rows
+    controller.load_state_dict(state, other_rewards)
     trained = run(train(controller, fleet, 1, lambda: 1.0))
     return controller, fleet, [group for _, _, group in trained]
 
@@ -247,32 +251,21 @@ def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none
     state = interrupted_run(pacing, 13.5)
     finished = [group["index"] for group in state["finished"]]
     assert finished == [0, 1, 2]
-    fleet = ModelFleet(lambda index: 1.0 + index)
-    controller = make_controller(pacing, fleet, random.Random(1), every=1000)
-
-    async def score(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            assert rollout.reward is rollout.reward_failure is None and not rollout.reward_parts
-            rollout.reward = 7.0
-
-    controller.score = score
+    for group in state["finished"]:
+        old = {"reward": -1.0, "reward_parts": {"old": -1.0}}
+        group["judgements"] = [judged | old for judged in group["judgements"]]
     if changed.startswith("data.rewards"):
-        controller.load_state_dict(state, changed)
+        _, fleet, groups = resumed_run(pacing, state, other_rewards=changed)
         again = finished
     else:
-        columns = {1: {"answer": "5"}}
-        controller.prompts = {
-            index: Prompt(id=index, token_ids=[1], text="", columns=columns.get(index, {}))
-            for index in range(100)
-        }
-        controller.load_state_dict(state)
+        other_answer = {1: replace(PROMPTS[1], columns={"answer": "5"})}
+        _, fleet, groups = resumed_run(pacing, state, rows=other_answer)
         again = [1]
     assert (
         f"{len(again)} finished groups of the checkpoint are scored again: {changed}."
         in caplog.text
     )
-    trained = {group.index: group for _, _, group in run(train(controller, fleet, 1, lambda: 1.0))}
+    trained = {group.index: group for group in groups}
     assert sorted(trained) == list(range(6))
     assert fleet.asked == [3, 4, 5], "a finished response is written again"
-    scored = {index for index in finished if trained[index].rewards == [7.0, 7.0]}
-    assert scored == {*again}
+    assert [index for index in finished if trained[index].rewards != [-1.0, -1.0]] == again

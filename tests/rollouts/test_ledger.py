@@ -26,17 +26,11 @@ def make_pacing(shape: tuple[int, int, int, bool], last_step: int | None = STEPS
     )
 
 
-def prompt_at(index: int) -> Prompt:
-    return Prompt(id=100 + index, token_ids=[1], text="")
-
-
-class Row:
-    def __getitem__(self, index: int) -> Prompt:
-        return prompt_at(index)
+PROMPTS = [Prompt(id=100 + index, token_ids=[1], text="") for index in range(1000)]
 
 
 def admit(ledger: Ledger, version: int) -> list[int]:
-    return [group.index for group in ledger.admit(version, Row(), responses=1)]
+    return [group.index for group in ledger.admit(version, PROMPTS, responses=1)]
 
 
 def finish(ledger: Ledger, *indices: int) -> None:
@@ -46,7 +40,7 @@ def finish(ledger: Ledger, *indices: int) -> None:
 
 def resumed(ledger: Ledger, steps_done: int) -> Ledger:
     other = Ledger(ledger.pacing)
-    other.load_state_dict(through_a_file(ledger.state_dict(steps_done)), prompt_at)
+    other.load_state_dict(through_a_file(ledger.state_dict(steps_done)), PROMPTS.__getitem__)
     return other
 
 
@@ -92,7 +86,7 @@ def test_after_a_resume_with_a_lower_max_lag_groups_that_would_be_too_old_begin_
     ledger = Ledger(make_pacing((8, 2, 1, True)))
     assert admit(ledger, 0) == [0, 1, 2, 3]
     lower = Ledger(make_pacing((8, 2, 0, True)))
-    lower.load_state_dict(through_a_file(ledger.state_dict(0)), prompt_at)
+    lower.load_state_dict(through_a_file(ledger.state_dict(0)), PROMPTS.__getitem__)
     assert list(lower.running) == [0, 1]
     train(lower, 0)
     assert admit(lower, 1) == [2, 3]
@@ -117,7 +111,7 @@ def test_a_checkpoint_of_a_run_with_other_steps_is_refused(other: tuple) -> None
         train(ledger, step)
     state = ledger.state_dict(3)
     with pytest.raises(ValueError, match="groups_per_step"):
-        Ledger(make_pacing(other)).load_state_dict(state, prompt_at)
+        Ledger(make_pacing(other)).load_state_dict(state, PROMPTS.__getitem__)
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,7 +151,7 @@ def responses(draw: st.DrawFn) -> Rollout:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(responses(), min_size=1, max_size=4), st.booleans())
 def test_a_group_comes_back_unchanged_an_unfinished_one_without_its_rewards(
     rollouts: list[Rollout], scored: bool

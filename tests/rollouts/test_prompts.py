@@ -36,8 +36,8 @@ NO_SYSTEM = (
 """One that leaves system messages, tools and calls of them out."""
 
 
-def characters(chat: bool = False) -> PreTrainedTokenizerFast:
-    """One token per printable ASCII character; with `chat` it has a chat template."""
+def characters(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """One token per printable ASCII character."""
     letters = [chr(code) for code in range(32, 127)] + ["\n", "<unk>"]
     model = Tokenizer(
         models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<unk>")
@@ -45,24 +45,21 @@ def characters(chat: bool = False) -> PreTrainedTokenizerFast:
     model.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     model.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
-    tokenizer.chat_template = CHAT if chat else None
+    tokenizer.chat_template = chat_template
     return tokenizer
 
 
 def loaded(
-    source: Any = ROWS, *, has_chat: bool = False, most: int = 10_000, **settings: Any
+    source: Any = ROWS, chat_template: str | None = None, most: int = 10_000, **settings: Any
 ) -> Prompts:
     prompts = Prompts(source, **settings)
-    prompts.load(characters(has_chat), most)
+    prompts.load(characters(chat_template), most)
     return prompts
 
 
-def rendered(rows: list[dict[str, Any]], chat_template: str, **settings: Any) -> str:
-    tokenizer = characters()
-    tokenizer.chat_template = chat_template
-    prompts = Prompts(rows, shuffle=False, **settings)
-    prompts.load(tokenizer, 10_000)
-    return tokenizer.decode(prompts[0].token_ids)
+def rendered(rows: list[dict[str, Any]], chat_template: str | None, **settings: Any) -> str:
+    prompts = loaded(rows, chat_template, shuffle=False, **settings)
+    return characters().decode(prompts[0].token_ids)
 
 
 def seen(prompts: Prompts, start: int, stop: int) -> list[int]:
@@ -171,7 +168,7 @@ def test_what_no_prompt_would_show_is_refused_by_row(
     chat_template: str | None, row: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^Row 1 of prompts.*{words}"):
-        rendered([{"prompt": ("1+1?")}, {"prompt": ("2+2?")} | row], chat_template)  # type: ignore[arg-type]
+        rendered([{"prompt": "1+1?"}, {"prompt": "2+2?"} | row], chat_template)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +202,7 @@ def test_messages_keep_their_turns_and_the_template_fills_the_last_question() ->
         {"role": "user", "content": "2+2?"},
     ]
     settings = {"system_prompt": "Add.", "template": "{prompt} Think."}
-    prompts = loaded([{"prompt": turns}], has_chat=True, **settings)
+    prompts = loaded([{"prompt": turns}], chat_template=CHAT, **settings)
     text = characters().decode(prompts[0].token_ids)
     assert text == "<system>Add.\n<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
     assert prompts[0].text == "2+2? Think."
@@ -221,7 +218,7 @@ TURNS = [{"role": "system", "content": 'Say "yes".'}, {"role": "user", "content"
 )
 def test_messages_stored_as_text_are_the_messages(stored: str) -> None:
     assert rendered([{"prompt": stored}], CHAT) == rendered([{"prompt": TURNS}], CHAT)
-    prompts = loaded([{"prompt": stored}], has_chat=True)
+    prompts = loaded([{"prompt": stored}], chat_template=CHAT)
     assert prompts.typed(prompts[0]) == "Café?"
     with pytest.raises(ValueError, match="only a chat template renders it"):
         loaded([{"prompt": stored}])
@@ -262,13 +259,12 @@ def test_a_template_reads_the_arguments_of_a_call_as_a_dict_or_as_text(
 ) -> None:
     call = {"type": "function", "function": {"name": "go", "arguments": stored}}
     chat = Chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
-    tokenizer = characters()
-    tokenizer.chat_template = SHOWS_ARGUMENTS.replace("ARGUMENTS", shows)
+    tokenizer = characters(SHOWS_ARGUMENTS.replace("ARGUMENTS", shows))
     assert render_chat(tokenizer, chat) == text
     assert call["function"]["arguments"] is stored
 
 
-HAS_CHAT = {"has_chat": True}
+HAS_CHAT = {"chat_template": CHAT}
 
 
 @pytest.mark.parametrize(

@@ -116,31 +116,31 @@ def test_nothing_is_left_after_close_and_who_waits_gets_to_know(kind):
 TRAINER = """
 import time
 from tests.event_loop import LOOP
-from tests.workers.jobs import {kind}, pid_of
+from tests.workers.jobs import KINDS, pid_of
 if __name__ == "__main__":
-    jobs = {kind}(timeout_s=60)
-    jobs.pool.start(LOOP)
-    LOOP.submit(jobs.do("hang"))
-    time.sleep(0.5)
-    print(pid_of(jobs.pool.workers), flush=True)
+    for jobs in [kind(timeout_s=60) for kind in KINDS]:
+        jobs.pool.start(LOOP)
+        LOOP.submit(jobs.do("hang"))
+        time.sleep(0.5)
+        print(pid_of(jobs.pool.workers), flush=True)
     time.sleep(60)
 """
 
 
-def test_workers_die_with_a_trainer_that_is_killed(tmp_path, kind):
+def test_workers_die_with_a_trainer_that_is_killed(tmp_path):
     script = tmp_path / "trainer.py"
-    script.write_text(TRAINER.format(kind=kind.__name__))
+    script.write_text(TRAINER)
     trainer = subprocess.Popen(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(REWARDS)])},
         stdout=subprocess.PIPE,
     )
     assert trainer.stdout is not None
-    worker = psutil.Process(int(trainer.stdout.readline()))
-    both = [worker, worker.parent()]
+    workers = [psutil.Process(int(trainer.stdout.readline())) for _ in KINDS]
+    started = [*workers, *(worker.parent() for worker in workers)]
     trainer.kill()
     trainer.communicate()
-    wait_for(lambda: not any(lives(one) for one in both if one), 60.0, "the end of the workers")
+    wait_for(lambda: not any(lives(one) for one in started if one), 60.0, "the end of the workers")
 
 
 def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind):
@@ -166,24 +166,37 @@ def test_what_no_proxy_names_stays(before, after, monkeypatch):
     assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == after
 
 
+OWN = "def own(prompt, response, **columns):\n    return 1.0\n"
+STARTS = """
+from lrl.rewards import GSM8K, RewardPool
+from lrl.system.event_loop import LoopThread
+RewardPool([{reward}]).start(LoopThread())
+"""
+
+
 @pytest.mark.parametrize(
-    ("before", "reward"),
-    [("", "GSM8K()"), ("def own(prompt, response, **columns):\n    return 1.0\n", "own")],
+    ("program", "typed"),
+    [
+        (STARTS.format(reward="GSM8K()"), False),
+        (OWN + STARTS.format(reward="own"), False),
+        (OWN + STARTS.format(reward="own"), True),
+    ],
 )
-def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, before, reward):
+def test_a_script_without_a_guard_and_a_reward_typed_in_a_notebook_are_named_with_the_remedy(
+    tmp_path, program, typed
+):
     script = tmp_path / "trainer.py"
-    script.write_text(
-        f"{before}from lrl.rewards import GSM8K, RewardPool\n"
-        "from lrl.system.event_loop import LoopThread\n"
-        f"pool = RewardPool([{reward}])\npool.start(LoopThread())\n"
-    )
-    run = subprocess.run(
-        [sys.executable, str(script)],
+    script.write_text(program)
+    ran = subprocess.run(
+        [sys.executable, *(["-c", program] if typed else [str(script)])],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert run.returncode == 1
-    errors = [line for line in run.stderr.splitlines() if line.startswith("lrl: error: ")]
+    assert ran.returncode == 1
+    if typed:
+        assert "'own'" in ran.stderr and "%%writefile my_rewards.py" in ran.stderr
+        return
+    errors = [line for line in ran.stderr.splitlines() if line.startswith("lrl: error: ")]
     assert errors and all(line.endswith('under `if __name__ == "__main__":`.') for line in errors)

@@ -222,25 +222,23 @@ def test_without_the_token_no_route_of_a_member_answers(shared):
             assert call(url, method, CALLS + route, headers, b"{}")[0] == 401
 
 
-def test_a_member_on_which_the_trial_fails_gets_no_job(tmp_path, monkeypatch):
+def test_a_member_that_cannot_load_the_code_or_fails_the_trial_gets_no_job_and_says_why(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("LRL_TEST_THIS_MACHINE", "1")
     groups = Groups()
     groups.pool = RewardPool([odd_rewards.of_this_machine], 1, max_failures=0.5)
     with ServedMembers(tmp_path, groups) as made:
         groups.pool.close()
         groups.pool.start(LOOP, PROMPT)
-        refused = made.start(without="LRL_TEST_THIS_MACHINE")
-        message, _ = refused.communicate(timeout=START_S)
-        assert refused.returncode == 1 and "the run has not admitted it: The rewards" in message
+        fails, lacks = made.start(without="LRL_TEST_THIS_MACHINE"), made.start(path=str(ROOT))
+        message, _ = fails.communicate(timeout=START_S)
+        assert fails.returncode == 1 and "the run has not admitted it: The rewards" in message
         assert "KeyError: 'LRL_TEST_THIS_MACHINE'" in made.refusal
-        assert not groups.pool.counts["scored"], "a trial is no response"
-
-
-def test_a_member_that_cannot_load_the_code_says_so_on_both_ends(tmp_path):
-    with ServedMembers(tmp_path, Groups()) as made:
-        message, _ = made.start(path=str(ROOT)).communicate(timeout=START_S)
+        message, _ = lacks.communicate(timeout=START_S)
         for said in (message, made.refusal):
             assert "No module named 'odd_rewards'" in said
+        assert not groups.pool.counts["scored"], "a trial is no response"
 
 
 def test_a_member_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(shared):

@@ -34,14 +34,12 @@ class Shape:
 
     config: Any
     """transformers' text config."""
-    tensors: TensorShapes
-    """Shape of every tensor by its name in memory."""
     parameters: int
     """Numbers in the model, tied ones once."""
     vocabulary: int
     """Rows of the embedding."""
     trained: TensorShapes
-    """Shape of every tensor that a checkpoint has: those of the adapters, or all."""
+    """Shape of every tensor that a checkpoint has, by its name: those of the adapters, or all."""
 
 
 def check_policy(run: Run, read: Sequence[Prompts]) -> Shape:
@@ -98,7 +96,7 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
             f"in its config), and transformers leaves that out in {used}: set model.attention to "
             "eager or flash_attention_2"
         )
-    tensors = trained = _shapes(model.state_dict())
+    trained = _shapes(model.state_dict())
     parameters = model.num_parameters()
     if lora is not None:
         lora.add_to(model)
@@ -106,7 +104,6 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
         trained = _shapes({name: weight for name, weight in weights if weight.requires_grad})
     return Shape(
         config,
-        tensors,
         parameters=parameters,
         vocabulary=int(model.get_input_embeddings().weight.shape[0]),
         trained=trained,
@@ -176,7 +173,7 @@ def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
     other = check_beside(
         model, "model.reference.model", policy, shape, may_have_more=reference.rewards_tokens
     )
-    if reference.refresh_every_n_steps is not None and other.tensors != shape.tensors:
+    if reference.refresh_every_n_steps is not None and other.trained != shape.trained:
         raise ConfigError(
             f"model.reference.refresh_every_n_steps is {reference.refresh_every_n_steps}, and "
             f"model.reference.model={model!r} is of another architecture than the policy. Leave "

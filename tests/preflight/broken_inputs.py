@@ -201,7 +201,7 @@ def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
     """What Lightning would have saved after one step, right and wrong."""
     from lrl.preflight.model import shape_of
 
-    sizes = shape_of(str(model), None).tensors
+    sizes = shape_of(str(model), None).trained
     weights = {f"network.{name}": torch.zeros(size) for name, size in sizes.items()}
     ledgers = {}
     for groups in (4, 2):

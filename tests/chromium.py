@@ -80,12 +80,9 @@ def page() -> Iterator[Page]:
         )
         try:
             with asyncio.Runner() as runner:
-                session = runner.run(_session())
-                try:
-                    address = runner.run(_find(session, Path(folder) / "DevToolsActivePort"))
-                    yield Page(runner, runner.run(_connect(session, address)))
-                finally:
-                    runner.run(session.close())
+                session, socket = runner.run(_connect(Path(folder) / "DevToolsActivePort"))
+                yield Page(runner, socket)
+                runner.run(session.close())
         finally:
             browser.terminate()
             browser.wait(DEADLINE_S)
@@ -96,12 +93,9 @@ def is_installed() -> bool:
     return shutil.which("chromium") is not None
 
 
-async def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession()
-
-
-async def _connect(session: aiohttp.ClientSession, address: str) -> aiohttp.ClientWebSocketResponse:
-    return await session.ws_connect(address, max_msg_size=0)
+async def _connect(port_file: Path) -> tuple[aiohttp.ClientSession, Any]:
+    session = aiohttp.ClientSession()
+    return session, await session.ws_connect(await _find(session, port_file), max_msg_size=0)
 
 
 async def _find(session: aiohttp.ClientSession, port_file: Path) -> str:

@@ -16,12 +16,10 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lrl.advantages import GroupMean
 from lrl.policy import PolicyModule
-from lrl.rollouts.packing import Packer
 from lrl.strategies.generator_devices import GracefulShutdown
 from lrl.types import MicroBatch
-from tests.policies import FakeStep, make_group
+from tests.policies import FakeStep, make_group, pack
 
 STEPS_PER_EPOCH = 3
 MICRO_BATCHES = 3
@@ -48,14 +46,8 @@ class StepsByVersion(L.LightningDataModule):
 
 def micro_batches(step: int) -> list[MicroBatch]:
     """Three micro-batches, those of each step different."""
-    packers = [Packer(64, GroupMean(), 1.0) for _ in range(MICRO_BATCHES)]
-    groups = [
-        make_group(MICRO_BATCHES * step + number, responses=2) for number in range(MICRO_BATCHES)
-    ]
-    found = [
-        [*packer.add(group), *packer.flush()] for packer, group in zip(packers, groups, strict=True)
-    ]
-    return [micro for rounds in found for (micro,) in rounds if micro is not None]
+    numbers = range(MICRO_BATCHES * step, MICRO_BATCHES * (step + 1))
+    return [micro for number in numbers for micro in pack([make_group(number, responses=2)])]
 
 
 def trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:

@@ -94,10 +94,9 @@ def test_a_model_with_unknown_logit_changes_is_refused(
 
 OBJECTIVES = [
     *((AIPO(2.0), by) for by in ("token", "sequence", 12)),
-    *((GSPO(0.2, 0.2), by) for by in ("token", "sequence", 12)),
-    *((TBA(0.3), by) for by in ("token", "sequence")),
-    *((one, "token") for one in (REINFORCE(), PPO(), DecoupledPPO(), IcePop(), CISPO())),
-    *((TIS(2.0), "token"), (TIS(2.0, "sequence"), "sequence"), (TOPR(), 12)),
+    *((one, "token") for one in (REINFORCE(), PPO(), DecoupledPPO(), IcePop(), CISPO(), TIS(2.0))),
+    *((one, "sequence") for one in (GSPO(0.2, 0.2), TBA(0.3), TIS(2.0, "sequence"))),
+    (TOPR(), 12),
 ]
 
 

@@ -10,8 +10,10 @@ import pytest
 
 import lrl
 from lrl.run import Run
+from tests import test_trainer
 from tests.callbacks.model_run import ModelRun
 
+data, quiet = test_trainer.data, test_trainer.quiet
 HOOKS = ("check", "prepare", "start", "begin", "end")
 
 
@@ -31,12 +33,8 @@ def test_a_run_ends_all_that_it_has_started_although_one_end_fails() -> None:
     assert ended == ["syncs", "workers"]
 
 
-class Reached(Exception):  # noqa: N818 - no error, the end of the test
-    """The run would start its generators now."""
-
-
 def test_lightnings_hooks_call_the_run_in_its_order_and_nothing_is_read_before_its_check(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy_folder: Path, quiet: Any, data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
     for name in HOOKS:
@@ -44,8 +42,6 @@ def test_lightnings_hooks_call_the_run_in_its_order_and_nothing_is_read_before_i
 
         def note(run: Run, name: str = name, body: Any = body) -> None:
             called.append(name)
-            if name == "start":
-                raise Reached
             body(run)
 
         monkeypatch.setattr(Run, name, note)
@@ -56,22 +52,7 @@ def test_lightnings_hooks_call_the_run_in_its_order_and_nothing_is_read_before_i
         load(prompts, *args)
 
     monkeypatch.setattr(lrl.Prompts, "load", read)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=lrl.AsyncSingleDevice(),
-        max_steps=1,
-        logger=False,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-    )
-    data = lrl.RolloutDataModule(
-        [{"prompt": "1+1=", "answer": "2"}],
-        ["tests.odd_lengths:brevity"],
-        groups_per_step=1,
-        max_prompt_tokens=64,
-        max_response_tokens=32,
-    )
-    with pytest.raises(Reached):
+    trainer = L.Trainer(devices=2, strategy=lrl.AsyncSingleDevice(), **quiet)
+    with pytest.raises(test_trainer.ServersReached):
         trainer.fit(lrl.PolicyModule(str(policy_folder)), data)
     assert called == ["check", "prepare", "start", "end"]

@@ -129,15 +129,15 @@ def test_a_token_by_half_updated_weights_or_a_newer_version_is_found(logit: floa
     assert proof.difference == pytest.approx(abs(logprob(1.0) - logprob(logit)), abs=1e-5)
 
 
-@pytest.mark.parametrize(("logit", "within"), [(2.0, True), (0.0, False)])
-def test_a_carried_response_may_be_by_a_newer_version_and_by_no_older_one(
-    logit: float, within: bool
+@pytest.mark.parametrize(("logit", "older"), [(2.0, 0), (0.0, 1)])
+def test_a_carried_response_may_be_by_a_newer_version_and_what_the_one_before_wrote_is_counted(
+    logit: float, older: int
 ) -> None:
     tokens = recorder((logit, 1))
     tokens._carried += tokens.groups[0][1].rollouts
     proof = tokens.verify(Fixed(0.0), 1.0)
-    assert (proof.carried, proof.difference) == (1, 0.0)
-    assert (proof.carried_difference < 1e-5) is within
+    assert (proof.carried, proof.difference, proof.under_an_older_version) == (1, 0.0, older)
+    assert proof.carried_difference < 1e-5
 
 
 def test_a_prompt_that_is_trained_twice_or_left_out_is_missing() -> None:

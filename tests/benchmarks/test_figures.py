@@ -1,21 +1,18 @@
-"""What the benchmarks compute: intervals, drawn lengths, means, ratios, forecasts."""
+"""What the benchmarks compute: intervals, drawn lengths, means, ratios."""
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 
-from benchmarks import forecast, overlap
+from benchmarks import overlap
 from benchmarks.against_trl import speed
 from benchmarks.forced_lengths import long_tailed
 from benchmarks.lag_sweep import lag_cell
 from benchmarks.records import accuracy_interval
 from benchmarks.skewness import OTHERS, Oracle
 from lrl.evaluation import wilson_interval
-from lrl.planning.costs import LinearGenerator, LinearTrainer
-from lrl.rollouts.timeline import Record
 from lrl.types import Prompt
 
 
@@ -58,27 +55,3 @@ def test_a_ratio_is_to_the_slower_side_alone_and_to_the_faster_of_trls_ways() ->
     shared = {"lengths": "equal", "trl": "1", "writing": [1.0] * 3} | took(1.0)
     rows = [shared | {"system": name, "answers_per_s": value} for name, value in speeds.items()]
     assert "trains 1.60 times TRL's responses" in speed.table(rows)
-
-
-def test_where_the_simulator_is_right_every_forecast_is_the_fact() -> None:
-    generator = LinearGenerator(
-        kv_tokens=40_000, step_s=0.013, response_s=3e-4, prefill_token_s=4e-3, sync_pause_s=0.1
-    )
-    trainer = LinearTrainer(
-        micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, update_s=0.1, sync_s=0.4
-    )
-    usual = {name: default for name, (default, *_) in forecast.SETTINGS.items()}
-    runs = list(forecast.runs(Namespace(**usual | {"steps": 8, "warmup": 2})))
-
-    def timeline(run: dict[str, Any]) -> list[Record]:
-        records = list[Record]()
-        forecast.simulation(run, generator, trainer, prompt_tokens=35).run(records.append)
-        return records
-
-    (fitted,) = (timeline(run) for run in runs if run["run"] == forecast.FITTED)
-    for row in (forecast.compare(run, timeline(run), fitted) for run in runs):
-        assert row["same_responses"]
-        assert forecast.error(row) == pytest.approx(0, abs=0.02)
-        parts = sum(row["fact"][part] for of in forecast.GROUPED.values() for part in of)
-        # Medians of parts do not add up exactly.
-        assert parts == pytest.approx(row["fact"]["seconds"], rel=0.25)

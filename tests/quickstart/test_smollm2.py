@@ -17,7 +17,6 @@ from lrl.training.model import find_model
 from tests import tiny_policies
 from tests.tiny_policies import CHAT_TEMPLATE
 
-LAYERS, HEADS, KEY_HEADS, WIDTH, INNER = 2, 4, 2, 64, 128
 SPECIAL = ["<|unknown|>", "<|start|>", "<|end|>"]
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -39,18 +38,9 @@ def tokens() -> list[str]:
 
 def tiny_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokens()),
-        hidden_size=WIDTH,
-        intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEY_HEADS,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-    )
-    return LlamaForCausalLM(config)
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    own = {"vocab_size": len(tokens()), "tie_word_embeddings": True, "rope_parameters": rope}
+    return LlamaForCausalLM(LlamaConfig(**tiny_policies.sizes() | own))
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -60,16 +50,17 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
+    gguf, config = pytest.importorskip("gguf"), model.config
+    query_heads, key_heads = config.num_attention_heads, config.num_key_value_heads
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(64)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEY_HEADS)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(query_heads)
+    writer.add_head_count_kv(key_heads)
     writer.add_rope_freq_base(500.0)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_rope_dimension_count(config.hidden_size // query_heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(len(tokens()))
     writer.add_tokenizer_model("gpt2")
@@ -84,10 +75,10 @@ def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
     weights = model.state_dict()
     writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"].numpy())
     writer.add_tensor("output_norm.weight", weights["model.norm.weight"].numpy())
-    for layer in range(LAYERS):
+    for layer in range(config.num_hidden_layers):
         for name, short in NAMES.items():
             weight = weights[f"model.layers.{layer}.{name}.weight"]
-            heads = {"attn_q": HEADS, "attn_k": KEY_HEADS}.get(short)
+            heads = {"attn_q": query_heads, "attn_k": key_heads}.get(short)
             weight = interleaved(weight, heads) if heads else weight
             writer.add_tensor(f"blk.{layer}.{short}.weight", weight.numpy())
     writer.write_header_to_file()

@@ -9,7 +9,7 @@ Covers lrl/preflight/settings.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,9 @@ class Run:
     trainer: L.Trainer
     policy: lrl.PolicyModule
     data: Data
-    prompts: list[str] = field(default_factory=list)
+    prompts: list[str]
     """Prompts of the groups in the order of their training."""
-    steps: int = 0
+    steps: int
     """The trainer's count at its end."""
 
     @property
@@ -84,21 +84,17 @@ class Run:
 def fit(
     server: LentServer, policy: Path, folder: Path, ckpt_path: str | None = None, **settings: Any
 ) -> Run:
-    noted: list[Run] = []
+    prompts: list[str] = []
 
-    def note(trainer: L.Trainer, *args: Any) -> None:
-        run = noted[0].data.run
-        assert run is not None
-        stream = run.step_stream
-        noted[0].prompts.extend(group.prompt.text for group in stream.groups)
+    def note(trainer: Any, *args: Any) -> None:
+        prompts.extend(group.prompt.text for group in trainer.datamodule.run.step_stream.groups)
 
     callbacks = [*settings.pop("callbacks"), RolloutLog(), LambdaCallback(on_train_batch_end=note)]
     how = {"accelerator": "cpu", "devices": 2, "log_every_n_steps": 1, "default_root_dir": folder}
     trainer = L.Trainer(strategy=Borrowing(server), callbacks=callbacks, **how | settings)
-    noted.append(Run(folder, trainer, lrl.PolicyModule(str(policy), lr=1e-3), Data()))
-    trainer.fit(noted[0].policy, noted[0].data, ckpt_path=ckpt_path)
-    ended = noted[0]
-    return replace(ended, prompts=[*ended.prompts], steps=trainer.global_step)
+    module, data = lrl.PolicyModule(str(policy), lr=1e-3), Data()
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    return Run(folder, trainer, module, data, prompts=[*prompts], steps=trainer.global_step)
 
 
 @pytest.fixture(scope="module")

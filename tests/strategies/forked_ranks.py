@@ -13,7 +13,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import forkserver, resource_tracker
@@ -158,8 +159,12 @@ def be_program(
         raise SystemExit(1) from None
 
 
-def meet(folder: Path) -> Ranks:
+@contextmanager
+def met(folder: Path) -> Iterator[Ranks]:
+    """Has this rank meet the others, and wait for them at the end."""
     wait, rank = timedelta(seconds=60), int(os.environ["RANK"])
     ranks = int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
-    return Ranks(dist.new_group(backend="gloo", timeout=wait))
+    yield Ranks(dist.new_group(backend="gloo", timeout=wait))
+    dist.barrier()
+    dist.destroy_process_group()

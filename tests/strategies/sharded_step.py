@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -24,7 +23,7 @@ from lrl.system.ranks import Ranks, follow
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
 from tests.policies import make_group
-from tests.strategies.forked_ranks import meet
+from tests.strategies.forked_ranks import met
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS, Arriving, stream
 
 TEXT = [1, 2, 3, 4, 5]
@@ -89,32 +88,30 @@ def fill_new_weights(policy: torch.nn.Module) -> None:
 
 def main(models: Path, folder: Path, tensor: int) -> None:
     """Trains a step of each policy of a folder; `tensor` ranks compute a micro-batch together."""
-    them = meet(folder)
-    for model in sorted(models.iterdir()):
-        if tensor > 1 and model.name in UNDIVIDED:
-            continue
-        sizes = {"shards": them.size // tensor} | ({"tensor": tensor} if tensor > 1 else {})
-        dtype = torch.bfloat16 if model.name.endswith("bf16") else None
-        parts = {"reference": lrl.Reference(), "critic": critic_of(model, tensor)}
-        policy = Sharded(str(model), them, sizes, dtype, **parts)
-        found = train(policy)
-        if them.rank:
-            with pytest.raises(
-                RuntimeError, match="has called PolicyModel.prompt_logprobs by itself"
-            ):
-                policy.prompt_logprobs(TEXT)
-        else:
-            found["logprobs"] = policy.prompt_logprobs(TEXT)
-            found["rounded"] = policy.prompt_logprobs(TEXT, "bfloat16")
-            found["held"] = policy.prompt_logprobs(TEXT, None, "bfloat16")
-            found["afterwards"] = policy.prompt_logprobs(TEXT)
-            found["reference"] = reference_logprobs(policy)
-            found["weights"] = {name: weight.clone() for name, weight in policy.whole_weights()}
-            policy.export(folder / f"{model.name}-exported")
-        follow(policy)
-        torch.save(found, folder / f"{model.name}-{them.rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with met(folder) as them:
+        for model in sorted(models.iterdir()):
+            if tensor > 1 and model.name in UNDIVIDED:
+                continue
+            sizes = {"shards": them.size // tensor} | ({"tensor": tensor} if tensor > 1 else {})
+            dtype = torch.bfloat16 if model.name.endswith("bf16") else None
+            parts = {"reference": lrl.Reference(), "critic": critic_of(model, tensor)}
+            policy = Sharded(str(model), them, sizes, dtype, **parts)
+            found = train(policy)
+            if them.rank:
+                with pytest.raises(
+                    RuntimeError, match="has called PolicyModel.prompt_logprobs by itself"
+                ):
+                    policy.prompt_logprobs(TEXT)
+            else:
+                found["logprobs"] = policy.prompt_logprobs(TEXT)
+                found["rounded"] = policy.prompt_logprobs(TEXT, "bfloat16")
+                found["held"] = policy.prompt_logprobs(TEXT, None, "bfloat16")
+                found["afterwards"] = policy.prompt_logprobs(TEXT)
+                found["reference"] = reference_logprobs(policy)
+                found["weights"] = {name: weight.clone() for name, weight in policy.whole_weights()}
+                policy.export(folder / f"{model.name}-exported")
+            follow(policy)
+            torch.save(found, folder / f"{model.name}-{them.rank}.pt")
 
 
 def train(policy: Sharded) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from lrl.system.ranks import collective, follow
 from lrl.training.lora import adapter_tensors
@@ -20,7 +19,7 @@ from lrl.training.sharding import whole_on
 from lrl.weights import nccl
 from lrl.weights.buckets import JoinOrder
 from lrl.weights.staging import StageOrder
-from tests.strategies.forked_ranks import meet
+from tests.strategies.forked_ranks import met
 from tests.strategies.sharded_step import UNDIVIDED, Sharded
 from tests.weights.nccl_over_gloo import Communicator, receive
 
@@ -50,28 +49,29 @@ def broadcast(policy: Divided, place: Path) -> dict[str, torch.Tensor]:
 def main(models: Path, folder: Path, sizes: dict[str, int], offload: bool) -> None:
     """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh, and weights
     that `offload` wait on the CPU."""
-    them = meet(folder)
-    nccl.join_communicator, nccl.BUCKET_BYTES = Communicator, 1000
-    for model in sorted(models.iterdir()):
-        if "tensor" in sizes and model.name in UNDIVIDED:
-            continue
-        policy = Divided(str(model), them, sizes, None, offload)
-        if them.rank == 0:
-            of_file = {name: weight.clone() for name, weight in policy.staged_weights()}
-            torch.save(of_file, folder / f"{model.name}-file.pt")
-            sent = {name: weight.clone() for name, weight in policy.whole_weights(torch.bfloat16)}
-            torch.save(sent, folder / f"{model.name}-sent.pt")
-            file = folder / f"{model.name}.safetensors"
-            file.touch()
-            policy.stage_weights(StageOrder("file", None, str(file)))
-            policy.stage_weights(StageOrder("parts", torch.bfloat16))
-            torch.save(
-                broadcast(policy, folder / f"{model.name}-met"), folder / f"{model.name}-worker.pt"
-            )
-        follow(policy)
-        part = policy.staging.parts["parts"]
-        blocks = [part.read(block.index) for block in part.blocks]
-        torch.save((part.header.text, blocks), folder / f"{model.name}-{them.rank}.pt")
-        policy.staging.close()
-    dist.barrier()
-    dist.destroy_process_group()
+    with met(folder) as them:
+        nccl.join_communicator, nccl.BUCKET_BYTES = Communicator, 1000
+        for model in sorted(models.iterdir()):
+            if "tensor" in sizes and model.name in UNDIVIDED:
+                continue
+            policy = Divided(str(model), them, sizes, None, offload)
+            if them.rank == 0:
+                of_file = {name: weight.clone() for name, weight in policy.staged_weights()}
+                torch.save(of_file, folder / f"{model.name}-file.pt")
+                sent = {
+                    name: weight.clone() for name, weight in policy.whole_weights(torch.bfloat16)
+                }
+                torch.save(sent, folder / f"{model.name}-sent.pt")
+                file = folder / f"{model.name}.safetensors"
+                file.touch()
+                policy.stage_weights(StageOrder("file", None, str(file)))
+                policy.stage_weights(StageOrder("parts", torch.bfloat16))
+                torch.save(
+                    broadcast(policy, folder / f"{model.name}-met"),
+                    folder / f"{model.name}-worker.pt",
+                )
+            follow(policy)
+            part = policy.staging.parts["parts"]
+            blocks = [part.read(block.index) for block in part.blocks]
+            torch.save((part.header.text, blocks), folder / f"{model.name}-{them.rank}.pt")
+            policy.staging.close()

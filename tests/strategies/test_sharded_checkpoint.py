@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,18 @@ from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, star
 from tests.strategies.sharded_fit import fit
 
 
-def fit_sharded(
+def program(
     policy: Path, folder: Path, ranks: int, steps: int, *more: Any, **settings: Any
-) -> dict[str, Any]:
+) -> Callable[[], None]:
+    words = (str(policy), str(folder), ranks, steps, *more)
+    return functools.partial(sharded_fit.main, *words, **settings)
+
+
+def fit_sharded(policy: Path, folder: Path, ranks: int, *more: Any, **settings: Any) -> Any:
     folder.mkdir()
-    call = functools.partial(
-        sharded_fit.main, str(policy), str(folder), ranks, steps, *more, **settings
-    )
+    call = program(policy, folder, ranks, *more, **settings)
     (folder / "output").write_text(run_ranks(call, ranks, folder))
-    found: dict[str, Any] = torch.load(folder / "weights.pt")
-    return found
+    return torch.load(folder / "weights.pt")
 
 
 @pytest.fixture(scope="module")
@@ -163,41 +166,30 @@ def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_pa
         assert torch.equal(runs["copies"]["policy"][name], weight)
 
 
-@pytest.mark.parametrize("place", ["load", "step", "sync", "save"])
+@pytest.mark.parametrize(
+    ("place", "rank", "steps"),
+    [("load", 1, 0), ("step", 1, 1), ("sync", 1, 1), ("save", 1, 1), ("step", 0, 0)],
+)
 def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpoint(
-    place: str, policy_folder: Path, tmp_path: Path
+    place: str, rank: int, steps: int, policy_folder: Path, tmp_path: Path
 ) -> None:
-    call = functools.partial(
-        sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at=place
-    )
-    before = set(os.listdir(SHM))
-    text = run_ranks(call, 2, tmp_path, ends=[1, -signal.SIGKILL])
+    call = program(policy_folder, tmp_path, 2, 9, dies_at=place, dies=rank)
+    before, ends = set(os.listdir(SHM)), [1, 1]
+    ends[rank] = -signal.SIGKILL
+    text = run_ranks(call, 2, tmp_path, ends=ends)
     wait_for_none(lambda: left_in_shared_memory(before), 60.0, "its files in shared memory")
-    of_any = "(Rank 1|Another rank) has ended|Another rank does not take part"
+    of_any = f"(Rank {rank}|Another rank) has ended|Another rank does not take part"
     assert re.search("Rank 1 has ended" if place == "sync" else of_any, text), text
-    saved = sorted(path.name for path in tmp_path.glob("step=*"))
-    assert saved == ([] if place == "load" else ["step=1.ckpt"]), "what was saved before"
-
-
-def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
-    call = functools.partial(
-        sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at="step", dies=0
-    )
-    text = run_ranks(call, 2, tmp_path, ends=[-signal.SIGKILL, 1])
-    assert re.search("(Rank 0|Another rank) has ended", text), text
+    saved = [path.name for path in tmp_path.glob("step=*")]
+    assert saved == ["step=1.ckpt"][:steps], "what was saved before"
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_rank_that_stands_still_in_a_sync_ends_the_run_at_the_syncs_deadline_or_at_a_signal(
     told: bool, policy_folder: Path, tmp_path: Path
 ) -> None:
-    call = functools.partial(
-        *(sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9),
-        dies_at="sync",
-        dies_by=signal.SIGSTOP,
-        deadline_s=300.0 if told else 10.0,
-    )
-    port = free_port()
+    how = {"dies_by": signal.SIGSTOP, "deadline_s": 300.0 if told else 10.0}
+    call, port = program(policy_folder, tmp_path, 2, 9, dies_at="sync", **how), free_port()
     first, stopped = (start_rank(call, rank, 2, port, tmp_path) for rank in range(2))
     try:
         if told:

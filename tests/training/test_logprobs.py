@@ -101,32 +101,25 @@ class Watch(TorchDispatchMode):
     transform=st.builds(
         LogitTransform, st.sampled_from([1.0, 0.0625, 8.0]), st.sampled_from([None, 5.0])
     ),
+    rows=st.sampled_from([3, 100]),
 )
-def test_chunks_change_neither_values_nor_gradients(
-    tokens: int, chunk: int, temperature: float, bias: bool, transform: LogitTransform
+def test_chunks_and_blocks_of_rows_change_neither_values_nor_gradients(
+    tokens: int, chunk: int, temperature: float, bias: bool, transform: LogitTransform, rows: int
 ) -> None:
     hidden, weight, labels, offset = inputs(tokens, bias)
-    settings = {"temperature": temperature, "transform": transform}
-    ours = token_logprobs(hidden, weight, labels, bias=offset, chunk_tokens=chunk, **settings)
-    theirs = naive(hidden, weight, labels, offset, **settings)
-    assert_same_at_scale(ours, theirs, 1e-5)
     leaves = [leaf for leaf in (hidden, weight, offset) if leaf is not None]
-    # Scale and temperature multiply the gradient, and float32's rounding with it.
-    tolerance = 1e-5 * max(1.0, transform.scale / temperature)
-    assert_same_gradients(ours, theirs, leaves, tolerance)
-
-
-def test_rows_worked_on_in_small_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden, weight, labels, _ = inputs(23)
-    transform = LogitTransform(0.5, 5.0)
-    monkeypatch.setattr(
-        "lrl.training.logprobs._Softmax._blocks",
-        lambda _, logits: (slice(at, at + 3) for at in range(0, len(logits), 3)),
-    )
-    ours = token_logprobs(hidden, weight, labels, transform=transform, chunk_tokens=10)
-    theirs = naive(hidden, weight, labels, transform=transform)
-    assert_same_at_scale(ours, theirs, 1e-5)
-    assert_same_gradients(ours, theirs, [hidden, weight])
+    settings = {"temperature": temperature, "transform": transform}
+    theirs = naive(hidden, weight, labels, offset, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "lrl.training.logprobs._Softmax._blocks",
+            lambda _, logits: (slice(at, at + rows) for at in range(0, len(logits), rows)),
+        )
+        ours = token_logprobs(hidden, weight, labels, bias=offset, chunk_tokens=chunk, **settings)
+        assert_same_at_scale(ours, theirs, 1e-5)
+        # Scale and temperature multiply the gradient, and float32's rounding with it.
+        tolerance = 1e-5 * max(1.0, transform.scale / temperature)
+        assert_same_gradients(ours, theirs, leaves, tolerance)
 
 
 def test_no_token_keeps_the_graph() -> None:
@@ -169,7 +162,7 @@ def test_log_probs_and_gradients_in_each_format_are_those_of_the_formula(
 ) -> None:
     torch._dynamo.reset()
     # tests/training/test_kernels.py generates code.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     _compiled.cache_clear()
     hidden, weight, labels, offset = inputs(23, bias=True)
     leaves = [leaf.detach().to(kind).requires_grad_() for leaf in (hidden, weight, offset)]
@@ -183,25 +176,20 @@ def test_log_probs_and_gradients_in_each_format_are_those_of_the_formula(
     _compiled.cache_clear()
 
 
-def test_the_softmax_of_half_precision_logits_is_in_float32() -> None:
-    hidden, weight, labels, _ = inputs(40)
-    halves = hidden.bfloat16(), weight.bfloat16()
-    logits = torch.nn.functional.linear(*halves).float() / 0.7
-    wanted = logits.log_softmax(-1)[torch.arange(40), labels]
-    torch.testing.assert_close(
-        token_logprobs(*halves, labels, temperature=0.7), wanted, atol=1e-6, rtol=1e-6
-    )
-
-
-def test_autocast_computes_logits_as_it_would_for_a_linear_layer() -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_logits_are_those_of_a_linear_layer_in_half_precision_and_their_softmax_is_in_float32(
+    autocast: bool,
+) -> None:
     hidden, weight, labels, offset = inputs(20, bias=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = token_logprobs(hidden, weight, labels, bias=offset, chunk_tokens=20)
-        logits = torch.nn.functional.linear(hidden, weight, offset)
+    kind = torch.float32 if autocast else torch.bfloat16
+    leaves = [leaf.detach().to(kind).requires_grad_() for leaf in (hidden, weight, offset)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        ours = token_logprobs(*leaves[:2], labels, bias=leaves[2], temperature=0.7)
+        logits = torch.nn.functional.linear(*leaves)
     assert logits.dtype == torch.bfloat16
-    wanted = logits.float().log_softmax(-1)[torch.arange(20), labels]
+    wanted = (logits.float() / 0.7).log_softmax(-1)[torch.arange(20), labels]
     torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-6)
-    assert_same_gradients(ours, wanted, [hidden, weight, offset], 1e-2)
+    assert_same_gradients(ours, wanted, leaves, 1e-2)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def source(trainer: Trainer, *faults: Fault) -> AbstractContextManager[ScriptedS
     return scripted(parts, *faults)
 
 
-def test_a_newcomer_fetches_the_whole_and_one_that_holds_the_version_before_the_differences(
+def test_who_holds_the_version_before_fetches_differences_and_others_the_whole_and_keep_no_other(
     trainer: Trainer, files: FetchedFiles
 ) -> None:
     first = files.fetch(trainer.stage())
@@ -111,16 +111,11 @@ def test_a_newcomer_fetches_the_whole_and_one_that_holds_the_version_before_the_
     second = files.fetch(trainer.stage())
     assert second.how == "delta" and second.from_trainer < first.from_trainer / 10
     assert trainer.is_in(second.file) and Path(first.file).name not in names(files)
-
-
-def test_one_that_missed_a_version_fetches_the_whole_and_keeps_no_other(
-    trainer: Trainer, files: FetchedFiles
-) -> None:
-    files.fetch(trainer.stage())
     for _ in range(2):
         trainer.step()
-        third = trainer.stage()
-    assert files.fetch(third).how == "whole" and names(files) == {third.checksum}
+        fourth = trainer.stage()
+    assert files.fetch(fourth).how == "whole", "it missed a version"
+    assert names(files) == {fourth.checksum}
 
 
 def test_what_is_held_or_beside_is_not_fetched_again(

@@ -109,29 +109,6 @@ def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_respon
     )
 
 
-def test_whoever_has_the_answer_to_a_call_can_have_all_tokens_written_before() -> None:
-    answer = message(utility_output=CALL)
-    found = passed(Clock(), message(output(A, [1])), message(output(B, [2])), answer)
-    assert tokens_of(found[:1]) == {A: [1], B: [2]} and found[1] is answer
-
-
-def test_nobody_elses_tokens_wait() -> None:
-    found = passed(Clock(), message(output("chatcmpl-1", [1]), output(A, [2])))
-    assert tokens_of(found) == {"chatcmpl-1": [1]}
-
-
-def test_tokens_of_two_versions_never_meet() -> None:
-    found = passed(
-        Clock(), message(output(A, [1])), message(output(A, [2]), version="1"), after_s=9
-    )
-    versions = {
-        tuple(one.new_token_ids): outputs.weight_version
-        for _, outputs in found
-        for one in outputs.outputs
-    }
-    assert versions == {(1,): "0", (2,): "1"}
-
-
 def test_statistics_of_a_prefill_are_not_lost() -> None:
     stats = SchedulerStats()
     assert passed(Clock(), message(output(A, [1]), scheduler_stats=stats)) == []
@@ -144,26 +121,41 @@ def test_statistics_of_a_prefill_are_not_lost() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 2), st.integers(1, 3), st.sampled_from(["", "end", "call", "wait"])
+            st.integers(0, 3),
+            st.integers(1, 3),
+            st.sampled_from(["", "end", "call", "wait", "sync"]),
         ),
         max_size=40,
     )
 )
-def test_every_token_is_passed_on_once_and_in_order(steps: list[tuple[int, int, str]]) -> None:
-    clock, outputs, wrote, found = Clock(), queue.Queue[Any](), dict[str, list[int]](), list[Any]()
-    held = OutputBatcher(outputs, clock)
+def test_every_token_is_passed_on_once_in_order_and_with_those_of_its_version_alone(
+    steps: list[tuple[int, int, str]],
+) -> None:
+    clock, wrote, found = Clock(), dict[str, list[int]](), list[Any]()
+    held, written_by = OutputBatcher(queue.Queue(), clock), [0]
     for place, (number, count, event) in enumerate(steps):
-        name = f"{REQUEST_PREFIX}{number}"
+        name = f"{REQUEST_PREFIX}{number}" if number else "chatcmpl-1"
         tokens = [10 * place + more for more in range(count)]
         wrote.setdefault(name, []).extend(tokens)
-        held._take(message(output(name, tokens, FinishReason.LENGTH if event == "end" else None)))
+        written_by += [written_by[-1] + (event == "sync")]
+        finish = FinishReason.LENGTH if event == "end" else None
+        held._take(message(output(name, tokens, finish), version=str(written_by[-1])))
         if event == "call":
-            held._take(message(utility_output=CALL))
+            held._take(answer := message(utility_output=CALL))
+        while held._ready:
+            found.append(held.get())
+        if not number:
+            assert tokens_of(found)[name] == wrote[name], "nobody else's tokens wait"
+        if event == "call":
+            assert tokens_of(found) == wrote and found[-1] is answer
         clock.now += HOLD_S if event == "wait" else 0.0
     held._take(b"dead")
     while (one := held.get()) != b"dead":
         found.append(one)
     assert tokens_of(found) == wrote
+    for _, outputs in found:
+        tokens = [token for one in outputs.outputs for token in one.new_token_ids]
+        assert all(str(written_by[1 + one // 10]) == outputs.weight_version for one in tokens)
 
 
 def processor(flat: bool, columns: int) -> Any:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,10 +37,10 @@ LOGPROB = -1.5
 Positions = list[dict[str, Any] | None]
 
 
-def positions(text: list[int], logprob: float = LOGPROB) -> Positions:
+def positions(text: list[int], logprobs: Iterable[float] = repeat(LOGPROB)) -> Positions:
     """vLLM's `prompt_logprobs` of a text: none of its first token."""
-    entries = [{str(token): {"logprob": logprob, "rank": 1}} for token in text[1:]]
-    return [None, *entries]
+    entries = zip(text[1:], logprobs, strict=False)
+    return [None, *({str(token): {"logprob": one, "rank": 1}} for token, one in entries)]
 
 
 def gives(*texts: Positions) -> Reply:
@@ -209,10 +210,7 @@ def test_each_token_of_an_episode_with_branches_has_the_log_prob_of_its_own_bran
         for text in body["prompt"]:
             with torch.no_grad():
                 logprobs = model(torch.tensor([text])).logits[0, :-1].log_softmax(-1)
-            own = logprobs[range(len(text) - 1), text[1:]].tolist()
-            entries = zip(text[1:], own, strict=True)
-            positions = [{str(token): {"logprob": number}} for token, number in entries]
-            found.append([None, *positions])
+            found.append(positions(text, logprobs[range(len(text) - 1), text[1:]].tolist()))
         return gives(*found)
 
     server.reply_to = says  # type: ignore[method-assign]
@@ -267,7 +265,7 @@ READ = "cannot read its answer"
 
 
 def logprob_of(number: float) -> Reply:
-    return gives(*(positions(text, number) for text in TEXTS))
+    return gives(*(positions(text, repeat(number)) for text in TEXTS))
 
 
 GARBAGE: dict[str, tuple[Reply, str]] = {

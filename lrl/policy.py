@@ -404,10 +404,7 @@ class PolicyModule(PolicyModel):
         return callbacks
 
     def on_train_start(self) -> None:
-        """Moves the reference to the policy's device; lets the config win over a checkpoint's
-        optimizer settings."""
-        if self.reference is not None and self.sharding is None and self.reference_has_model:
-            self.reference.network.to(self.device)
+        """Lets the config win over a checkpoint's optimizer settings."""
         if not is_overridden("configure_optimizers", self, PolicyModule):
             settings = {"betas": self.betas, "weight_decay": self.weight_decay}
             lrs = [self.lr] if self.critic is None else [self.lr, self.critic.lr]

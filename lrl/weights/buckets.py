@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.weights.version_file import TensorSpec
+from lrl.weights.version_file import Held, TensorSpec
 
 WORD_BYTES = 8
 CHUNK_WORDS = 2**20
@@ -72,10 +72,13 @@ Plan = dict[str, Any]
 """The division of all weights into buckets, as JSON."""
 
 
-def plan_of(
-    tensors: Sequence[TensorSpec], rows: Sequence[Sequence[tuple[int, int]]], bucket_bytes: int
-) -> Plan:
-    """`rows` are as in `Bucket`; buckets have `bucket_bytes` before the tensor that fills them."""
+def plan_of(parts: Sequence[Sequence[Held]], bucket_bytes: int) -> Plan:
+    """Returns the plan for what each rank sends; buckets have `bucket_bytes` before the tensor that
+    fills them."""
+    tensors = [held.tensor for held in parts[0]]
+    if any([held.tensor for held in part] != tensors for part in parts):
+        raise RuntimeError("The ranks have the policy's weights in different orders.")
+    rows = [[(held.first, held.count) for held in part] for part in parts]
     told = [(one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in tensors]
     return {"tensors": told, "rows": rows, "bucket_bytes": bucket_bytes}
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from lrl.training.pieces import Piece
+from lrl.training.pieces import piece_of
 from lrl.weights.buckets import Bucket, buckets_of, plan_of, this_device
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.transport import Machine, Policy, Transport
-from lrl.weights.version_file import spec_of
+from lrl.weights.version_file import held_rows
 
 BUCKET_BYTES = 2**28
 """Bytes of weights in the buffer; one tensor more may come on top."""
@@ -54,9 +54,8 @@ class Ipc(Transport):
         if self._buffer is None:
             dtype = self._dtype = getattr(torch, calls.participants[0].server.settings.dtype)
             whole = self.policy.whole_weights(dtype)
-            tensors = [spec_of(Piece(name, tuple(one.shape), 0, one), dtype) for name, one in whole]
-            rows = [(0, one.shape[0] if one.shape else 1) for one in tensors]
-            plan = plan_of(tensors, [rows], BUCKET_BYTES)
+            pieces = (piece_of(name, one, self.policy.ranks) for name, one in whole)
+            plan = plan_of([held_rows(pieces, dtype)], BUCKET_BYTES)
             self._buckets = buckets_of(plan)
             words = max(bucket.words(0) for bucket in self._buckets)
             self._buffer = new_buffer(words)

@@ -32,7 +32,7 @@ from lrl.system.ranks import Ranks
 from lrl.weights.buckets import Bucket, JoinOrder, Plan, buckets_of, exchange, plan_of, this_device
 from lrl.weights.pool_calls import INIT, UPDATE, Body, Failures, PoolCalls
 from lrl.weights.transport import Machine, Transport
-from lrl.weights.version_file import Pieces, spec_of
+from lrl.weights.version_file import Pieces, held_rows
 
 if TYPE_CHECKING:
     from lrl.generators.settings import ServerSettings
@@ -187,16 +187,8 @@ class Broadcast:
         travels, and the communicator."""
         self.close()
         self._pieces = pieces
-        tensors, own = [], []
-        for piece in pieces():
-            tensors.append(spec_of(piece, order.narrow))
-            own.append((piece.start, len(piece.rows)))
-        names = [one.name for one in tensors]
-        found = ranks.gather((names, own))
-        if any(of_rank != names for of_rank, _ in found):
-            raise RuntimeError("The ranks have the policy's weights in different orders.")
-        rows = ranks.share([of_rank for _, of_rank in found])
-        plan = plan_of(tensors, rows, BUCKET_BYTES)
+        found = ranks.gather(held_rows(pieces(), order.narrow))
+        plan = ranks.share(plan_of(found, BUCKET_BYTES) if found else {})
         self._buckets = buckets_of(plan)
         join = partial(
             join_communicator,

@@ -22,7 +22,7 @@ from torch import Tensor
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
 from lrl.system.machine import in_gib
 from lrl.system.ranks import Ranks
-from lrl.weights.version_file import Header, Pieces, require_room, spec_of, sums_of
+from lrl.weights.version_file import Header, Pieces, held_rows, require_room, spec_of, sums_of
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
@@ -120,12 +120,8 @@ class Staging:
 
 def make_header(pieces: Pieces, order: StageOrder, ranks: Ranks) -> Header:
     """Returns the header without checksums; all ranks call it."""
-    own = [(spec_of(piece, order.narrow), piece.start, len(piece.rows)) for piece in pieces()]
-    found = ranks.gather(own)
-    # In rank 0's order: transformers sorts the weights of a model that it has opened from its files,
-    # and not those of one that has got them from rank 0.
-    tensors = [tensor for tensor, _, _ in own]
-    header = ranks.share(Header.of(order.pool, tensors, found) if found else None)
+    found = ranks.gather(held_rows(pieces(), order.narrow))
+    header = ranks.share(Header.of(order.pool, found) if found else None)
     assert header is not None, "rank 0 has made it"
     return header
 

@@ -77,6 +77,18 @@ def spec_of(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
     return TensorSpec(piece.name, dtype, piece.shape)
 
 
+class Held(NamedTuple):
+    """The rows of a tensor that a rank sends."""
+
+    tensor: TensorSpec
+    first: int
+    count: int
+
+
+def held_rows(pieces: Iterable[Piece], narrow: torch.dtype | None) -> list[Held]:
+    return [Held(spec_of(one, narrow), one.start, len(one.rows)) for one in pieces]
+
+
 @dataclass(frozen=True)
 class Block:
     number: int
@@ -163,16 +175,14 @@ class Header:
         return Header(_encoded({**table, "__metadata__": {**table["__metadata__"], "sums": text}}))
 
     @staticmethod
-    def of(
-        pool: str,
-        tensors: Sequence[TensorSpec],
-        parts: Sequence[Sequence[tuple[TensorSpec, int, int]]],
-    ) -> Header:
-        """Returns the header of a version whose blocks are not known yet, from all tensors, and
-        what each rank sends: a tensor, its first row, and how many. Each pool has headers of its
-        own, since its differences are from another version."""
+    def of(pool: str, parts: Sequence[Sequence[Held]]) -> Header:
+        """Returns the header of a version whose blocks are not known yet, from what each rank
+        sends. Each pool has headers of its own, since its differences are from another version."""
         table, size = dict[str, Any](), 0
         # The widest first: each is at a place that its number format divides, and a view will do.
+        # In rank 0's order: transformers sorts the weights of a model that it has opened from its
+        # files, and not those of one that has got them from rank 0.
+        tensors = [held.tensor for held in parts[0]]
         for one in sorted(tensors, key=lambda one: -one.dtype.itemsize):
             place = {"shape": one.shape, "data_offsets": (size, size + one.nbytes)}
             table[one.name] = {"dtype": FORMATS[one.dtype]} | place

@@ -24,7 +24,7 @@ from lrl.types import ENVIRONMENT, Fork, Group, MicroBatch, Rollout
 from lrl.weights import staging
 from lrl.weights.buckets import buckets_of, damaged, plan_of, raise_if_damaged
 from lrl.weights.staging import StageOrder
-from lrl.weights.version_file import check_file, spec_of
+from lrl.weights.version_file import check_file, held_rows
 
 STEPS, GROUPS, RESPONSES, TOKENS, MICRO_BATCH_TOKENS = 2, 2, 4, 24, 128
 SHAPE = llama("tiny")
@@ -221,8 +221,7 @@ def train(
 def sent_in_buckets(policy: lrl.PolicyModule) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights as NCCL's workers get them of one rank, through the policy's device."""
     pieces = list(checkpoint_pieces(policy.network, policy.ranks, torch.bfloat16))
-    rows = [[(0, len(piece.rows)) for piece in pieces]]
-    plan = plan_of([spec_of(piece, torch.bfloat16) for piece in pieces], rows, 2**16)
+    plan = plan_of([held_rows(pieces, torch.bfloat16)], 2**16)
     left = (piece.rows for piece in pieces)
     for bucket in buckets_of(plan):
         packed = torch.empty(bucket.words(0), dtype=torch.int64, device=policy.device)

@@ -23,7 +23,7 @@ from lrl.training.pieces import Piece, piece_of
 from lrl.weights import nccl
 from lrl.weights.buckets import Bucket, JoinOrder, buckets_of, checksum, damaged, plan_of
 from lrl.weights.nccl import Broadcast
-from lrl.weights.version_file import spec_of
+from lrl.weights.version_file import held_rows, spec_of
 from tests.leftovers import wait_for
 from tests.weights.test_staging import models, pieces, weights_of
 from tests.weights.threaded_ranks import threaded_ranks
@@ -36,10 +36,9 @@ def divided(
 ) -> list[tuple[Bucket, list[torch.Tensor]]]:
     """The buckets, each with what every rank sends of it."""
     own = [list(pieces(weights, each)) for each in threaded_ranks(ranks)]
-    tensors = [spec_of(piece, torch.bfloat16) for piece in own[0]]
-    rows = [[(piece.start, len(piece.rows)) for piece in of_rank] for of_rank in own]
+    parts = [held_rows(of_rank, torch.bfloat16) for of_rank in own]
     left = [(piece.rows for piece in of_rank) for of_rank in own]
-    plan = json.loads(json.dumps(plan_of(tensors, rows, nbytes)))
+    plan = json.loads(json.dumps(plan_of(parts, nbytes)))
     found = []
     for bucket in buckets_of(plan):
         packed = [torch.ones(bucket.words(rank), dtype=torch.int64) for rank in range(ranks)]
@@ -97,7 +96,7 @@ def test_ranks_that_have_the_weights_in_another_order_do_not_begin(
         joining = thread.submit(Broadcast().join, lambda: pieces(turned, other), order, other)
         with pytest.raises(RuntimeError, match="different orders"):
             Broadcast().join(lambda: pieces(weights, one), order, one)
-        one.share([])
+        one.share(plan_of([[]], 1))
         joining.result(60)
 
 

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from lrl.errors import BadTransfer
 from lrl.weights.parts import Part, compressed, restore
-from lrl.weights.version_file import Header, TensorSpec
+from lrl.weights.version_file import Header, Held, TensorSpec
 from tests.leftovers import wait_for
 
 SIZE = 5000
@@ -51,7 +51,7 @@ def test_words_that_differ_are_found_again_in_every_row(words: list[int]) -> Non
 def part_of(content: bytes, older: Part | None = None) -> Part:
     """Returns the part of one rank with this content."""
     spec = TensorSpec("w", torch.uint8, (len(content),))
-    header = Header.of("pool", [spec], [[(spec, 0, len(content))]])
+    header = Header.of("pool", [[Held(spec, 0, len(content))]])
     header = header.with_sums([[xxh3_64_intdigest(content)] * len(header.parts[0])])
     file = os.memfd_create("part")
     os.pwrite(file, content, len(header.text))

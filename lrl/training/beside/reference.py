@@ -98,6 +98,8 @@ class Reference:
     ) -> None:
         """Loads the frozen model, once; with `sharding` in parts over all ranks."""
         if hasattr(self, "network"):
+            if sharding is None:
+                self.network.to(device)  # an earlier `fit` may have had another
             return
         own = replace(policy, folder=self.model or policy.folder, gradient_checkpointing=False)
         self.network, whole = open_on_ranks(own, device, ranks, in_parts=sharding is not None)

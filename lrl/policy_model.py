@@ -158,17 +158,16 @@ class PolicyModel(L.LightningModule):
             self.responses_share = self.ranks.share(self.responses_share).under(self.network)
             if self.lora is not None:
                 self.lora.add_to(self.network)
-        networks, wholes = [self.network], [whole]
+        opened = [(self.network, whole)]
         if self.critic is not None:
-            of_critic = self.critic.open(self.network, self.source, *where)
+            opened += self.critic.open(self.network, self.source, *where)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
-            networks += self.critic.trunks
-            wholes += [of_critic] * len(self.critic.trunks)
+        networks = [network for network, _ in opened]
         if sharding is not None:
             sharding.divide(self, *networks)
-            whole = of_critic = None
-            for network in networks:
-                sharding.fill(network, wholes.pop(0), device)
+            whole = None
+            while opened:
+                sharding.fill(*opened.pop(0), device)
             trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
         if self.reference is not None and hasattr(self.reference, "network"):
             networks.append(self.reference.network)  # Lightning's `setup` comes first

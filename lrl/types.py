@@ -398,8 +398,6 @@ class MicroBatch:
     reference_logprobs: Tensor | None = None
     """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is
     false; or None."""
-    values: Tensor | None = None
-    """float32 [R, L]: `Rollout.values` of the label, 0 where `mask` is false; or None."""
     returns: Tensor | None = None
     """float32 [R, L]: `Rollout.returns` of the label, 0 where `mask` is false; or None."""
     turn_targets: Tensor | None = None

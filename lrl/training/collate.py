@@ -112,7 +112,6 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
         temperature=temperature,
         readers_end=torch.full(shape, shape[1], dtype=torch.int64) if masked else None,
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
-        values=torch.zeros(shape, dtype=torch.float32) if valued else None,
         returns=torch.zeros(shape, dtype=torch.float32) if valued else None,
         turn_targets=torch.full((*shape, 5), torch.nan) if turns_valued else None,
         partial=any(sample.partial for sample in samples),
@@ -177,7 +176,6 @@ def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, s
     for field, numbers in (
         (batch.behaviour_logprobs, rollout.logprobs),
         (batch.reference_logprobs, rollout.reference_logprobs),
-        (batch.values, rollout.values),
         (batch.returns, rollout.returns),
     ):
         if field is not None:

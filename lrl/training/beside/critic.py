@@ -78,11 +78,6 @@ class Critic(nn.Module):
         """The kind of critic that a checkpoint must have been made with."""
         return "a head on the policy" if self.model is None else "a model of its own"
 
-    @property
-    def trunks(self) -> list[PreTrainedModel]:
-        """The opened decoders of its own."""
-        return [module for module in self.children() if isinstance(module, PreTrainedModel)]
-
     def open(
         self,
         policy: PreTrainedModel,
@@ -90,12 +85,13 @@ class Critic(nn.Module):
         device: torch.device,
         ranks: Ranks,
         in_parts: bool = False,
-    ) -> PreTrainedModel | None:
+    ) -> list[tuple[PreTrainedModel, PreTrainedModel | None]]:
         """Opens the model, if there is one, as `source` but from its own folder (`open_on_ranks`),
-        and makes the head. Returns the decoder with its weights, if this rank has them."""
+        and makes the head. Returns its decoders, each with the one that has its weights, if this
+        rank does."""
         if self.model is None:
             self._add_head(policy)
-            return None
+            return []
         own = replace(source, folder=self.model)
         network, whole = open_on_ranks(own, device, ranks, in_parts)
         if whole is not None:
@@ -103,7 +99,9 @@ class Critic(nn.Module):
         self.responses_share = ranks.share(self.responses_share).under(network)
         self.trunk = decoder_of(network)
         self._add_head(network)
-        return None if whole is None else decoder_of(whole)
+        of_file = None if whole is None else decoder_of(whole)
+        decoders = (one for one in self.children() if isinstance(one, PreTrainedModel))
+        return [(decoder, of_file) for decoder in decoders]
 
     def _add_head(self, network: PreTrainedModel) -> None:
         output = network.get_output_embeddings().weight

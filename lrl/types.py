@@ -437,6 +437,10 @@ class MicroBatch:
         return int(self.mask.sum())
 
     @property
+    def num_sequences(self) -> int:
+        return int(self.sequence_ids.max()) + 1 if self.sequence_ids.numel() else 0
+
+    @property
     def lengths(self) -> list[int]:
         """Tokens of each rollout, prompt and response; of each tree, where rollouts share
         tokens."""

@@ -137,7 +137,7 @@ def test_a_leak_in_the_gradient_alone_is_found(
 
     def wrong_backward(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
         logprobs = honest(network, micro, chunk_tokens)
-        shared = micro.sequence_ids.max() >= len(micro.input_ids)
+        shared = micro.num_sequences > len(micro.input_ids)
         return logprobs + (0.01 * logprobs - (0.01 * logprobs).detach() if shared else 0.0)
 
     monkeypatch.setattr(trials, "label_logprobs", wrong_backward)

@@ -78,7 +78,7 @@ def plan_of(parts: Sequence[Sequence[Held]], bucket_bytes: int) -> Plan:
     tensors = [held.tensor for held in parts[0]]
     if any([held.tensor for held in part] != tensors for part in parts):
         raise RuntimeError("The ranks have the policy's weights in different orders.")
-    rows = [[(held.first, held.count) for held in part] for part in parts]
+    rows = [[(held.first, held.rows) for held in part] for part in parts]
     told = [(one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in tensors]
     return {"tensors": told, "rows": rows, "bucket_bytes": bucket_bytes}
 

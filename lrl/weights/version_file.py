@@ -82,7 +82,7 @@ class Held(NamedTuple):
 
     tensor: TensorSpec
     first: int
-    count: int
+    rows: int
 
 
 def held_rows(pieces: Iterable[Piece], narrow: torch.dtype | None) -> list[Held]:

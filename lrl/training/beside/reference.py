@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError, at_least, one_of
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
@@ -55,6 +56,7 @@ class Reference:
     """Whether it adds to the advantages, so that responses of equal rewards have a gradient."""
     url: str | None = None
     """Address of the server that has it; None for a model in the trainer."""
+    network: PreTrainedModel
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_type_hints
 
 from aiohttp import web
 
@@ -75,7 +75,7 @@ class Viewer:
             order = asked.pop("order", "newest")
             wanted = wanted_by(asked)
             found = self.index.find(wanted, order)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise web.HTTPBadRequest(text=f"The list cannot be had: {error!r}") from error
         rows = [group.shown for group in found[offset : offset + MOST_ROWS]]
         return _json({"revision": self.index.revision, "total": len(found), "rows": rows})
@@ -108,16 +108,9 @@ class Viewer:
 
 def wanted_by(asked: dict[str, str]) -> Wanted:
     """Returns what the words of a request want; an empty word wants nothing of its kind. Raises
-    TypeError or ValueError for others."""
-    kinds: dict[str, Any] = {
-        "first_step": int,
-        "last_step": int,
-        "least_reward": float,
-        "most_reward": float,
-        "least_lag": int,
-    }
-    words = {name: word for name, word in asked.items() if word}
-    return Wanted(**{name: kinds.get(name, str)(word) for name, word in words.items()})
+    KeyError or ValueError for others."""
+    kinds = get_type_hints(Wanted)
+    return Wanted(**{name: kinds[name](word) for name, word in asked.items() if word})
 
 
 def overview(index: RolloutIndex) -> dict[str, Any]:

@@ -48,7 +48,6 @@ class RemoteWorkers:
         self.replaced: Counter[str] = Counter()  # workers that were killed or died, by their pool
         self._trust = self.location.context()
         self._requests: set[asyncio.Task[Any]] = set()
-        self._ends: set[asyncio.Task[None]] = set()
 
     @property
     def idle(self) -> bool:
@@ -87,9 +86,7 @@ class RemoteWorkers:
     def end(self, spec: WorkerSpec, job: int) -> None:
         """Ends an episode."""
         if not self.lost and not spec.one_call:
-            task = asyncio.ensure_future(self._end(f"{CALLS}/{spec.name}/{job}"))
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
+            asyncio.ensure_future(self._end(f"{CALLS}/{spec.name}/{job}"))  # kept by `_requests`
 
     async def _end(self, route: str) -> None:
         with suppress(WorkerLost):  # then it has ended with all others

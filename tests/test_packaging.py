@@ -19,6 +19,8 @@ from tests.public_api import SNAPSHOT, public_api
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LINKS = {"callbacks": "lrl/callbacks", "recipes": "lrl/recipes"}
+ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""The variables of a program that does not see this checkout."""
 
 
 def files_a_user_needs() -> set[str]:
@@ -99,10 +101,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_installed_wheel_works_from_any_folder(installed: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
     def printed(*words: str) -> str:
-        return succeed([str(installed / words[0]), *words[1:]], tmp_path, environment)
+        return succeed([str(installed / words[0]), *words[1:]], tmp_path, ELSEWHERE)
 
     where = printed("python", "-c", "import lrl; print(lrl.__file__)")
     assert Path(where).is_relative_to(installed.parent)
@@ -168,13 +168,7 @@ def test_setup_installs_the_pinned_list_of_the_machine(
         program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(
-        ["make", "setup", "PYTHON=true"],
-        cwd=tmp_path,
-        env=environment,
-        check=True,
-        capture_output=True,
-    )
+    succeed(["make", "setup", "PYTHON=true"], tmp_path, environment)
     installed = (tmp_path / "pip.log").read_text().splitlines()
     assert installed[-2].endswith(f"--no-deps -r requirements/{listed}")
     assert installed[-1].endswith("editable_mode=compat -e .")
@@ -186,9 +180,5 @@ def test_lrl_is_found_from_the_folder_that_has_the_clone(tmp_path: Path) -> None
     (tmp_path / "lrl").mkdir()
     script = tmp_path / "train.py"
     script.write_text("import lrl\nprint(lrl.__version__)\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for words in (["-c", script.read_text()], [str(script)]):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        succeed([sys.executable, *words], tmp_path, ELSEWHERE)

@@ -8,7 +8,6 @@ import csv
 import importlib
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,18 +171,6 @@ def test_losses_are_divided_as_configured(folder: str, normalise_by: Any, weight
     loss.backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
     torch.testing.assert_close(gradient(policy, pack(GROUPS)), expected, atol=1e-6, rtol=1e-4)
-
-
-def test_a_micro_batch_without_trained_tokens_adds_nothing(folder: str) -> None:
-    """Ranks with less work add such micro-batches, so that all ranks run equally many backward
-    passes."""
-    policy = opened(folder)
-    batches = pack(GROUPS)
-    blank, emptied = (replace(batches[0], mask=batches[0].mask.clone()).to("cpu") for _ in range(2))
-    blank.mask = torch.zeros_like(blank.mask)
-    emptied.mask[:] = False
-    for one in (blank, emptied):
-        assert torch.equal(gradient(policy, [*batches, one]), gradient(policy, batches))
 
 
 @pytest.mark.parametrize(("every", "recomputed"), [(True, 2), (1, 2), (2, 1), (0, 0)])

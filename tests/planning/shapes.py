@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lrl.planning.model_shape import ModelShape, read_shape
-
 LLAMA_8B: dict[str, Any] = dict(
     model_type="llama",
     hidden_size=4096,
@@ -31,7 +29,3 @@ QWEN_1_5B: dict[str, Any] = dict(
     vocab_size=151936,
     tie_word_embeddings=True,
 )
-
-
-def shape(config: dict[str, Any]) -> ModelShape:
-    return read_shape(config)

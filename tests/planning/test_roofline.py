@@ -21,7 +21,7 @@ from lrl.planning.roofline import (
     parse_cluster,
     training_memory,
 )
-from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
+from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
 
 FIGURE_6 = {1: 8.4, 4: 8.9, 16: 9.4, 32: 10.2, 64: 11.7, 128: 15.2, 256: 22.0, 512: 37.0}
 """StreamRL's milliseconds a token by batch (7B, H800, vLLM), read off its plot."""
@@ -36,12 +36,7 @@ STREAMRL_7B = {
 }
 
 
-LLAMA = shape(LLAMA_8B)
-
-
-def generator(cluster: str = "16xH100", nodes_of: int = 8, **changes: Any) -> RooflineGenerator:
-    devices = parse_cluster(cluster, devices_per_node=nodes_of)
-    return RooflineGenerator(**{"shape": LLAMA, "cluster": devices} | changes)
+LLAMA = read_shape(LLAMA_8B)
 
 
 def trainer(cluster: str, devices: int, tp: int = 1) -> TrainerCosts:
@@ -59,7 +54,7 @@ def test_a_wrong_cluster_is_an_error_with_the_known_devices(text: str) -> None:
 
 
 def test_decoding_follows_the_measured_curve_within_ten_percent() -> None:
-    costs = generator("8xH800", shape=read_shape(STREAMRL_7B))
+    costs = RooflineGenerator(shape=read_shape(STREAMRL_7B), cluster=parse_cluster("8xH800"))
     for batch, ms in FIGURE_6.items():
         assert 1e3 * costs.decode_s(batch, batch * 1000) == pytest.approx(ms, rel=0.1), batch
 

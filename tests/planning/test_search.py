@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from lrl.planning.model_shape import read_shape
 from lrl.planning.roofline import parse_cluster, usable
 from lrl.planning.search import Plan, Search, best
 from lrl.planning.simulation import Simulation
 from lrl.planning.workload import Lognormal, Workload, parse_lengths
-from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
+from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
 
 EIGHT = parse_cluster("8xH100")
 LENGTHS = parse_lengths("lognormal:mean=1000,max=4000")
 WORK = Workload(prompts=64, responses=8, prompt_tokens=512, lengths=LENGTHS)
-QWEN = Search(shape(QWEN_1_5B), WORK, EIGHT)
-LLAMA = Search(shape(LLAMA_8B), WORK, EIGHT)
+QWEN = Search(read_shape(QWEN_1_5B), WORK, EIGHT)
+LLAMA = Search(read_shape(LLAMA_8B), WORK, EIGHT)
 
 
 @pytest.mark.parametrize("search", [QWEN, LLAMA], ids=["1.5B", "8B"])

@@ -94,15 +94,6 @@ def test_the_tokens_to_train_are_those_that_are_packed(
     assert work.tokens_squared == pytest.approx(squared, rel=0.01)
 
 
-def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
-    lengths, same = (Lognormal(100, 1.0, 10_000, seed=3) for _ in range(2))
-    for number in (5, 2, 5):
-        assert lengths.of(number, number, 4) == same.of(number, number, 4)
-    assert lengths.of(5, 5, 4) != Lognormal(100, 1.0, 10_000, seed=4).of(5, 5, 4)
-    # Another epoch's responses to the same prompt.
-    assert lengths.of(5, 5, 4) != lengths.of(5, 6, 4)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_the_variance_between_prompts_has_its_share(share: float) -> None:
     lengths = Lognormal(1e6, 1.0, 10**9, prompt_share=share)

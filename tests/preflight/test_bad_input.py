@@ -8,7 +8,6 @@ Covers lrl/preflight/model.py.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -114,14 +113,6 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
     assert "max_lag" in output and "takes long" not in output
     _, output = run(*FIT, *words[:2])
     assert "making:model" in output and "takes long" in output
-
-
-def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> None:
-    status, output = run(
-        *FIT, "--trainer.devices", "3", "--trainer.strategy", "lrl.AsyncDDP", "--data.max_lag", "-1"
-    )
-    assert status == 2 and "max_lag" in output
-    assert "LOCAL_RANK" not in os.environ, "it would wait for ranks that nobody starts"
 
 
 NOTHING_FREE = SimpleNamespace(total=2**40, used=0, free=1000)

@@ -89,8 +89,6 @@ class Run:
         """The version in the generators, or on its way."""
         self.pause_seconds = 0.0
         """Seconds without writing in the last finished sync."""
-        self.first_version = 0
-        """The version with which this run began; above 0 if it resumes."""
         self.syncs: dict[GeneratorPool, Sync] = {}
         """The sync of each pool of generators; rank 0 has them from `start` to `end`."""
         self._step: StepStream | None = None
@@ -172,7 +170,6 @@ class Run:
 
     def begin(self) -> None:
         """Gives the generators the first version, proves them and admits the first prompts."""
-        self.first_version = self.trainer.global_step
         self.sync()
         self._calls = self.data.make_calls(self)
         self._calls.new_version(self.version)

@@ -21,11 +21,6 @@ from lrl.workers.worker import START_TIMEOUT_S
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
 
-NO_PARSER = (
-    "the policy gets tools, and strategy.server.tool_parser is null: name vLLM's parser for the "
-    "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral, pythonic"
-)
-
 
 class EnvironmentOfRun:
     """Plays the episodes of a run, each of at most `max_tokens` tokens after its prompt; the other
@@ -112,7 +107,7 @@ class EnvironmentOfRun:
 
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
-            transcript = Transcript(first, policy, self.environment)
+            transcript = Transcript(first, policy, self.environment, parses)
             begins = len(transcript.ids(opening, None))
             if self.max_prompt_tokens is not None:
                 check_prompt(len(first.token_ids) + begins, self.max_prompt_tokens)
@@ -121,8 +116,6 @@ class EnvironmentOfRun:
                 raise EpisodeError(
                     "environment_error", f"{text}{self._max_tokens} in all: raise it"
                 )
-            if transcript.tools and not parses:
-                raise EpisodeError("environment_error", NO_PARSER)
             transcript.ids(reply, turn)
 
         self.pool.start(loop, first, turn, check)

@@ -24,7 +24,7 @@ from lrl.environments.play import Reply, check_opening
 from lrl.environments.pool import EpisodeElsewhere
 from lrl.errors import EpisodeError, WorkerLost
 from lrl.rollouts.controller import Write
-from lrl.rollouts.episodes.environment_of_run import NO_PARSER, EnvironmentOfRun, check_prompt
+from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun, check_prompt
 from lrl.rollouts.episodes.observations import Transcript
 from lrl.rollouts.policy_text import PolicyText, turn_stop_tokens
 from lrl.routing.dispatch import Home
@@ -146,7 +146,7 @@ class Episode:
             number = len(self.rollout.turn_ends)
             written = await self._written(turn.token_ids, number, self.rollout.context)
             reply = await self._conversation.reply(written)
-            self._record(turn, reply, self._ids(reply, written))
+            self._record(turn, reply, self._transcript.ids(reply, written))
         except WorkerLost as error:
             await self.begin(error)
         except EpisodeError as error:
@@ -179,12 +179,16 @@ class Episode:
             self._begin_anew()
         try:
             self._conversation = self._of_run.pool.open(self.prompt)
-            policy, environment = self.episodes.policy, self._of_run.environment
-            self._transcript = Transcript(self.prompt, policy, environment)
+            self._transcript = Transcript(
+                self.prompt,
+                self.episodes.policy,
+                self._of_run.environment,
+                parses=self.episodes.find_calls is not None,
+            )
             opening = await self._conversation.begin()
             check_opening(opening)
             if self.rollout.open_turn is None:
-                self._observe(self._ids(opening, None))
+                self._observe(self._transcript.ids(opening, None))
                 return True
             if await self._replayed(self._conversation, opening):
                 self._of_run.pool.counts["replayed"] += bool(self.rollout.turn_ends)
@@ -205,7 +209,7 @@ class Episode:
             return False
         recorded = zip(rollout.turns, rollout.turn_rewards, strict=True)
         for number, (turn, reward) in enumerate(recorded):
-            observation = self._ids(reply, written)
+            observation = self._transcript.ids(reply, written)
             if observation != rollout.token_ids[end_of_turn : turn.start]:
                 return False
             written = await self._written(
@@ -215,7 +219,7 @@ class Episode:
             if reply.done or reply.reward != reward:
                 return False
             end_of_turn = turn.stop
-        return self._ids(reply, written) == rollout.token_ids[end_of_turn:]
+        return self._transcript.ids(reply, written) == rollout.token_ids[end_of_turn:]
 
     def _begin_anew(self) -> None:
         self._of_run.pool.counts["restarted"] += 1
@@ -272,13 +276,6 @@ class Episode:
         rollout.logprobs += [0.0] * len(observation)
         rollout.versions += [ENVIRONMENT] * len(observation)
         rollout.open_turn = Rollout()
-
-    def _ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns an observation's tokens; raises EpisodeError if the policy cannot read it."""
-        found = self._transcript.ids(reply, turn)
-        if self._transcript.tools and self.episodes.find_calls is None:
-            raise EpisodeError("environment_error", NO_PARSER)
-        return found
 
     async def _written(self, token_ids: list[int], number: int, context: Sequence[int]) -> Written:
         """Returns a turn that follows the prompt and the tokens at the places `context`."""

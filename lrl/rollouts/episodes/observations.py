@@ -30,6 +30,10 @@ NO_CHAT = (
     "the observation is chat messages, and the prompt is plain text. Take a policy whose tokenizer "
     "has a chat template, and leave data.prompts.chat out; or reply with text"
 )
+NO_PARSER = (
+    "the policy gets tools, and strategy.server.tool_parser is null: name vLLM's parser for the "
+    "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral, pythonic"
+)
 STAND_IN = "standin"
 """A word that every template renders as it is."""
 _PLAIN_NAME = re.compile(r"[\w.-]+")
@@ -43,6 +47,8 @@ class Transcript:
     prompt: Prompt
     policy: PolicyText
     environment: Environment
+    parses: bool = True
+    """Whether the generators find calls of tools."""
 
     def __post_init__(self) -> None:
         self.tools = self.environment.tools
@@ -66,9 +72,12 @@ class Transcript:
             if self.environment.writes_prompt and self._chat is not None:
                 self.tools = self._chat.tools
         try:
-            return self._ids(reply, turn)
+            found = self._ids(reply, turn)
         except ConfigError as error:
             raise EpisodeError("environment_error", str(error)) from error
+        if self.tools and not self.parses:
+            raise EpisodeError("environment_error", NO_PARSER)
+        return found
 
     def _ids(self, reply: Reply, turn: Written | None) -> list[int]:
         observation, tools = reply.observation, reply.tools

@@ -14,8 +14,8 @@ from lrl.environments import Environment, Observation, Policy, ToolCall, Turns
 from lrl.environments.base import Answer
 from lrl.planning.clock import run
 from lrl.rollouts.controller import Write, score
-from lrl.rollouts.episodes.environment_of_run import NO_PARSER
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
+from lrl.rollouts.episodes.observations import NO_PARSER
 from lrl.rollouts.policy_text import PolicyText
 from lrl.types import ENVIRONMENT, Chat, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import CHATML, MISTRAL, merging_tokenizer

@@ -57,7 +57,7 @@ def test_a_server_finds_the_calls_of_a_turn(lent_server: LentServer) -> None:
         find = ToolCallParser(GeneratorPool([generator]), {end})
         tools = Tools([add]).tools
         try:
-            return [list((await find(tokenizer.encode(turn), 12, tools)).calls) for turn in turns]
+            return [(await find(tokenizer.encode(turn), 12, tools))[1] for turn in turns]
         finally:
             await generator.client.close()
 

@@ -365,7 +365,7 @@ class RolloutDataModule(L.LightningDataModule):
             controller.load_state_dict(self._restored, other_rewards)
             self._restored = None
             if controller.resumed:
-                rank_zero_info(controller.resumed)
+                rank_zero_info(str(controller.resumed))
         return ControllerCalls(
             controller,
             run.loop,

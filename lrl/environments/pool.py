@@ -50,6 +50,8 @@ class EnvironmentPool:
         sent = pickled(Player(environment, turn_timeout_s), what)
         self.counts: Counter[str] = Counter()
         """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
+        self.answered_by: Counter[str] = Counter()
+        """Turns with a reply, by the machine that gave it."""
         spec = WorkerSpec(
             "environment",
             sent,
@@ -141,7 +143,9 @@ class EpisodeElsewhere:
 
     async def reply(self, turn: Written) -> Reply:
         assert self._job is not None, "it has begun"
-        return await _reply(self._job.turn(turn._asdict(), read_reply))
+        reply = await _reply(self._job.turn(turn._asdict(), read_reply))
+        self._pool.answered_by[self._job.machine.name] += 1
+        return reply
 
     def close(self) -> None:
         """Ends it, if it has not ended."""

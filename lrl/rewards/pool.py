@@ -89,6 +89,7 @@ class RewardPool:
         limits = (_longest(self.rewards, timeout_s), memory_gib, start_timeout_s)
         self.workers = WorkerPool(WorkerSpec("reward", b"", *limits), workers)
         self.moved = 0  # responses given to others, since their machine was lost
+        self.scored_by: Counter[str] = Counter()  # responses with a reward, by machine
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
         self._turn_weight = sum(
@@ -208,6 +209,8 @@ class RewardPool:
             except WorkerLost:
                 self.moved += len(responses) if job.where else 0
             else:
+                scored = sum(isinstance(outcome, Scored) for outcome in found)
+                self.scored_by[job.machine.name] += scored
                 return list(map(self._checked, found))
         return [f"crash: the worker was lost {_ATTEMPTS} times in a row"] * len(responses)
 

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
@@ -34,6 +34,22 @@ log = logging.getLogger(__name__)
 
 GROUPS_ASKED_AT_ONCE = 16
 """Groups whose responses a teacher's server reads at the same time; it batches them."""
+
+
+class Resumed(NamedTuple):
+    """Work that a resumed run continues."""
+
+    responses: int
+    """Half-written responses, with at least one token."""
+    tokens: int
+    """Of those."""
+    finished_groups: int
+
+    def __str__(self) -> str:
+        return (
+            f"Going on with {self.responses} half-written responses ({self.tokens:,} tokens) and "
+            f"{self.finished_groups} finished groups of the checkpoint."
+        )
 
 
 Write = Callable[..., Awaitable[None]]
@@ -69,8 +85,7 @@ class Controller:
     def __post_init__(self) -> None:
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
-        self.resumed = ""
-        """What a resumed run continues, for the log."""
+        self.resumed: Resumed | None = None
         self._asking = asyncio.Semaphore(GROUPS_ASKED_AT_ONCE)
         self._version = -1  # of the generators
         self._skips_left = 0  # under that version
@@ -177,10 +192,8 @@ class Controller:
         responses = (rollout for group in self._resuming for rollout in group.rollouts)
         lengths = [one.num_tokens for one in responses if one.num_tokens and not one.finished]
         if lengths or self.ledger.finished:
-            self.resumed = (
-                f"Going on with {len(lengths)} half-written responses ({sum(lengths):,} tokens) "
-                f"and {len(self.ledger.finished)} finished groups of the checkpoint."
-            )
+            finished = len(self.ledger.finished)
+            self.resumed = Resumed(len(lengths), sum(lengths), finished)
 
     def _settings(self) -> Settings:
         return {

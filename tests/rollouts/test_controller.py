@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lrl.planning.clock import run
-from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller
+from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller, Resumed
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.checkpoints.through_files import through_a_file
@@ -215,7 +215,7 @@ def test_a_resumed_run_continues_its_half_written_responses_and_requests_no_othe
     state = interrupted_run(SHORT, 7.5)  # 0 is finished; 1, 2 and 3 have 3, 2 and 1 of 4 tokens
     controller, fleet, trained = resumed_run(SHORT, state)
     assert fleet.asked == [1, 2, 3, 4, 5]
-    assert "6 half-written responses (12 tokens) and 1 finished groups" in controller.resumed
+    assert controller.resumed == Resumed(responses=6, tokens=12, finished_groups=1)
     assert [group.index for group in trained] == list(range(6))
     for group in trained:
         for rollout in group.rollouts:

@@ -152,7 +152,9 @@ def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(shared, me
         there = done(jobs, *ORDERS)
         assert there == [why and why + suffix for why in on_rank_0]
         assert jobs.replaced == here.replaced >= len(ORDERS) - 1
-    assert member.name.startswith("worker 0 on ") and all_jobs[0].pool.counts["moved"] == 0
+    groups, episodes = all_jobs
+    assert groups.pool.scored_by == episodes.pool.answered_by == {member.name: 1}
+    assert member.name.startswith("worker 0 on ") and groups.pool.counts["moved"] == 0
     assert member.idle
 
 
@@ -179,7 +181,7 @@ def test_a_member_that_is_killed_in_mid_job_costs_none_and_its_processes_end_wit
 
         assert run(play()) == ""
         assert rewards() == [3.0, 1.0, 4.0]
-        assert groups.pool.counts["moved"] == 3
+        assert groups.pool.counts["moved"] == 3 and groups.pool.scored_by == {"rank 0": 3}
         assert groups.pool.counts["retried"] == 0 and episodes.replaced == 0
         gone(own)
         lost = lambda: made.registry.view(Kind.WORKER, 0).status is Status.LOST  # noqa: E731
@@ -208,8 +210,8 @@ def test_both_ends_notice_a_cut_network_and_the_member_comes_again(tmp_path, mem
             subprocess.run(["ip", "link", "set", cable, "up"], check=True)
             made.joined(1)
             assert done(groups, "fine") == [""]
-            (member,) = made.members.ready
-            assert member.name.startswith("worker 0 on "), "it has kept its number"
+            (name,) = groups.pool.scored_by.keys() - {"rank 0"}
+            assert name.startswith("worker 0 on "), "it has kept its number"
 
 
 def test_without_the_token_no_route_of_a_member_answers(shared):

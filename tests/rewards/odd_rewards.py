@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-from lrl.rewards import GaveUp
-
 hoard = []
 
 
@@ -22,7 +20,6 @@ class Unsayable(Exception):
 
 
 GIVEN = {
-    "giveup": GaveUp("too much"),
     "text": "1.0",
     "nothing": None,
     "list": [1.0, 0.0],

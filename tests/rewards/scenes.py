@@ -3,24 +3,21 @@
 import shutil
 import subprocess
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 
 from lrl.rewards import RewardPool
 from lrl.rewards.pool import KINDS, FailureStats
-from lrl.types import Prompt, Rollout
+from lrl.types import Prompt
+from tests import made
 from tests.event_loop import LOOP, run
 
 PROMPT = Prompt(id=0, token_ids=[1], text="Do as you are told.")
 
 
-def rollouts_of(*responses, finish_reason="stop"):
-    tokens = {"token_ids": [1, 2], "logprobs": [0.0, 0.0], "versions": [0, 0]}
-    return [
-        Rollout(**deepcopy(tokens), finish_reason=finish_reason, text=text) for text in responses
-    ]
+def rollouts_of(*responses, **fields):
+    return [made.rollout(text=text, **fields) for text in responses]
 
 
 def scored(pool, *responses, columns=None, **fields):

@@ -17,8 +17,8 @@ from lrl.rewards import ExactMatch
 from lrl.rollouts.learners import Learners, Replay, settings_of
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Group, Sampling
+from tests import made
 from tests.checkpoints.through_files import through_a_file
-from tests.rollouts.test_packing import make_group
 
 SAMPLING = Sampling(n=2, max_tokens=9)
 SETTINGS: dict[str, Any] = {
@@ -29,15 +29,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def groups() -> list[Group]:
-    found = [make_group(index, 2, [3, 5]) for index in range(4)]
-    for group in found:
-        for place, rollout in enumerate(group.rollouts):
-            rollout.reward = float(place)
-    return found
-
-
-GROUPS = groups()
+GROUPS = [made.group(index, made.rollout(3, 0.0), made.rollout(5, 1.0)) for index in range(4)]
 
 
 def replay_of(groups: list[Group], *settings: int) -> Replay:
@@ -128,11 +120,7 @@ def test_a_second_fit_of_one_process_begins_with_nothing_of_the_first() -> None:
 
 
 def of_version(index: int, version: int, reward: float = 0.0) -> Group:
-    found = make_group(index, 2, [3, 3])
-    for rollout in found.rollouts:
-        rollout.versions = [version] * 3
-        rollout.reward = reward
-    return found
+    return made.group(index, *(made.rollout(3, reward, version) for _ in range(2)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -206,13 +194,8 @@ def test_a_group_whose_row_has_another_answer_is_not_replayed(
 
 
 def test_groups_with_nothing_to_train_are_not_kept() -> None:
-    unscored, empty = of_version(0, 0), of_version(1, 0)
-    for rollout in unscored.rollouts:
-        rollout.reward = None
-    for rollout in empty.rollouts:
-        rollout.token_ids = []
-        rollout.logprobs = []
-        rollout.versions = []
+    unscored, empty = made.group(0, made.rollout(), made.rollout()), made.group(1)
+    empty.rollouts = [made.rollout(0, 1.0), made.rollout(0, 0.0)]
     replay = Replay(2, 10)
     replay.add(0, [unscored, empty])
     assert not len(replay) and replay.draw(1) == []

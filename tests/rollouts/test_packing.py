@@ -16,26 +16,22 @@ from hypothesis import strategies as st
 from lrl.advantages import GroupMean
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import BinPacker, Packer
-from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
+from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout, Turn
+from tests import made
 
 
 def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int = 0) -> Group:
     rng = random.Random(1000 * seed + index)
-    rollouts = [
-        Rollout(
-            token_ids=[rng.randrange(1, 32) for _ in range(n)],
-            logprobs=[-rng.random() for _ in range(n)],
-            versions=sorted(rng.randrange(4) for _ in range(n)),
-            finish_reason="stop",
-            text="",
-            reward=rng.random(),
-        )
-        for n in responses
-    ]
-    prompt = Prompt(
-        id=index, token_ids=[rng.randrange(1, 32) for _ in range(prompt_tokens)], text=""
-    )
-    return Group(index=index, prompt=prompt, rollouts=rollouts)
+
+    def response(n: int) -> Rollout:
+        token_ids = [rng.randrange(1, 32) for _ in range(n)]
+        logprobs = [-rng.random() for _ in range(n)]
+        versions = sorted(rng.randrange(4) for _ in range(n))
+        return made.rollout(token_ids, rng.random(), logprobs=logprobs, versions=versions)
+
+    rollouts = [response(n) for n in responses]
+    prompt = [rng.randrange(1, 32) for _ in range(prompt_tokens)]
+    return made.group(index, *rollouts, prompt=prompt)
 
 
 drawn_groups = st.lists(

@@ -54,6 +54,8 @@ def test_a_format_of_special_tokens_is_seen_by_a_reward_and_the_end_of_a_turn_is
 ) -> None:
     assert text_of(policy) == "<think>a\nb</think>\\boxed{72}"
     assert Format(r"<think>.*</think>.*\\boxed\{.*")("", text_of(policy)) == 1.0
+    assert text_of(policy, skip_special_tokens=True) == "a\nb\\boxed{72}"
+    assert text_of(policy, "a", "1<think>", skip_special_tokens=True) == "a"
 
 
 @pytest.mark.parametrize("opened", ["<think>", "<seed:think>", "<scratchpad>\n\n"])
@@ -89,11 +91,6 @@ def test_a_text_has_the_spaces_that_the_policy_wrote(text: str) -> None:
     assert tokenizer.decode(tokens) != " ".join(text.split())
     text_of_policy = PolicyText(tokenizer=tokenizer, ends=frozenset())
     assert text_of_policy.decode(tokens) == " ".join(text.split())
-
-
-def test_special_tokens_may_be_left_out(policy: lrl.PolicyModule) -> None:
-    assert text_of(policy, skip_special_tokens=True) == "a\nb\\boxed{72}"
-    assert text_of(policy, "a", "1<think>", skip_special_tokens=True) == "a"
 
 
 TOKENIZER = byte_tokenizer()

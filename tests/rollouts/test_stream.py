@@ -87,7 +87,10 @@ def test_training_begins_before_the_last_group_is_finished_unless_the_device_is_
     assert scene.events.index("train") < scene.events.index("group 3") or gather
     assert scene.events.index("train") > scene.events.index("group 5") or not gather
     assert scene.events.count("train") > 1
-    assert scene.prepared == scene.stream.groups == groups
+    assert scene.prepared == scene.stream.groups == groups and not scene.given_up
+    assert scene.ended == [], "an error could still end the step, whose groups are trained again"
+    scene.stream.finish()
+    assert scene.ended == [groups]
 
 
 def test_a_steps_time_is_divided_by_state_and_adds_up() -> None:
@@ -104,25 +107,6 @@ def test_a_steps_time_is_divided_by_state_and_adds_up() -> None:
     assert scene.stopwatch.lap() == {"train": 7.0}
 
 
-def test_a_group_with_too_few_scored_responses_is_given_up() -> None:
-    groups = [make_group(i, 4, [9, 9]) for i in range(3)]
-    groups[1].rollouts[0].reward = None
-    scene = Scene(groups)
-    assert scene.train() == 36
-    assert scene.given_up == [groups[1]]
-
-
-def test_a_step_counts_as_seen_once_it_is_trained_and_not_when_it_is_packed() -> None:
-    groups = [make_group(i, 4, [12, 12]) for i in range(3)]
-    scene = Scene(groups)
-    scene.train()
-    assert scene.ended == [], (
-        "an error could still end the step, whose groups are then trained again"
-    )
-    scene.stream.finish()
-    assert scene.ended == [groups]
-
-
 def test_replayed_groups_are_trained_first_whatever_their_age_and_are_not_the_steps_own() -> None:
     old, fresh = make_group(7, 4, [12, 12]), make_group(8, 4, [12, 12])
     for rollout in old.rollouts:
@@ -137,7 +121,8 @@ def test_a_step_without_a_token_names_the_cause(caplog: pytest.LogCaptureFixture
     groups = [make_group(index, 4, [4, 4]) for index in range(3)]
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         rollout.reward = None
-    assert Scene(groups).train() == 0
+    scene = Scene(groups)
+    assert scene.train() == 0 and scene.given_up == groups
     assert "step 0 has no trained token" in caplog.text
     assert "6 responses have no reward" in caplog.text
 

@@ -15,12 +15,13 @@ from lrl.environments import Written  # noqa: E402
 from lrl.environments.pool import EnvironmentPool  # noqa: E402
 from lrl.errors import EpisodeError, WorkerLost  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
-from lrl.types import Prompt, Rollout  # noqa: E402
+from lrl.types import Prompt  # noqa: E402
 from lrl.workers.pool import WorkerPool  # noqa: E402
+from tests import made  # noqa: E402
 from tests.environments.worlds import Odd  # noqa: E402
 from tests.event_loop import run  # noqa: E402
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 1.5
 PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
 ORDERS = {"fine": "give 1", "crash": "segfault", "die": "exit 9", "leak": "hog", "hang": "loop"}
 """What a reward is told for what an environment does."""
@@ -28,10 +29,6 @@ ORDERS = {"fine": "give 1", "crash": "segfault", "die": "exit 9", "leak": "hog",
 
 def say(text: str) -> Written:
     return Written(text, [])
-
-
-def rollout_of(text: str) -> Rollout:
-    return Rollout(token_ids=[1], logprobs=[0.0], versions=[0], finish_reason="stop", text=text)
 
 
 class Groups:
@@ -48,7 +45,7 @@ class Groups:
         return self.pool.counts["replaced"]
 
     async def do(self, order: str) -> str:
-        rollout = rollout_of(ORDERS[order])
+        rollout = made.rollout(text=ORDERS[order])
         await self.pool.score(PROMPT, [rollout])
         return rollout.reward_failure or ""
 

@@ -33,6 +33,7 @@ from tests import network_namespace
 from tests.event_loop import LOOP, run
 from tests.http_call import call
 from tests.leftovers import lives, wait_for
+from tests.made import rollout
 from tests.workers.jobs import (
     ORDERS,
     PROMPT,
@@ -41,7 +42,6 @@ from tests.workers.jobs import (
     Groups,
     done,
     odd_rewards,
-    rollout_of,
     say,
 )
 
@@ -113,7 +113,7 @@ def shared(tmp_path_factory):
 
 def doing(jobs, *texts):
     """Scores a group beside what the test does; the result waits for its rewards."""
-    rollouts = [rollout_of(text) for text in texts]
+    rollouts = [rollout(text=text) for text in texts]
     score = LOOP.submit(jobs.pool.score(PROMPT, rollouts))
 
     def rewards():
@@ -132,7 +132,7 @@ ENDS = {
     "crash": "the worker was ended by signal 11",
     "die": "the worker ended with exit code 9",
     "leak": "MemoryError; data.",
-    "hang": " after 3 s",
+    "hang": " after 1.5 s",
 }
 
 

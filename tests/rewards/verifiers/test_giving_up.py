@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.rewards import GaveUp, Math, RewardPool
+from lrl.rewards import Math, RewardPool
 from lrl.rewards.verifiers.math import MAX_BITS, MAX_DEPTH, TooMuchError, check_magnitude, within
 from tests.event_loop import LOOP, run
-from tests.rewards import odd_rewards
 from tests.rewards.scenes import counted, scored, start_afresh, started
 
 HUGE = [
@@ -205,10 +204,3 @@ def test_a_verifier_must_give_up_before_its_worker_is_killed():
         RewardPool([Math()], timeout_s=3)
     with pytest.raises(ValueError, match="Math.give_up_s is 0"):
         Math(give_up_s=0)
-
-
-def test_a_users_own_reward_may_give_up():
-    with started([odd_rewards.obey], workers=1) as pool:
-        given_up, zero = scored(pool, "giveup", "give 0")
-    assert (given_up.reward, zero.reward) == (0.0, 0.0) and GaveUp("why") == 0.0
-    assert (pool.counts["zero"], pool.counts["gave_up"]) == (2, 1)

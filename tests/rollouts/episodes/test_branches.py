@@ -24,7 +24,8 @@ from lrl.planning.clock import run
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import each_rollout
-from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
+from lrl.types import ENVIRONMENT, Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
+from tests import made
 from tests.environments.here import Here
 from tests.rollouts.episodes.test_episode import PROMPT, STOP, episodes_of
 from tests.rollouts.test_packing import pack
@@ -164,13 +165,9 @@ def test_each_episode_keeps_its_weight_whatever_its_branches(
 
 
 def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
-    rollout = Rollout(
-        token_ids=[1, 2, 3, 4, 5, 6, 7],
-        logprobs=[-1.0] * 7,
-        versions=[-(2**31), 0, 0, -(2**31), 0, -(2**31), 0],
-        forks=[Fork(3, 1), Fork(5, 0)],
-        turn_ends=[3, 5, 7],
-    )
+    versions = [ENVIRONMENT, 0, 0, ENVIRONMENT, 0, ENVIRONMENT, 0]
+    forks = [Fork(3, 1), Fork(5, 0)]
+    rollout = made.rollout(7, versions=versions, forks=forks, turn_ends=[3, 5, 7])
     assert rollout.branches == [Branch([0, 1, 2], 0), Branch([0, 3, 4], 1), Branch([5, 6], 0)]
     assert rollout.num_tokens == 4 and [turn.start for turn in rollout.turns] == [1, 4, 6]
     assert rollout.context == [5, 6]

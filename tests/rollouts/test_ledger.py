@@ -82,28 +82,6 @@ def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     assert list(later.finished) == [0] and list(later.running) == [2] and admit(later, 1) == [4, 5]
 
 
-def test_after_a_resume_with_a_lower_max_lag_groups_that_would_be_too_old_begin_anew() -> None:
-    ledger = Ledger(make_pacing((8, 2, 1, True)))
-    assert admit(ledger, 0) == [0, 1, 2, 3]
-    lower = Ledger(make_pacing((8, 2, 0, True)))
-    lower.load_state_dict(through_a_file(ledger.state_dict(0)), PROMPTS.__getitem__)
-    assert list(lower.running) == [0, 1]
-    train(lower, 0)
-    assert admit(lower, 1) == [2, 3]
-
-
-def test_a_group_that_an_unfinished_step_gave_up_is_handed_out_again_and_listed_then() -> None:
-    ledger = Ledger(make_pacing((4, 2, 0, True)))
-    finish(ledger, *admit(ledger, 0))
-    ledger.give_up(ledger.take(0))
-    ledger.take(0)
-    other = resumed(ledger, 0)
-    assert other.given_up == {} and admit(other, 0) == []
-    other.give_up(other.take(0))
-    other.take(0)
-    assert other.state_dict(0)["given_up"] == {} and resumed(other, 1).given_up == {0: 100}
-
-
 @pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])
 def test_a_checkpoint_of_a_run_with_other_steps_is_refused(other: tuple) -> None:
     ledger = Ledger(make_pacing((4, 2, 0, True)))

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -112,17 +112,6 @@ def test_every_response_is_packed_once_and_whole(
         assert sum(int(batch.group_ids.max()) + 1 for batch in batches) == len(trained)
 
 
-@settings(max_examples=30, deadline=None)
-@given(drawn_groups)
-def test_positions_restart_with_every_response_and_with_padding(groups: list[Group]) -> None:
-    for batch in pack(Packer(100, GroupMean(), 1.0), groups):
-        for ids, positions in zip(batch.sequence_ids, batch.position_ids, strict=True):
-            for number in ids.unique():
-                here = (ids == number).nonzero().squeeze(1)
-                assert torch.equal(positions[here], torch.arange(len(here)))
-                assert torch.equal(here, torch.arange(here[0], here[0] + len(here)))
-
-
 def test_the_label_is_the_next_token_and_outside_the_mask_nothing_is_left() -> None:
     (batch,) = pack(Packer(1000, GroupMean(), 0.7, oldest_version=2), [make_group(0, 3, [9, 4, 7])])
     out = ~batch.mask
@@ -132,18 +121,6 @@ def test_the_label_is_the_next_token_and_outside_the_mask_nothing_is_left() -> N
     assert (batch.versions[out] == -1).all()
     rows, columns = batch.mask.nonzero(as_tuple=True)
     assert torch.equal(batch.input_ids[rows, columns + 1], batch.labels[rows, columns])
-
-
-def test_rows_that_need_a_mask_say_who_reads_what() -> None:
-    without, masked = (
-        pack(Packer(1000, GroupMean(), 1.0, masks=masks), [make_group(0, 2, [4, 3])])[0]
-        for masks in (False, True)
-    )
-    assert without.readers_end is None and masked.readers_end is not None
-    length = masked.position_ids.shape[1]
-    for positions, found in zip(masked.position_ids, masked.readers_end, strict=True):
-        starts = [*(positions == 0).nonzero().flatten().tolist(), length]
-        assert found.tolist() == [end for start, end in pairwise(starts) for _ in range(start, end)]
 
 
 @pytest.mark.parametrize(("unscored", "counts"), [(1, (1, [], 8)), (2, (3, [7], 0))])

@@ -23,7 +23,7 @@ from tests.event_loop import run  # noqa: E402
 
 TIMEOUT_S = 1.5
 PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
-ORDERS = {"fine": "give 1", "crash": "segfault", "die": "exit 9", "leak": "hog", "hang": "loop"}
+ORDERS = {"fine": "give 1", "crash": "segfault", "leak": "hog", "hang": "loop"}
 """What a reward is told for what an environment does."""
 
 

@@ -92,6 +92,10 @@ class ServedMembers(ExitStack):
     def joined(self, count):
         wait_for(lambda: len(self.members.ready) == count, START_S, f"{count} workers")
 
+    def becomes(self, number, status):
+        view = self.registry.view
+        wait_for(lambda: view(Kind.WORKER, number).status is status, START_S, f"a member {status}")
+
     @property
     def refusal(self):
         return "".join(each.why for each in self.registry.members(Kind.WORKER))
@@ -130,7 +134,6 @@ def gone(processes):
 
 ENDS = {
     "crash": "the worker was ended by signal 11",
-    "die": "the worker ended with exit code 9",
     "leak": "MemoryError; data.",
     "hang": " after 1.5 s",
 }
@@ -184,8 +187,7 @@ def test_a_member_that_is_killed_in_mid_job_costs_none_and_its_processes_end_wit
         assert groups.pool.counts["moved"] == 3 and groups.pool.scored_by == {"rank 0": 3}
         assert groups.pool.counts["retried"] == 0 and episodes.replaced == 0
         gone(own)
-        lost = lambda: made.registry.view(Kind.WORKER, 0).status is Status.LOST  # noqa: E731
-        wait_for(lost, 30.0, "the loss of the member")
+        made.becomes(0, Status.LOST)
 
 
 def test_the_machine_with_the_fewest_jobs_for_each_worker_gets_the_next():
@@ -247,8 +249,7 @@ def test_a_member_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(
     registry = shared[0].registry
     number = registry.claim(Kind.WORKER)
     registry.register(Kind.WORKER, number, Location("http://127.0.0.1:1"), "far", 1)
-    refused = lambda: registry.view(Kind.WORKER, number).status is Status.REFUSED  # noqa: E731
-    wait_for(refused, START_S, "its refusal")
+    shared[0].becomes(number, Status.REFUSED)
     why = registry.view(Kind.WORKER, number).why
     assert "cannot be reached at http://127.0.0.1:1" in why and "lrl join --host" in why
 
@@ -280,8 +281,7 @@ def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(t
             return reply
 
         assert run(leave()).reward == 0.25
-        left = lambda: made.registry.view(Kind.WORKER, 0).status is Status.LEFT  # noqa: E731
-        wait_for(left, START_S, "its end")
+        made.becomes(0, Status.LEFT)
         assert first.wait(START_S) == 0
         gone(own)
 

@@ -86,13 +86,10 @@ def family(name: str, folder: Path, dtype: Any = "float32", **settings: Any) -> 
 def test_rounding_is_no_difference_of_two_programs(
     name: str, dtypes: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    for seed in range(2):
-        folder = str(save_tiny(name, tmp_path / str(seed), 4.0, seed, max_position_embeddings=1024))
-        policy, other = (PolicyModule(folder, dtype=dtype, attention="eager") for dtype in dtypes)
-        policy.configure_model(), other.configure_model()
-        generator, answers = generator_of(other, dtypes[1])
-        prove(policy, generator)
-        assert answers.asked == [320]
+    policy, other = (family(name, tmp_path, one, max_position_embeddings=1024) for one in dtypes)
+    generator, answers = generator_of(other, dtypes[1])
+    prove(policy, generator)
+    assert answers.asked == [320]
 
 
 DIFFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -135,8 +132,7 @@ def test_a_systematic_difference_is_found_in_bfloat16(what: str, tmp_path: Path)
 def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path: Path) -> None:
     """The weights are numbers of bfloat16 at first, as those of pretrained models are."""
     policy = family("llama", tmp_path, max_position_embeddings=1024)
-    held = PolicyModule(str(tmp_path), dtype="bfloat16", attention="eager")
-    held.configure_model()
+    held = family("llama", tmp_path, "bfloat16", max_position_embeddings=1024)
     policy.network.load_state_dict(held.network.state_dict())
     step = {name: 1e-5 * sign for name, sign in uphill(policy).items()}
     (generator, _), (late, _) = (generator_of(held, "bfloat16") for _ in range(2))

@@ -25,6 +25,7 @@ from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.base import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
 from lrl.preflight.settings import check_trainer
+from lrl.rollouts.packing import Packer
 from lrl.system.ranks import explain_broken_collective
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
@@ -172,16 +173,10 @@ class PolicyModule(PolicyModel):
 
     # ---- a step
 
-    def prepare(
-        self,
-        group: Group,
-        temperature: float,
-        micro_batch_tokens: int,
-        attention_tokens: int = 0,
-    ) -> None:
+    def prepare(self, group: Group, packer: Packer) -> None:
         """Adds the log-probs of the reference and the values of the critic, if there are such, to a
-        finished group. The arguments are those of `lrl.training.collate.each_rollout`."""
-        passes = partial(each_rollout, group, temperature, micro_batch_tokens)
+        finished group, in passes of the packer's sizes."""
+        passes = partial(each_rollout, group, packer.temperature, packer.micro_batch_tokens)
         if (teacher := self.asked_teacher) is not None:
             # The controller has asked for those that it has scored: others are of a checkpoint.
             what = f"asking the teacher at {teacher.url}"
@@ -189,10 +184,10 @@ class PolicyModule(PolicyModel):
             run_of(self.trainer).fleet.call(teacher.ask(group), what, late_s)
         elif self.reference is not None:
             # One of another family has not been tried with shared tokens.
-            shares = attention_tokens if self.reference.model is None else 0
+            shares = packer.attention_tokens if self.reference.model is None else 0
             self.reference.fill(group, passes(self.reference_logprobs, shares))
         if self.critic is not None:
-            self.critic.fill(group, passes(self.critic_values, attention_tokens))
+            self.critic.fill(group, passes(self.critic_values, packer.attention_tokens))
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
         """Returns the weighted sum (not the mean) of the micro-batch's token losses, the critic's

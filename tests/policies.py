@@ -110,6 +110,11 @@ def pack(
     return packed(packer, groups)
 
 
+def sizes(budget: int = 10_000, temperature: float = 1.0, attention_tokens: int = 0) -> Packer:
+    """Returns a packer for the sizes of a policy's passes."""
+    return Packer(budget, GroupMean(), temperature, attention_tokens=attention_tokens)
+
+
 def packed(packer: Packer, groups: Sequence[Group]) -> list[MicroBatch]:
     """Returns all micro-batches of some groups."""
     rounds = [each for group in groups for each in packer.add(group)]

@@ -55,6 +55,7 @@ from tests.policies import (  # noqa: F401 (`one_thread` is a fixture)
     opened,
     pack,
     save_model,
+    sizes,
     trainer,
 )
 
@@ -112,7 +113,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
     reference.open(policy.source, policy.device, Ranks())
     groups = [make_group(i, version=-i) for i in range(4)]
     for group in groups:
-        policy.prepare(group, 1.0, 10_000)
+        policy.prepare(group, sizes())
     whole = gradient(policy, pack(groups, 10_000, whole_groups=objective.whole_groups))
     assert whole.norm() > 0
     counts, trees = set(), 0

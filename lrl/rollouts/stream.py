@@ -160,12 +160,7 @@ class StepStream:  # no dataclass: Lightning would copy its fields to a device
 
     def _prepare(self, group: Group) -> None:
         with self._stopwatch.within("reference"):
-            self._policy.prepare(
-                group,
-                self.packer.temperature,
-                self.packer.micro_batch_tokens,
-                self.packer.attention_tokens,
-            )
+            self._policy.prepare(group, self.packer)
 
     def finish(self) -> None:
         """See `Step`."""

@@ -63,8 +63,8 @@ class Scene(Learners):
         self.events.append(f"group {group.index}")
         return group
 
-    def prepare(self, group: Group, *layout: float) -> None:
-        assert layout == (1.0, 64, 0), "those of the packer"
+    def prepare(self, group: Group, packer: Packer) -> None:
+        assert packer.micro_batch_tokens == 64, "the step's own"
         self.now += 0.5
         self.prepared.append(group)
 

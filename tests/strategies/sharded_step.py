@@ -22,7 +22,7 @@ from lrl.rollouts.stream import RankStream
 from lrl.system.ranks import Ranks, follow
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
-from tests.policies import make_group
+from tests.policies import make_group, sizes
 from tests.strategies.forked_ranks import met
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS, Arriving, stream
 
@@ -146,13 +146,13 @@ def train(policy: Sharded) -> dict[str, Any]:
 def reference_logprobs(policy: lrl.PolicyModule) -> list[Any]:
     """Returns those of three passes, which two ranks cannot share equally."""
     group = make_group(0, responses=3)
-    policy.prepare(group, 1.0, micro_batch_tokens=1)
+    policy.prepare(group, sizes(1))
     return [rollout.reference_logprobs for rollout in group.rollouts]
 
 
 def prepare(policy: lrl.PolicyModule, group: Group) -> None:
     if policy.critic is not None:
-        policy.prepare(group, 1.0, BUDGET)
+        policy.prepare(group, sizes(BUDGET))
 
 
 def advantages_of(policy: lrl.PolicyModule) -> Advantages:

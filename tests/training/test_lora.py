@@ -22,7 +22,7 @@ from lrl.training.lora import LoRA, adapted_layers, adapter_tensors, base_alone
 from lrl.training.trials import check_adapters
 from lrl.weights.version_file import merged
 from tests import policies
-from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, sizes
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer
 
@@ -170,8 +170,8 @@ def test_the_base_of_the_adapters_is_the_reference_and_takes_no_memory(folder: s
     for each in (policy, alone):
         each.setup("fit")
     group, other = make_group(1), make_group(1)
-    policy.prepare(group, 0.7, 10_000)
-    alone.prepare(other, 0.7, 10_000)
+    policy.prepare(group, sizes(10_000, 0.7))
+    alone.prepare(other, sizes(10_000, 0.7))
     assert [one.reference_logprobs for one in group.rollouts] == [
         one.reference_logprobs for one in other.rollouts
     ]

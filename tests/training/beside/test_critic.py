@@ -36,6 +36,7 @@ from tests.policies import (
     make_group,
     opened,
     packed,
+    sizes,
     trainer,
 )
 
@@ -82,7 +83,7 @@ def prepared(
 ) -> list[MicroBatch]:
     advantages: Advantages = ArCHer() if policy.critic.of_turns else GAE(LAM)
     for group in given:
-        policy.prepare(group, 1.0, budget)
+        policy.prepare(group, sizes(budget))
     return packed(Packer(budget, advantages, 1.0, **settings), given)
 
 
@@ -313,12 +314,12 @@ def test_a_checkpoint_is_resumed_with_the_critic_it_was_made_with(
 
 def test_a_replayed_group_keeps_its_values_also_through_a_checkpoint(folder: str) -> None:
     policy, given = with_critic(folder), groups()[2]
-    policy.prepare(given, 1.0, 10_000)
+    policy.prepare(given, sizes())
     before = [rollout.values for rollout in given.rollouts]
     torch.nn.init.zeros_(policy.critic.head.weight)
     again = load_group(through_a_file(save_group(given, scored=True)), given.prompt)
     for group in (given, again):
-        policy.prepare(group, 1.0, 10_000)
+        policy.prepare(group, sizes())
         assert [rollout.values for rollout in group.rollouts] == before
     assert [one.returns for one in again.rollouts] == [one.returns for one in given.rollouts]
 
@@ -332,8 +333,8 @@ def test_values_and_log_probs_are_the_same_where_the_prompt_is_read_once(
     policy.reference.open(policy.source, policy.device, Ranks())
     assert policy.responses_share.prefixes
     for copies, once in zip(groups(), groups(), strict=True):
-        policy.prepare(copies, 1.0, 10_000)
-        policy.prepare(once, 1.0, 10_000, attention_tokens=10_000)
+        policy.prepare(copies, sizes())
+        policy.prepare(once, sizes(attention_tokens=10_000))
         for one, other in zip(copies.rollouts, once.rollouts, strict=True):
             for name in ("values", "returns", "reference_logprobs"):
                 torch.testing.assert_close(
@@ -430,11 +431,11 @@ def test_the_target_moves_by_tau_after_each_step_and_nothing_trains_it(
 
 def test_a_replayed_group_of_episodes_gets_the_values_of_the_critic_as_it_is(folder: str) -> None:
     policy, given = with_critic(folder, TurnCritic), groups()[2]
-    policy.prepare(given, 1.0, 10_000)
+    policy.prepare(given, sizes())
     before = given.rollouts[0].turn_values
     torch.nn.init.zeros_(policy.critic.head.weight)
     torch.nn.init.zeros_(policy.critic.target_head.weight)
-    policy.prepare(given, 1.0, 10_000)
+    policy.prepare(given, sizes())
     own, slow = policy.critic.head.bias, policy.critic.target_head.bias
     for one, old in zip(given.rollouts[0].turn_values, before, strict=True):
         assert one.to_go == old.to_go

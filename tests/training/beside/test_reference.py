@@ -18,7 +18,7 @@ from lrl.training.beside.reference import Reference
 from lrl.training.logprobs import label_logprobs
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, sizes
 
 
 def prepared(
@@ -29,7 +29,7 @@ def prepared(
     groups[1].rollouts[2] = Rollout(finish_reason="stop", reward=1.0)  # an empty response
     max(groups[2].rollouts, key=lambda one: len(one.token_ids)).versions[0] = ENVIRONMENT
     for group in groups:
-        policy.prepare(group, temperature, micro_batch_tokens)
+        policy.prepare(group, sizes(micro_batch_tokens, temperature))
     return groups
 
 
@@ -140,12 +140,12 @@ def test_a_replayed_group_gets_the_log_probs_of_the_reference_as_it_is(
         loaded.prompts = {group.index: group.prompt}
         loaded.load_state_dict(through_a_file(replay.state_dict()))
         (replayed,) = loaded.draw(1)
-        theirs.prepare(replayed, 1.0, 10_000)
+        theirs.prepare(replayed, sizes())
     else:
         before.reference.refresh_every_n_steps = 2
         before.reference.end_step(2, opened(alike_folder).network)
         (replayed,) = replay.draw(1)
-        before.prepare(replayed, 1.0, 10_000)
+        before.prepare(replayed, sizes())
     for one, right, old in zip(*map(with_tokens, (replayed, expected, group)), strict=True):
         assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
         assert one.reference_logprobs != old.reference_logprobs

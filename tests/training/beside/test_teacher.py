@@ -25,7 +25,7 @@ from lrl.preflight.settings import check_objective
 from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Rollout
 from tests.lent_server import LentServer
-from tests.policies import SIZES, make_group, opened, pack, save_model
+from tests.policies import SIZES, make_group, opened, pack, save_model, sizes
 from tests.rewards.judge_server import CLOSE, JudgeServer, Reply, fails, served
 from tests.runs.test_async_run import GROUPS, fit
 from tests.tiny_policies import byte_tokenizer
@@ -99,7 +99,7 @@ def prepared(policy: Any, temperature: float = 1.0) -> list[Group]:
     policy.setup("fit")
     groups = [make_group(index) for index in range(3)]
     for group in groups:
-        policy.prepare(group, temperature, 10_000)
+        policy.prepare(group, sizes(10_000, temperature))
     return groups
 
 
@@ -229,7 +229,7 @@ def test_each_token_of_an_episode_with_branches_has_the_log_prob_of_its_own_bran
         group.rollouts.append(branched)
     local = opened(folder, reference=Teacher(folder))
     local.setup("fit")
-    local.prepare(groups[1], 1.0, 10_000)
+    local.prepare(groups[1], sizes())
     expected = [rollout.reference_logprobs for rollout in groups[1].rollouts]
     found = asked(Teacher(url=server.url), groups[0])
     for theirs, ours in zip(found, expected, strict=True):
@@ -333,7 +333,7 @@ def test_a_group_of_a_checkpoint_is_asked_for_when_its_step_comes(
     )
     policy._trainer = SimpleNamespace(datamodule=SimpleNamespace(run=run))  # type: ignore[assignment]
     group = make_group(0)
-    policy.prepare(group, 1.0, 10_000)
+    policy.prepare(group, sizes())
     assert all(set(one.reference_logprobs or ()) == {LOGPROB} for one in group.rollouts)
 
 

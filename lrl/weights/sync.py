@@ -248,6 +248,7 @@ class Sync:
         and prepares the transfer while they still write."""
         calls = self._calls
         if self.transport.collective and self._connected != set(generators):
+            self.transport.close()
             self._connected = set()
         new = [generator for generator in generators if generator not in self._connected]
         calls.begin(new)

@@ -111,6 +111,7 @@ class Direct(Transport):
         super().__init__(policy, name)
         self.staged = 0
         self.full = False
+        self.closed = 0
         self.value = 0
 
     def stage(self) -> None:
@@ -122,6 +123,9 @@ class Direct(Transport):
 
     def send(self, calls: PoolCalls) -> None:
         calls.update(lambda one: {"value": self.value})
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 class Copying(Direct):

@@ -213,7 +213,9 @@ def test_a_collective_transfer_connects_everybody_anew_when_one_is_new_or_has_le
 ) -> None:
     sync, (first, other) = make_sync(loop, Collective)
     give(sync, [first], 1)
+    closed = sync.transport.closed
     give(sync, [first, other], 2)
+    assert sync.transport.closed == closed + 1
     assert first.serving and other.serving and posted(first).count(INIT) == 2
     assert give(sync, [first], 3) == give(sync, [first], 4) == {}
     assert first.serving and first.version == 4 and posted(first).count(INIT) == 3

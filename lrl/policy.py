@@ -304,16 +304,18 @@ class PolicyModule(PolicyModel):
         Raises:
             RuntimeError: A norm is not finite, or the mismatch is above `abort_on_mismatch`.
         """
-        version, critic = self.trainer.global_step, self.critic
-        reduce = self.trainer.strategy.reduce
+        version, critic, counts = self.trainer.global_step, self.critic, self.diagnostics
+        reduce, device = self.trainer.strategy.reduce, self.device_of_use
         # Ranks that compute a micro-batch together have counted the same.
         alike = self.trainer.world_size // self.data_parallel_size
-        counts = self.diagnostics
-        counts.reduce(reduce, alike, self.device_of_use)
-        read = [counts.sums, counts.maxima, reduce(loss / alike, reduce_op="sum"), *norms.values()]
+
+        def total(of_rank: Tensor) -> Tensor:
+            return reduce(of_rank.to(device) / alike, reduce_op="sum")
+
+        maxima = reduce(counts.maxima.to(device), reduce_op="max")
+        read = [total(counts.sums), maxima, total(loss), *norms.values()]
         if critic is not None:
-            of_values = critic.sums.to(self.device_of_use) / alike
-            read.append(reduce(of_values, reduce_op="sum"))
+            read.append(total(critic.sums))
         counts.sums, counts.maxima, whole, *others = on_cpu_together(read)
         of_critic: dict[str, float] = {}
         if critic is not None:

@@ -7,7 +7,6 @@ sums and maxima, one row per lag, divided once at the end of the step.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Literal, NamedTuple, Self
 
 import torch
@@ -208,12 +207,6 @@ class Diagnostics:
         maxima = torch.stack((ratio, difference, lag), dim=1)
         rows = rows[:, None].expand_as(maxima)
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
-
-    def reduce(self, reduce: Callable[..., Tensor], alike: int, device: torch.device) -> None:
-        """Reduces the sums and maxima over all ranks by the `reduce` of the trainer's strategy.
-        Always `alike` neighbours have counted the same."""
-        self.sums = reduce(self.sums.to(device) / alike, reduce_op="sum")
-        self.maxima = reduce(self.maxima.to(device), reduce_op="max")
 
     def result(self) -> dict[str, float]:
         """Returns the step's metrics; empty if it had no token.

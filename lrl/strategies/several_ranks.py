@@ -38,7 +38,7 @@ from lrl.members.launched import LaunchedMembers
 from lrl.members.launchers import Launcher
 from lrl.members.registry import Kind, RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.system.endpoint import is_loopback
+from lrl.system.endpoint import is_loopback, way_to
 from lrl.system.processes import die_with, unbind_from_parent
 from lrl.system.ranks import Ranks, explain_broken_collective
 
@@ -54,7 +54,6 @@ vanished machine after `strategy.heartbeat_s`."""
 STARTED_BY = "LRL_STARTED_BY"
 """The environment variable with the process id of the rank 0 that has started a rank."""
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-ANY_PORT = 9
 POLL_S = 0.2
 ANSWER_S = 10.0
 """Longest wait for an answer of the store, and how much longer others wait than rank 0, whose error
@@ -120,8 +119,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = dist.PrefixStore(f"lrl/{restarts}", store)
             close_silent_connections(self.heartbeat_s)
-            found = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)
-            address = str(found[0][4][0])
+            address, _ = way_to(host)
             if not is_loopback(address):
                 # A machine's own name often leads it to itself, and others to its network.
                 store.set("address", address)
@@ -301,10 +299,7 @@ def take_interface(address: str) -> None:
     Left to itself gloo takes the address of the machine's name. That is often 127.0.0.1: then a rank
     of another machine connects to itself, fails, and rank 0 waits for it.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, ANY_PORT))  # sends nothing: the kernel only chooses the way
-        own = probe.getsockname()[0]
+    _, own = way_to(address)
     for name, addresses in psutil.net_if_addrs().items():
         if own in [one.address.partition("%")[0] for one in addresses]:
             os.environ.setdefault(GLOO, name)

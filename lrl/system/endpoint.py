@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from lrl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+ANY_PORT = 9
 TlsTrust = Literal["certificate", "system"]
 
 
@@ -161,14 +162,17 @@ def stays_here(host: str) -> bool:
 
 def own_address_towards(url: str) -> str:
     """Returns this machine's address as a server at `url` sees it; loopback for one on it."""
-    address = urlsplit(url)
-    found = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)
-    family, kind, _, _, target = found[0]
+    there, own = way_to(urlsplit(url).hostname)
+    return LOOPBACK if is_loopback(own) or own == there else own
+
+
+def way_to(host: str | None) -> tuple[str, str]:
+    """Returns the address of `host`, and this machine's own on the way there."""
+    family, kind, _, _, there = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         # Sends nothing; the kernel only chooses the address it would send from.
-        probe.connect(target)
-        own = str(probe.getsockname()[0])
-    return LOOPBACK if is_loopback(own) or own == target[0] else own
+        probe.connect(there)
+        return str(there[0]), str(probe.getsockname()[0])
 
 
 def first_certificate(path: str) -> str:

@@ -7,27 +7,81 @@ import asyncio
 import json
 import os
 import signal
+import string
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import lightning as L
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
+import lrl
+from lrl.callbacks.base import run_of
+from lrl.environments import Agent
+from lrl.system.endpoint import Location
 from tests.leftovers import MARK, nothing_left
 from tests.lent_server import LentServer
-from tests.runs import run_of_agents
-from tests.runs.run_of_agents import GROUPS, RESPONSES
+from tests.runs.test_async_run import fit
 from tests.strategies.forked_ranks import Fork, free_port, have_forkserver, start_fork
+from tests.strategies.run_of_ranks import ServerElsewhere
 
-AGENTS, STEPS = 8, 4
+AGENTS, STEPS, GROUPS, RESPONSES = 8, 4, 2, 3
 ENDED_BEFORE = (STEPS - 1) * GROUPS * RESPONSES
 """Episodes that end before the kill. The rest are held: the run cannot end, and has done a step, for
 without it no more than two steps' episodes would have begun."""
 KEY = "k" * 32
 USER = {"role": "user", "content": "go"}
 DEADLINE_S = 300.0
+
+
+class Telling(L.Callback):
+    """Writes a line for each step, before it is saved."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        groups: Any = run_of(trainer).step_stream.groups  # type: ignore[union-attr]
+        line = {
+            "step": trainer.global_step,
+            "prompts": [group.prompt.id for group in groups],
+            "failures": [one.failure for group in groups for one in group.rollouts if one.failure],
+            "turns": [len(one.turns) for group in groups for one in group.rollouts],
+        }
+        with self.file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def train(policy: Path, folder: Path, port: int, url: str, token: str, run_id: str) -> None:
+    """A run with the server of another process, which saves at every step and resumes from what is
+    there."""
+    saved = folder / "checkpoints" / "last.ckpt"
+    agents = Agent(port=port)
+    agents.stop = tuple(string.ascii_letters)  # else a turn of this policy has hundreds of tokens
+    server: Any = ServerElsewhere(0, Location(url), token, lrl.ServerSettings(dtype="float32"))
+    server.run_id = run_id
+    fit(
+        server,
+        policy,
+        folder,
+        steps=STEPS,
+        callbacks=[
+            Telling(folder / "steps.jsonl"),
+            ModelCheckpoint(saved.parent, every_n_train_steps=1, save_last=True),
+        ],
+        ckpt_path=str(saved) if saved.exists() else None,
+        rewards=[],
+        rollouts_per_group=RESPONSES,
+        max_lag=1,
+        max_response_tokens=400,
+        max_turn_tokens=128,
+        environment=agents,
+        max_reward_failures=1.0,
+        prompts=[{"prompt": f"{n}+1="} for n in range(10, 10 + GROUPS * STEPS)],
+    )
 
 
 @pytest.fixture
@@ -41,19 +95,18 @@ def start(
     policy_folder: Path, lent_server: LentServer, tmp_path: Path, mark: str
 ) -> Iterator[Callable[[], Fork]]:
     """Starts the run, or starts it again."""
-    place = {"url": lent_server.url, "token": lent_server.token, "run_id": lent_server.run_id}
-    where = json.dumps(place)
-    arguments = (str(policy_folder), str(tmp_path), str(free_port()), str(STEPS), where)
-    started = []
+    port, started = free_port(), []
+    where = (lent_server.url, lent_server.token, lent_server.run_id)
 
     def start() -> Fork:
         variables = {name: os.environ[name] for name in (MARK, "TMPDIR")}
         variables["LRL_AGENT_KEY"] = KEY
         output = tmp_path / f"output-{len(started)}"
-        started.append(start_fork(run_of_agents.main, output, variables, *arguments))
+        words = (policy_folder, tmp_path, port, *where)
+        started.append(start_fork(train, output, variables, *words))
         return started[-1]
 
-    start.url = f"http://127.0.0.1:{arguments[2]}"  # type: ignore[attr-defined]
+    start.url = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]
     yield start
     for one in started:
         one.process.kill()

@@ -5,8 +5,6 @@ Covers lrl/rollouts/episodes/environment_of_run.py.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ from tests.runs.test_async_run import (
     PROMPTS,
     STEPS,
     TEMPERATURE,
-    Witness,
     fit,
     recomputed,
     spelled,
@@ -93,76 +90,6 @@ def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_conte
         assert report.versions == [step] and report.failures == 0 and report.reward > 0
     (*_, last) = sorted(tmp_path.rglob("held_out-step*.jsonl"))
     assert sum("[" in line for line in last.read_text().splitlines()) > 1, "it plays episodes"
-
-
-def open_episodes(path: Path) -> dict[tuple[int, int], tuple[list[int], list[float], list[int]]]:
-    """(index of the group, number) -> recorded tokens, log-probs and ends of turns of each episode
-    that a checkpoint has open after at least one reply."""
-    found = {}
-    for saved in torch.load(path, weights_only=True)["RolloutDataModule"]["ledger"]["running"]:
-        tokens, logprobs = (
-            saved[name].split(saved["lengths"]) for name in ("token_ids", "logprobs")
-        )
-        for number, episode in enumerate(saved["episodes"]):
-            if (recorded := episode.get("recorded") or 0) and episode["turn_ends"]:
-                found[saved["index"], number] = (
-                    tokens[number].tolist()[:recorded],
-                    logprobs[number].tolist()[:recorded],
-                    episode["turn_ends"],
-                )
-    return found
-
-
-class CutBetweenTurns(L.Callback):
-    """Saves until the checkpoint has an episode between its turns, and ends the run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while trainer.global_step >= CUT_AT and time.monotonic() < end:
-            trainer.save_checkpoint(self.path)
-            if open_episodes(self.path):
-                raise RuntimeError("power cut")
-
-
-class Counts(L.Callback):
-    """Remembers the run's counts of episodes."""
-
-    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.found = Counter(trainer.datamodule.environment.pool.counts)  # type: ignore[attr-defined]
-
-
-def test_a_resumed_run_continues_its_open_episodes(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
-) -> None:
-    path, counts, first = tmp_path / "cut.ckpt", Counts(), Witness()
-    settings: dict[str, Any] = {
-        "environment": Echo(),
-        "rewards": [],
-        "max_turn_tokens": 20,
-        "max_lag": 2,
-    }
-    cut = CutBetweenTurns(path)
-    with pytest.raises(RuntimeError, match="power cut"):
-        fit(lent_server, policy_folder, tmp_path, callbacks=[first, cut], capacity=4, **settings)
-    begun = open_episodes(path)
-    rest = fit(
-        lent_server, policy_folder, tmp_path, callbacks=[counts], ckpt_path=str(path), **settings
-    )
-    written = {
-        (group.index, number): rollout
-        for _, group in rest.groups
-        for number, rollout in enumerate(group.rollouts)
-    }
-    for key, (token_ids, logprobs, turn_ends) in begun.items():
-        rollout, length = written[key], len(token_ids)
-        assert rollout.token_ids[:length] == token_ids and rollout.logprobs[:length] == logprobs
-        assert rollout.turn_ends[: len(turn_ends)] == turn_ends
-    assert counts.found == Counter({"replayed": len(begun)})
-    trained = [group.index for _, group in [*first.groups, *rest.groups]]
-    assert sorted(trained) == list(range(STEPS * GROUPS))
 
 
 class KillsItsMember(L.Callback):

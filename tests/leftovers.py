@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import time
 import uuid
@@ -16,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lrl.generators import supervisor
 from lrl.generators.supervisor import SHM, mapped
 
 MARK = "LRL_TEST_MARK"
+SUPERVISOR = "generators/supervisor.py"
 
 
 def wait_for(
@@ -99,10 +100,9 @@ def lives(process: psutil.Process) -> bool:
 
 def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
     """How the names of files in shared memory begin that the supervisors among `processes` will
-    remove."""
-    said = [words(process) for process in processes]
-    of_supervisors = [one for one in said if supervisor.__file__ in one]
-    return tuple(one[one.index(supervisor.__file__) + 2] for one in of_supervisors)
+    remove; also those of another checkout, whose tests run beside these."""
+    supervisors = (re.search(rf"{SUPERVISOR} \S+ (\S+)", " ".join(words(one))) for one in processes)
+    return tuple(found[1] for found in supervisors if found)
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:

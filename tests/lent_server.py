@@ -12,7 +12,6 @@ import lrl
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.run import Run
-from lrl.training.model import Dtype
 from lrl.weights.pull import Pull
 from tests.http_call import call
 
@@ -20,27 +19,14 @@ PARSER = "hermes"
 """Calls of tools are JSON between `<tool_call>` and `</tool_call>`."""
 
 
-def start_server(
-    model: Path,
-    folder: Path,
-    number: int = 0,
-    dtype: Dtype = "float32",
-    token: str | None = None,
-    extra_args: dict[str, Any] | None = None,
-    max_model_len: int = 1024,
-) -> Server:
+def start_server(model: Path, folder: Path) -> Server:
     """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose
     engine is the same."""
     settings = ServerSettings(
-        max_model_len=max_model_len,
-        max_num_seqs=64,
-        dtype=dtype,
-        kv_cache_gib=0.1,
-        tool_parser=PARSER,
+        max_model_len=1024, max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, tool_parser=PARSER
     )
-    settings.extra_args = extra_args or {}  # also such as are refused
-    run = (folder, number, secrets.token_hex(4), token, {}, Pull.middleware)
-    server = Server(str(model), settings, "shared_memory", [], *run)  # type: ignore[arg-type]
+    run = (folder, 0, secrets.token_hex(4), None, {}, Pull.middleware)
+    server = Server(str(model), settings, "shared_memory", [], *run)
     server.start()
     server.wait_ready()
     return server

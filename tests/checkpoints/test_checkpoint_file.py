@@ -24,7 +24,6 @@ from lrl.checkpoints.checkpoint_file import UNFINISHED, CheckpointFile, is_reada
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import wait_for
 from tests.run_without_generators import fit, trainer
-from tests.tiny_policies import tiny_llama
 
 KILLS = 8
 
@@ -57,11 +56,6 @@ class FullDisk(L.Callback):
 
     def on_train_end(self, *args: Any) -> None:
         limit_files(None)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
 
 
 def test_a_run_killed_while_it_writes_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from lrl.members import join
 from lrl.members.find_run import find_generator
 from lrl.members.registry import Kind
 from tests.cli.conftest import Say
+from tests.generators.model_fleet import Scripted
 from tests.http_call import call
 from tests.lent_server import LentServer
-from tests.members.test_join import Scripted
 
 WORKER = ["--kind", "worker"]
 

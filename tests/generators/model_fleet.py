@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -14,15 +15,23 @@ from lrl.errors import GeneratorError, ServerError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.server import JoinedServer
+from lrl.generators.server import JoinedServer, Server
 from lrl.generators.settings import ServerSettings
 from lrl.planning.clock import run
 from lrl.routing.dispatch import DispatchPolicy, Request
 from lrl.routing.migration import Migration
-from lrl.system.endpoint import Location
+from lrl.system.endpoint import LOOPBACK, Location
 from lrl.types import Prompt, Rollout, Sampling
 
 TOKENS = 1_000
+ANSWERING = """
+import http.server, sys
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Health).serve_forever()
+"""
 
 
 class ModelClient:
@@ -160,6 +169,16 @@ class Uneven(ModelClient):
             await asyncio.sleep(1)
             rollout.finish_reason = "stop"
             how["ended"]()
+
+
+class Scripted(Server):
+    """A server that runs a Python program in vLLM's place; this one answers at once."""
+
+    program = ANSWERING
+
+    def command(self) -> list[str]:
+        place = ["--host", LOOPBACK, "--port", str(self.port)]
+        return [sys.executable, "-c", self.program, *place]
 
 
 class ModelServer:

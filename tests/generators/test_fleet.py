@@ -43,22 +43,6 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelSe
     assert not any(server.alive for server in servers)
 
 
-def test_an_ended_process_is_evicted_and_its_replacement_waits_for_a_sync(
-    fleet: tuple[Fleet, list[ModelServer]],
-) -> None:
-    made, servers = fleet
-    survivor, lost = made.rollouts.generators
-    servers[1].alive = False
-    wait_for(lambda: bool(made.rollouts.pending))
-    assert made.rollouts.generators == [survivor]
-    assert lost.eviction is not None and "its process has ended" in lost.eviction
-    (replacement,) = made.rollouts.pending
-    assert replacement is not lost and replacement.server is lost.server
-    assert replacement in made.generators
-    assert not replacement.serving and replacement.version == -1 and made.restarts == 1
-    assert len(servers[1].starts) == 2
-
-
 def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
     fleet: tuple[Fleet, list[ModelServer]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,28 +28,12 @@ from lrl.members.join import JoinSession
 from lrl.members.registry import RUN_TOKEN, Kind
 from lrl.members.run_members import join_spec
 from lrl.system.endpoint import LOOPBACK
+from tests.generators.model_fleet import Scripted
 from tests.members.served_run import TOKEN, served, spec_of
 
-ANSWERING = """
-import http.server, sys
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
-"""
 BREAKING = "print('\\n'.join(f'line {i}' for i in range(100))); raise SystemExit(3)"
 SILENT = "import time; time.sleep(600)"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-class Scripted(Server):
-    """A server that runs a Python program in place of vLLM."""
-
-    program = ANSWERING
-
-    def command(self) -> list[str]:
-        return [sys.executable, "-c", self.program, str(self.port)]
 
 
 def build(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -18,35 +17,23 @@ import pytest
 from lrl.cli.main import main
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.fleet import Fleet
-from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members import join, run_members
 from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_members import GeneratorAdmission, poll_forever
 from tests.event_loop import LOOP
-from tests.generators.model_fleet import let_requests_succeed
+from tests.generators.model_fleet import Scripted, let_requests_succeed
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of, sync
 from tests.members.test_find_run import ELSEWHERE
 
 SPEC = spec_of()
-UP = """
-import http.server, sys
-class Base(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Base).serve_forever()
-"""
 
 
-class Scripted(Server):
-    """A generator whose program is up at once and has no vLLM."""
+class Remembered(Scripted):
+    """A generator whose program is up at once, and which is remembered."""
 
-    made: list[Scripted] = []
-
-    def command(self) -> list[str]:
-        return [sys.executable, "-c", UP, "--host", "127.0.0.1", "--port", str(self.port)]
+    made: list[Remembered] = []
 
     def start(self) -> None:
         self.made.append(self)
@@ -58,9 +45,9 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(run_members, "POLL_S", 0.02)
     monkeypatch.setattr(join, "POLL_S", 0.02)
-    monkeypatch.setattr(join, "Server", Scripted)
-    monkeypatch.setattr(Scripted, "made", [])
-    own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
+    monkeypatch.setattr(join, "Server", Remembered)
+    monkeypatch.setattr(Remembered, "made", [])
+    own = Remembered("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
     made = Fleet([own], LOOP, capacity=4)
     try:
         made.start()
@@ -118,7 +105,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     words = ["starts, with the model base", "answers at http", "since version 7", "has left"]
     places = [said.find(word) for word in words]
     assert -1 not in places and places == sorted(places), said
-    _, server = Scripted.made
+    _, server = Remembered.made
     assert not server.alive and fleet.left == 1 and fleet.alive == 1
     weights = f"lrl-{SPEC.run_id}-0-"  # as `lrl.callbacks.weight_sync` and its transport name it
     assert not weights.startswith(f"lrl-{server.run_id}-"), "its supervisor may not remove them"

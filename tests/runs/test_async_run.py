@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import psutil
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -402,6 +403,7 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_o
     first, last = evaluation.reports[0][1], evaluation.reports[-1][1]
     assert first.versions == [0] and last.versions == [STEPS]
     assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
+    assert_nowhere(lent_server.token, [*tmp_path.rglob("*"), lent_server.log_path])
     card = (tmp_path / "policy" / "README.md").read_text()
     assert f"- After {STEPS} steps: mean reward on held_out {last.reward:.3f} (" in card
     file = tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl"
@@ -418,6 +420,13 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_o
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
         same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
+
+
+def assert_nowhere(token: str, paths: list[Path]) -> None:
+    """Checks that a run's token is in none of its files and in no command line."""
+    assert not any(token.encode() in path.read_bytes() for path in paths if path.is_file())
+    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not any(token in word for words in lines for word in words)
 
 
 def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import lightning as L
 import pytest
 
 import lrl
-from lrl.generators.client import GeneratorClient
+from lrl.callbacks.base import run_of
+from lrl.generators.generator import Generator
 from tests.lent_server import Borrowing, LentServer
 from tests.runs.test_async_run import train_every_prompt_once
 
@@ -29,11 +29,13 @@ class Guest(L.Callback):
     def __init__(self, run: Path) -> None:
         self.run = run
         self.alive: list[int] = []
+        self.generators: dict[str, Generator] = {}
         self.joining: subprocess.Popen[str] | None = None
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        fleet = trainer.datamodule.run.fleet  # type: ignore[attr-defined]
+        fleet = run_of(trainer).fleet
         self.alive.append(fleet.alive)
+        self.generators |= {one.name: one for one in fleet.generators}
         if trainer.global_step == JOINS_AT:
             self.joining = subprocess.Popen(
                 [*LRL, "join", str(self.run)],
@@ -49,30 +51,10 @@ class Guest(L.Callback):
             subprocess.run([*LRL, "leave", str(self.run)], check=True, timeout=300)
 
 
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Tokens written so far, by generator."""
-    counts: Counter[str] = Counter()
-    write = GeneratorClient.write
-
-    async def counted(
-        self: GeneratorClient, prompt_ids: list[int], rollouts: Any, *words: Any, **settings: Any
-    ) -> None:
-        before = sum(len(rollout.token_ids) for rollout in rollouts)
-        try:
-            await write(self, prompt_ids, rollouts, *words, **settings)
-        finally:
-            counts[self.name] += sum(len(rollout.token_ids) for rollout in rollouts) - before
-
-    monkeypatch.setattr(GeneratorClient, "write", counted)
-    return counts
-
-
 def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_once(
     lent_server: LentServer,
     policy_folder: Path,
     tmp_path: Path,
-    written: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # So few at once that requests always wait: the second generator gets some as soon as it serves.
@@ -94,6 +76,7 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
     assert "generator 1: serves since version" in message and "generator 1: has left" in message
     first, both = guest.alive[: JOINS_AT + 1], guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]
     assert set(first) == set(guest.alive[LEAVES_AT + 1 :]) == {1} and set(both) == {2}
+    written = {name: one.stats.snapshot().written for name, one in guest.generators.items()}
     assert set(written) == {"generator 0", "generator 1"} and min(written.values()) > 0
     metrics = trainer.callback_metrics
     assert metrics["fleet/joined"] == 1 and metrics["fleet/left"] == 1

@@ -9,13 +9,10 @@ import logging
 import re
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from aiohttp import web
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.environments import Agent
 from lrl.environments.agent_server import AgentServer
@@ -26,7 +23,6 @@ from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread
 from tests.http_call import call
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import fit
 
 WRONG = {
     "no token": {},
@@ -118,19 +114,6 @@ def test_every_route_of_a_real_server_asks_for_the_token(lent_server: LentServer
             status, _ = call(lent_server.url, method, path, headers)
             assert status == 401, f"{method} {path} with {case}"
     assert call(lent_server.url, "GET", "/health", {})[0] == 200
-
-
-def test_the_token_is_in_no_file_and_no_command_line(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
-) -> None:
-    saving = ModelCheckpoint(dirpath=tmp_path / "checkpoints", every_n_train_steps=2)
-    fit(lent_server, policy_folder, tmp_path, steps=2, callbacks=[saving])
-    token = lent_server.token.encode()
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".ckpt" for path in files)
-    assert not any(token in path.read_bytes() for path in [*files, lent_server.log_path])
-    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    assert not any(lent_server.token in word for words in lines for word in words)
 
 
 SECRET = b"Authorization: Bearer open-sesame"

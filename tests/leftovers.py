@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 import time
 import uuid
@@ -61,15 +60,6 @@ def others_living(mark: str) -> list[list[str]]:
     return [text for text in found if "resource_tracker" not in " ".join(text)]
 
 
-def every_process() -> Iterator[psutil.Process]:
-    """psutil.process_iter remembers processes by their pid: of a pid that is used again, its next
-    two calls miss the new process, and the kernel begins again after 32,768 pids, which a few
-    sessions of tests use up."""
-    for pid in psutil.pids():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            yield psutil.Process(pid)
-
-
 def words(process: psutil.Process) -> list[str]:
     """Its command line; empty if it has ended, also since somebody found it."""
     try:
@@ -98,18 +88,26 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
-    """How the names of files in shared memory begin that the supervisors among `processes` will
-    remove; also those of another checkout, whose tests run beside these."""
-    supervisors = (re.search(rf"{SUPERVISOR} \S+ (\S+)", " ".join(words(one))) for one in processes)
-    return tuple(found[1] for found in supervisors if found)
+def to_be_removed() -> tuple[str, ...]:
+    """How the names of files in shared memory begin that living supervisors will remove; also those
+    of another checkout, whose tests run beside these."""
+    found: list[str] = []
+    # Not psutil.process_iter, which remembers processes by their pid: of a pid that is used again,
+    # its next two calls miss the new process, and a few sessions of tests use up all pids.
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            said = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+            for place, word in enumerate(said):
+                if word.endswith(SUPERVISOR):
+                    found += said[place + 2 : place + 3]
+    return tuple(found)
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
     """New files there that belong to nobody who lives: no process has mapped them, and no
     supervisor will remove them. Semaphores are Python's, whose tracker removes those of a killed
     process when its own ends, which may be that of a test beside this one."""
-    used, kept = mapped(psutil.pids()), ("sem.", *prefixes(every_process()))
+    used, kept = mapped(psutil.pids()), ("sem.", *to_be_removed())
     new = [
         entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used
     ]

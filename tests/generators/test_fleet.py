@@ -30,36 +30,30 @@ from tests.generators.model_fleet import (
 from tests.leftovers import wait_for
 
 
-@pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelServer]]]:
+def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(fleet_module, "JOB_POLL_S", 0.005)
     servers = [ModelServer(0), ModelServer(1)]
-    made = Fleet(servers, LOOP, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
-    made.start()
-    yield made, servers
-    made.stop()
-    assert not any(server.alive for server in servers)
-
-
-def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
-    fleet: tuple[Fleet, list[ModelServer]], caplog: pytest.LogCaptureFixture
-) -> None:
-    made, servers = fleet
+    fleet = Fleet(servers, LOOP, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
+    fleet.start()
     for server in servers:
         server.failing = 10**6
         server.alive = False
-    wait_for(lambda: not made.rollouts.generators)
-    made.rollouts.check_outage()
+    wait_for(lambda: not fleet.rollouts.generators)
+    fleet.rollouts.check_outage()
     # It never served: its first sync is still to come.
     assert "No generator serves" not in caplog.text
-    made.rollouts.has_served = True
-    made.rollouts.check_outage()
+    fleet.rollouts.has_served = True
+    fleet.rollouts.check_outage()
     assert "No generator serves; waiting" in caplog.text
     time.sleep(0.06)
     with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
-        made.rollouts.check_outage()
+        fleet.rollouts.check_outage()
+    fleet.stop()
+    assert not any(server.alive for server in servers)
 
 
 LIMIT_S, LOOK_S, START_S = 900.0, 0.2, 30.0

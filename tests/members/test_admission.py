@@ -28,9 +28,8 @@ from lrl.system.endpoint import Location
 from tests.event_loop import LOOP
 from tests.generators.model_fleet import ModelClient, ModelServer, ask, let_requests_succeed, resync
 from tests.leftovers import wait_for
-from tests.members.served_run import begin_sync, end_sync, spec_of, sync
+from tests.members.served_run import TOKEN, begin_sync, end_sync, spec_of, sync
 
-TOKEN = "the-token-of-this-run"
 SPEC = spec_of(generators=2)
 SOMEWHERE = Location("http://127.0.0.1:1")
 
@@ -89,16 +88,6 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
     made = LiveRun()
     yield made
     made.fleet.stop()
-
-
-def test_a_generator_joins_at_a_sync_and_serves(live: LiveRun) -> None:
-    number, joining = live.joining()
-    assert number == 2 and joining.server.token == TOKEN and joining.capacity == 4
-    assert not joining.serving and joining not in live.fleet.rollouts.generators
-    sync(live.fleet, 7)
-    wait_for(lambda: live.serves(number, 7))
-    wait_for(lambda: live.fleet.joined == 1)
-    assert joining in live.fleet.rollouts.serving and live.fleet.alive == 3
 
 
 def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restarted(

@@ -1,4 +1,4 @@
-"""`lrl fit` in the hub's folder and with the server of another process, as a program of
+"""A command of lrl in the hub's folder and with the server of another process, as a program of
 `tests.strategies.forked_ranks`."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
         hub: Folder in which the hub's names are folders.
         url: The server's.
         token: The same.
-        words: Those after `lrl fit`.
+        words: Those after `lrl`.
     """
 
     def borrow(strategy: Any, run: Run) -> list[Any]:
@@ -34,4 +34,4 @@ def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
     GeneratorDevices.make_servers = borrow  # type: ignore[method-assign]
     os.chdir(hub)
     sys.argv = ["lrl"]
-    raise SystemExit(lrl(["fit", *words]))
+    raise SystemExit(lrl(words))

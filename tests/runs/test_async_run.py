@@ -58,6 +58,8 @@ STEPS, GROUPS, RESPONSES = 6, 2, 4
 TEMPERATURE = 0.8
 LEARNING_RATE = 5e-4
 """Neighbouring versions then differ by some 0.3 nats a token."""
+SMALL: dict[str, Any] = {"max_num_seqs": 64, "dtype": "float32", "kv_cache_gib": 0.1}
+"""Settings of a server of the tests' policy."""
 PROMPTS = [
     {"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 14)
 ]

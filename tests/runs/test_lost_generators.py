@@ -14,7 +14,7 @@ import lrl
 from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from tests.leftovers import engines
-from tests.runs.test_async_run import train_every_prompt_once
+from tests.runs.test_async_run import SMALL, train_every_prompt_once
 
 STEPS = 8
 
@@ -50,7 +50,7 @@ class Faults(L.Callback):
 def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_once(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1)
+    settings = lrl.ServerSettings(**SMALL)
     strategy = lrl.AsyncSingleDevice(
         generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0
     )

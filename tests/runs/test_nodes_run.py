@@ -15,7 +15,7 @@ from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from tests.leftovers import MARK, living, nothing_left, wait_for, words
 from tests.network_namespace import two_machines
-from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.runs.test_async_run import PROMPTS, SMALL, Witness, data_module
 from tests.strategies.forked_ranks import have_forkserver
 from tests.strategies.node_of_two import Node, nodes
 
@@ -53,9 +53,7 @@ class LosesAGenerator(L.Callback):
 
 def fit(host: str, model: Path, mark: str) -> None:
     """Trains on one of the nodes; rank 0 says what came of it."""
-    settings = lrl.ServerSettings(
-        max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=host, insecure=True
-    )
+    settings = lrl.ServerSettings(**SMALL, host=host, insecure=True)
     witness = Witness()
     of_rank_0 = [witness, LosesAGenerator(mark)] if os.environ["RANK"] == "0" else []
     trainer = quiet_trainer(

@@ -14,8 +14,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from tests.leftovers import (
 )
 from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster
-from tests.runs.test_async_run import RESPONSES, train_every_prompt_once
+from tests.runs.test_async_run import RESPONSES, SMALL, train_every_prompt_once
 
 ray = pytest.importorskip("ray")
 
@@ -136,9 +135,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = lrl.ServerSettings(
-        max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True
-    )
+    settings = lrl.ServerSettings(**SMALL, host=HERE, insecure=True)
     half = {"address": ADDRESS, "cpus": 0.5, "resources": {"there": 0.5}}
     launcher, worker_launcher = (Ray(1, **half) for _ in range(2))  # type: ignore[arg-type]
     strategy = lrl.AsyncSingleDevice(
@@ -184,99 +181,50 @@ def test_places_that_are_given_back_at_once_are_free_again(cluster: RayCluster) 
         ray.shutdown()
 
 
-@dataclass
-class Command:
-    """A running `lrl ray`, and what carries its mark: all of its processes, on both nodes."""
-
-    process: subprocess.Popen[bytes]
-    folder: Path
-    mark: str
-
-    @property
-    def text(self) -> str:
-        return (self.folder / "output").read_text()
-
-    def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        """Waits for it; fails with what the command has printed last."""
-        try:
-            wait_for(condition, DEADLINE_S, what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; it has printed: {self.text[-2000:]!r}") from None
-
-    def trains(self) -> None:
-        """Waits until it has done some steps."""
-        self.wait_for(
-            lambda: self.steps() >= TRAINED or self.process.poll() is not None, "some steps"
-        )
-        assert self.process.poll() is None, self.text
-
-    def steps(self) -> int:
-        tables = list(self.folder.glob("**/metrics.csv"))
-        return len(tables[0].read_text().splitlines()) - 1 if tables else 0
-
-    def leaves_nothing(self) -> None:
-        """Waits until no process and no file is left, on either node."""
-        wait_for_none(
-            lambda: [words(one) for one in living(self.mark)], DEADLINE_S, "its processes"
-        )
-
-    def checkpoints(self) -> list[Path]:
-        return list(self.folder.glob("**/last-step=*.ckpt"))
+def steps_done(folder: Path) -> int:
+    tables = list(folder.glob("**/metrics.csv"))
+    return len(tables[0].read_text().splitlines()) - 1 if tables else 0
 
 
-@pytest.fixture
-def start(
+def test_a_command_with_a_generator_that_ray_places_is_stopped_killed_and_leaves_a_checkpoint_alone(
     cluster: RayCluster, policy_folder: Path, tmp_path: Path
-) -> Iterator[Callable[..., Command]]:
-    """Starts `lrl ray` with that run."""
-    started: list[Command] = []
-    before = set(os.listdir(SHM))
+) -> None:
+    """As by `ray job stop`; a killed command alone is the end of a lost head, too."""
+    (tmp_path / "own.yaml").write_text(OWN)
+    before, mark, output = set(os.listdir(SHM)), uuid.uuid4().hex, tmp_path / "output"
+    program = str(Path(sys.executable).with_name("lrl"))
+    command = f"ray --nodes 2 --gpus 0 --cpus 0.5 --address {ADDRESS} fit --config own.yaml".split()
+    launcher = "--trainer.strategy.launcher"
+    command += [launcher, "Ray", f"{launcher}.jobs", "1", f"{launcher}.cpus", "0.5"]
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [program, *command, "--model.model", policy_folder],
+            cwd=tmp_path,
+            stdout=file,
+            stderr=file,
+            env=os.environ | SETTINGS | {MARK: mark},
+        )
 
-    def run(*words: str) -> Command:
-        (tmp_path / "own.yaml").write_text(OWN)
-        program = str(Path(sys.executable).with_name("lrl"))
-        command = [program, "ray", "--nodes", "2", "--gpus", "0", "--cpus", "0.5"]
-        command += ["--address", ADDRESS]
-        mark = uuid.uuid4().hex
-        with (tmp_path / "output").open("wb") as output:
-            process = subprocess.Popen(
-                [*command, "fit", "--config", "own.yaml", "--model.model", policy_folder, *words],
-                cwd=tmp_path,
-                stdout=output,
-                stderr=output,
-                env=os.environ | SETTINGS | {MARK: mark},
-            )
-        started.append(Command(process, tmp_path, mark))
-        return started[-1]
+    def ended() -> bool:
+        return process.poll() is not None
 
-    yield run
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-        one.leaves_nothing()
+    try:
+        wait_for(lambda: steps_done(tmp_path) >= TRAINED or ended(), DEADLINE_S, "some steps")
+        said = output.read_text()
+        assert not ended(), said
+        assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", said))
+        assert "Starting with 2 processes" in said
+        assert {"[node 0]", "[node 1]"} <= {line[:8] for line in said.splitlines()}
+        process.send_signal(signal.SIGTERM)
+        last_words = "SIGTERM: the run saves a checkpoint and ends"
+        wait_for(lambda: last_words in output.read_text(), DEADLINE_S, last_words)
+    finally:
+        process.kill()
+        process.wait()
+        wait_for_none(lambda: map(words, living(mark)), DEADLINE_S, "its processes")
+    assert len(list(tmp_path.glob("**/last-step=*.ckpt"))) == 1, output.read_text()
     wait_for_none(
         lambda: [one for one in left_in_shared_memory(before) if "lrl-" in one],
         DEADLINE_S,
         "its files",
     )
-
-
-def test_a_command_with_a_generator_that_ray_places_is_stopped_killed_and_leaves_a_checkpoint_alone(
-    start: Callable[..., Command],
-) -> None:
-    """As by `ray job stop`; a killed command alone is the end of a lost head, too."""
-    strategy = "--trainer.strategy"
-    launcher = {"": "Ray", ".jobs": "1", ".cpus": "0.5"}
-    options = {f"{strategy}.launcher{name}": value for name, value in launcher.items()}
-    command = start(*(word for option in options.items() for word in option))
-    command.trains()
-    assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.text))
-    assert "Starting with 2 processes" in command.text
-    assert {"[node 0]", "[node 1]"} <= {line[:8] for line in command.text.splitlines()}
-    command.process.send_signal(signal.SIGTERM)
-    command.wait_for(
-        lambda: "SIGTERM: the run saves a checkpoint and ends" in command.text, "its last words"
-    )
-    command.process.kill()
-    command.leaves_nothing()
-    assert len(command.checkpoints()) == 1, command.text

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,8 @@ from lrl.callbacks import Evaluation
 from lrl.callbacks.base import find_all
 from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import RECIPES as FOLDER
-from lrl.cli.main import main, recipes
+from lrl.cli.main import recipes
 from lrl.planning.roofline import Held, parse_cluster, training_memory, usable
-from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.chat_templates import FAMILIES
 from tests.data_rows import gsm8k_rows, math_rows
@@ -209,7 +206,7 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(
     how, file = RECIPES[name], FOLDER / f"{name}.yaml"
     chats = SPECIAL[how.family], FAMILIES[how.family].template
     policy = with_chats(policy_folder, tmp_path / "policy", *chats)
-    words = ["--config", str(file), "--model.model", str(policy), *FEW]
+    words = ["fit", "--config", str(file), "--model.model", str(policy), *FEW]
     words += how.settings.split()
     words += ["--trainer.logger.save_dir", str(tmp_path)]
     for more in (["2"], ["3", "--ckpt_path", "last"]) if how.resumes else (["3"],):
@@ -245,14 +242,14 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(
     assert AutoTokenizer.from_pretrained(folders[-1] / "policy").chat_template
 
 
-def run_recipe(ranks: int, folder: Path, arguments: tuple[Any, ...]) -> None:
-    """Runs `recipe_run` to its end, which is no error."""
+def run_recipe(ranks: int, folder: Path, arguments: tuple[Any, ...]) -> str:
+    """Runs `recipe_run` to its end, which is no error; returns what it has printed."""
     if ranks > 1:
-        run_ranks(recipe_run.main, ranks, folder, *arguments)
-        return
+        return run_ranks(recipe_run.main, ranks, folder, *arguments)
     alone = start_fork(recipe_run.main, folder / "output", {"TMPDIR": str(folder)}, *arguments)
     try:
         assert alone.wait(DEADLINE_S) == 0, alone.printed()
+        return alone.printed()
     finally:
         alone.process.kill()
 
@@ -268,34 +265,8 @@ def groups_of(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture
-def validate(
-    lent_server: LentServer,
-    hub: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Callable[..., str]:
-    """Runs `lrl validate` in this process, beside the hub and with a lent server; returns what it
-    printed."""
-
-    def borrow(strategy: Any, *_: Any) -> list[LentServer]:
-        strategy.run_id = lent_server.run_id
-        return [lent_server]
-
-    def run(*words: str | Path) -> str:
-        capsys.readouterr()
-        assert main(["validate", *map(str, words)]) == 0
-        return capsys.readouterr().out
-
-    monkeypatch.setattr(GeneratorDevices, "make_servers", borrow)
-    monkeypatch.setattr(sys, "argv", ["lrl"])
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
-    monkeypatch.chdir(hub)
-    return run
-
-
 def test_validate_prints_the_report_and_writes_every_response(
-    validate: Callable[..., str], policy_folder: Path, tmp_path: Path
+    hub: Path, lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "math500", "split": "test"}}
     sampled = {"prompts": prompts, "samples": 4, "temperature": 1.0}
@@ -305,11 +276,10 @@ def test_validate_prints_the_report_and_writes_every_response(
     ]
     four_responses = tmp_path / "four_responses.yaml"
     four_responses.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
-    printed = validate(
-        *("--config", recipes()["math"], "--config", four_responses),
-        *("--model.model", policy_folder),
-        *(*SMALL, "--trainer.logger.save_dir", tmp_path),
-    )
+    words = ["validate", "--config", recipes()["math"], "--config", four_responses, *SMALL]
+    words += ["--model.model", policy_folder, "--trainer.logger.save_dir", tmp_path]
+    arguments = (hub, lent_server.url, lent_server.token, [*map(str, words)])
+    printed = run_recipe(1, tmp_path, arguments)
     assert f"problems: {PROBLEMS}" in printed and "each problem: 4, sampled" in printed
     assert "on math500 " in printed and "pass@4" in printed
 

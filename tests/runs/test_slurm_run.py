@@ -15,7 +15,7 @@ import lrl
 from lrl.members.launchers import Slurm
 from tests.leftovers import MARK, others_living
 from tests.network_namespace import HERE
-from tests.runs.test_async_run import train_every_prompt_once
+from tests.runs.test_async_run import SMALL, train_every_prompt_once
 from tests.slurm_cluster import slurm_cluster
 
 CANCELLED_AT = 2
@@ -39,9 +39,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = lrl.ServerSettings(
-        max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True
-    )
+    settings = lrl.ServerSettings(**SMALL, host=HERE, insecure=True)
     strategy = lrl.AsyncSingleDevice(
         generator_devices=0,
         launcher=Slurm(1, options=["--comment=mine"]),

@@ -121,13 +121,13 @@ def request(prompt_tokens: int, *rollouts: Rollout) -> Request:
 
 
 async def ask(
-    pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0
+    pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0, spare: bool = False
 ) -> list[Rollout]:
     rollouts = [Rollout() for _ in range(n)]
     prompt = Prompt(id=0, token_ids=[seconds], text="")
-    await pool.generate(
-        prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0
-    )
+    sampling = Sampling(n=n, max_tokens=TOKENS)
+    how: dict[str, Any] = {"priority": priority, "deadline_s": 9.0, "spare": spare}
+    await pool.generate(prompt, rollouts, sampling, **how)
     assert all(
         rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, GeneratorStats, State
-from lrl.generators.pool import GeneratorPool, Prove
+from lrl.generators.pool import Prove
 from lrl.planning.clock import run
 from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling
@@ -175,18 +175,11 @@ async def test_a_new_generator_takes_no_request_before_it_is_proved() -> None:
     assert [version for _, version, _, _ in client.asked] == [5]
 
 
-async def spare(pool: GeneratorPool) -> None:
-    prompt, rollouts = Prompt(id=0, token_ids=[1], text=""), [Rollout(), Rollout()]
-    sampling = Sampling(n=2, max_tokens=9)
-    await pool.generate(prompt, rollouts, sampling, priority=-1, deadline_s=9.0, spare=True)
-    assert all(rollout.finished for rollout in rollouts)
-
-
 @on_a_virtual_clock
 async def test_an_evaluation_that_follows_a_sync_waits_for_its_end_while_generators_serve() -> None:
     pool, (client,) = make_pool(4)
     await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
-    evaluation = asyncio.create_task(spare(pool))
+    evaluation = asyncio.create_task(ask(pool, priority=-1, spare=True))
     await asyncio.sleep(10)
     begun = len(client.asked)
     await pool.finish_sync({})
@@ -197,7 +190,14 @@ async def test_an_evaluation_that_follows_a_sync_waits_for_its_end_while_generat
 @on_a_virtual_clock
 async def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
     pool, (client,) = make_pool(4)
-    await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
+    await gather(
+        [
+            ask(pool),
+            ask(pool),
+            ask(pool, priority=-1, spare=True),
+            ask(pool, priority=-1, spare=True),
+        ]
+    )
     assert asyncio.get_running_loop().time() == 1.0
     assert client.most == 8
 

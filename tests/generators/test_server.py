@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -23,13 +22,12 @@ import lrl
 from lrl.errors import ServerError
 from lrl.generators.server import Server, end_of, make_scratch, mixed_seed, run_seed
 from lrl.generators.settings import ServerSettings
-from lrl.members import join
-from lrl.members.join import JoinSession
-from lrl.members.registry import RUN_TOKEN, Kind
+from lrl.members.join import JoiningGenerator
+from lrl.members.registry import Kind
 from lrl.members.run_members import join_spec
 from lrl.system.endpoint import LOOPBACK
 from tests.generators.model_fleet import Scripted
-from tests.members.served_run import TOKEN, served, spec_of
+from tests.members.served_run import bare_run, client_of, served, spec_of
 
 BREAKING = "print('\\n'.join(f'line {i}' for i in range(100))); raise SystemExit(3)"
 SILENT = "import time; time.sleep(600)"
@@ -230,12 +228,7 @@ def servers_of_a_run(
     L.seed_everything(seed, verbose=False)
     strategy = lrl.AsyncSingleDevice(generator_devices=2)
     strategy.parallel_devices = [torch.device("cpu")] * 3
-    run: Any = SimpleNamespace(
-        strategy=strategy,
-        policy=SimpleNamespace(policy_folder="a/model", dtype_name="float32", lora=None),
-        data=SimpleNamespace(max_model_tokens=64, resumes_from=checkpoint),
-        trainer=SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(folder)),
-    )
+    run = bare_run(strategy, folder, checkpoint)
     servers = strategy.make_servers(run)
     return [seed_of(server.command()) for server in servers], join_spec(run, 2, {}).seed
 
@@ -253,22 +246,15 @@ def test_seed_everything_reaches_the_generators_and_a_resume_goes_on_with_other_
     assert len({told for _, told in runs}) == 3
 
 
-def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(tmp_path: Path) -> None:
     made: list[Server] = []
-
-    def make(session: JoinSession, number: None) -> int:
-        session.number = session.client.claim(kind=Kind.GENERATOR)
-        made.append(session.make_server("base", tmp_path))  # type: ignore[attr-defined]
-        return 0
-
-    monkeypatch.setattr(JoinSession, "run", make)
     for seed in (1, 2):
-        with served(spec_of(seed=seed), tmp_path):
+        with served(spec_of(seed=seed)) as run:
             for _ in range(2):
-                monkeypatch.setenv(RUN_TOKEN, TOKEN)
-                join.join(str(tmp_path), Kind.GENERATOR)
+                client = client_of(run)
+                joins = JoiningGenerator("", client, client.spec(), ServerSettings())
+                joins.number = client.claim(kind=Kind.GENERATOR)
+                made.append(joins.make_server("base", tmp_path))
     assert len({seed_of(server.command()) for server in made}) == 4
     assert seed_of(made[0].command()) == str(mixed_seed(1, made[0].number, 0))
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
@@ -18,6 +20,19 @@ TOKEN = "the-token-of-this-run"
 def spec_of(transport: str = "shared_memory", **fields: object) -> JoinSpec:
     defaults = {"run_id": "ab12", "on_cpu": True, "generators": 1}
     return JoinSpec("base", asdict(ServerSettings()), transport, **defaults | fields)  # type: ignore[arg-type]
+
+
+def bare_run(strategy: Any, folder: Path, checkpoint: str | None = None) -> Any:
+    """What is read of a run before it starts generators and waits for members."""
+    return SimpleNamespace(
+        strategy=strategy,
+        policy=SimpleNamespace(policy_folder="a/model", dtype_name="float32", lora=None),
+        data=SimpleNamespace(
+            max_model_tokens=64, resumes_from=checkpoint, environment=None, worker_launcher=None
+        ),
+        trainer=SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(folder)),
+        trains=False,
+    )
 
 
 @contextmanager

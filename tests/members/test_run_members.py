@@ -29,7 +29,7 @@ from lrl.members.registry import Kind, RegistryServer, Status
 from lrl.members.run_members import SETTINGS, RunMembers, make_members
 from lrl.system.endpoint import Location
 from tests.leftovers import living, nothing_left, wait_for, words
-from tests.members.served_run import TOKEN, client_of, served, spec_of
+from tests.members.served_run import TOKEN, bare_run, client_of, served, spec_of
 
 RUN_ID = spec_of().run_id
 mark = pytest.fixture(nothing_left)
@@ -252,13 +252,7 @@ def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(
         generator_devices=0, launcher=launcher, server=ServerSettings(tensor_parallel_size=2)
     )
     strategy.parallel_devices = [torch.device("cuda", 0)]
-    policy = SimpleNamespace(policy_folder="a/model", dtype_name="float32")
-    data = SimpleNamespace(max_model_tokens=64, resumes_from=None, environment=None)
-    data.worker_launcher = None
-    trainer = SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(tmp_path))
-    run = SimpleNamespace(
-        strategy=strategy, policy=policy, data=data, trainer=trainer, trains=False
-    )
+    run = bare_run(strategy, tmp_path)
     members = make_members(run, SimpleNamespace(generators=[]))  # type: ignore[arg-type]
     members.server.close()
     assert launcher.line().startswith(line)

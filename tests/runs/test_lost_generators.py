@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import psutil
 import lrl
 from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
-from tests.leftovers import engines
+from tests.leftovers import engines, wait_for
 from tests.runs.test_async_run import SMALL, train_every_prompt_once
 
 STEPS = 8
@@ -37,14 +36,8 @@ class Faults(L.Callback):
         if trainer.global_step == 3:
             engine_of(fleet.generators[0]).send_signal(signal.SIGSTOP)
         if trainer.global_step == STEPS - 1:
-            self._wait_for_both(trainer)
-
-    def _wait_for_both(self, trainer: L.Trainer) -> None:
-        run, end = run_of(trainer), time.monotonic() + 900
-        while run.fleet.alive < 2:
-            assert time.monotonic() < end
-            run.poll()
-            time.sleep(0.1)
+            run = run_of(trainer)
+            wait_for(lambda: run.poll() or fleet.alive == 2, 900.0, "both generators")
 
 
 def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_once(

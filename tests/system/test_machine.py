@@ -4,8 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch
 import lrl
 from lrl.generators.settings import ServerSettings
 from lrl.system.machine import share_cores
+from tests.members.served_run import bare_run
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -55,11 +55,7 @@ def test_a_generator_that_takes_turns_with_the_trainer_has_all_cores_unless_the_
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     strategy = lrl.AsyncSingleDevice(placement="shared", server=ServerSettings(threads=given))
-    run: Any = SimpleNamespace(
-        policy=SimpleNamespace(dtype_name="float32"),
-        data=SimpleNamespace(max_model_tokens=64),
-    )
-    assert strategy.settings_of(run).threads == threads
+    assert strategy.settings_of(bare_run(strategy, Path())).threads == threads
 
 
 def test_the_command_line_lets_waiting_threads_sleep_before_torch_is_imported() -> None:

@@ -26,6 +26,7 @@ from lrl.generators.client import (
 from lrl.types import Rollout, Sampling
 
 T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 GENERATE = "/inference/v1/generate"
 Spans = list[tuple[str, int, int]] | None
 
@@ -36,15 +37,21 @@ def frame(number: int, tokens: list[int], finish: str | None = None, spans: Span
 
 
 def at_server(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    handler: Handler,
     work: Callable[[GeneratorClient], Awaitable[T]],
+    seen: list[Any] | None = None,
 ) -> T:
     """Returns the result of `work` with a client of a server that answers every request by
-    `handler`."""
+    `handler`; paths and bodies of the requests are added to `seen`."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if seen is not None:
+            seen.append((request.path, await request.json()))
+        return await handler(request)
 
     async def scene() -> T:
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", handler)
+        app.router.add_route("*", "/{path:.*}", answer)
         server = TestServer(app)
         await server.start_server()
         client = GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 7", "secret")
@@ -57,21 +64,17 @@ def at_server(
     return asyncio.run(scene())
 
 
-def json_handler(response: dict[str, Any], seen: list[Any] | None = None) -> Any:
+def answers(status: int, text: str) -> Handler:
     async def handler(request: web.Request) -> web.Response:
-        if seen is not None:
-            seen.append((request.path, await request.json()))
-        return web.json_response(response)
+        return web.Response(status=status, text=text, content_type="application/json")
 
     return handler
 
 
-def stream_handler(frames: list[bytes], seen: list[Any] | None = None, cut: bool = False) -> Any:
+def stream_handler(frames: list[bytes], cut: bool = False) -> Handler:
     """Returns a handler that streams `frames`, and then breaks the connection if `cut`."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        if seen is not None:
-            seen.append((request.path, await request.json()))
         response = web.StreamResponse()
         await response.prepare(request)
         for one in frames:
@@ -94,7 +97,7 @@ def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
     seen: list[Any] = []
     done = [frame(index, [5], "stop", [("4", 0, 1)]) for index in (0, 1)]
     for _ in ("this run", "another"):
-        at_server(stream_handler(done, seen), lambda client: write(client, Rollout(), Rollout()))
+        at_server(stream_handler(done), lambda client: write(client, Rollout(), Rollout()), seen)
     (route, body), (_, other) = seen
     assert body["cache_salt"] != other["cache_salt"], "or they would share keys and values"
     assert route == WRITE and body["token_ids"] == [1, 2, 3] and body["request_id"]
@@ -114,7 +117,7 @@ def test_no_connection_outlives_its_request() -> None:
         return established() - before
 
     done = [frame(0, [5], "stop", [("4", 0, 1)])]
-    answered = [json_handler({"choices": []}), stream_handler(done)]
+    answered = [answers(200, "{}"), stream_handler(done)]
 
     async def handler(request: web.Request) -> web.StreamResponse:
         return await answered.pop(0)(request)
@@ -127,7 +130,7 @@ def test_a_half_written_response_continues_after_its_tokens_and_keeps_them() -> 
     rollout = Rollout(token_ids=[7, 8], logprobs=[-1.0, -2.0], versions=[1, 3])
     spans = [("4", 0, 2)]
     frames = [frame(0, [5]), frame(0, [6], "length", spans)]
-    at_server(stream_handler(frames, seen), lambda client: write(client, rollout))
+    at_server(stream_handler(frames), lambda client: write(client, rollout), seen)
     ((_, body),) = seen
     assert body["token_ids"] == [1, 2, 3, 7, 8]
     assert body["sampling_params"]["max_tokens"] == 7 and body["sampling_params"]["n"] == 1
@@ -237,8 +240,9 @@ def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
     entries = [None, {"5": {"logprob": -1.5}}, {"6": {"logprob": -2.5}, "9": {"logprob": -0.1}}]
     seen: list[Any] = []
     found = at_server(
-        json_handler({"prompt_logprobs": entries}, seen),
+        answers(200, json.dumps({"prompt_logprobs": entries})),
         lambda client: client.prompt_logprobs([4, 5, 6], salt="probe-2", deadline_s=60.0),
+        seen,
     )
     assert found == [-1.5, -2.5] and seen[0][1]["cache_salt"].startswith("probe-2-")
 
@@ -261,14 +265,7 @@ def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure
             await closing
             await client.close()
 
-    at_server(json_handler({"fine": 1}), close_and_post)
-
-
-def answers(status: int, text: str) -> Any:
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(status=status, text=text, content_type="application/json")
-
-    return handler
+    at_server(answers(200, "{}"), close_and_post)
 
 
 def post(client: GeneratorClient) -> Any:

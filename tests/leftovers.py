@@ -60,6 +60,15 @@ def others_living(mark: str) -> list[list[str]]:
     return [text for text in found if "resource_tracker" not in " ".join(text)]
 
 
+def every_process() -> Iterator[psutil.Process]:
+    """psutil.process_iter remembers processes by their pid: of a pid that is used again, its next
+    two calls miss the new process, and the kernel begins again after 32,768 pids, which a few
+    sessions of tests use up."""
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
 def words(process: psutil.Process) -> list[str]:
     """Its command line; empty if it has ended, also since somebody found it."""
     try:
@@ -92,14 +101,10 @@ def to_be_removed() -> tuple[str, ...]:
     """How the names of files in shared memory begin that living supervisors will remove; also those
     of another checkout, whose tests run beside these."""
     found: list[str] = []
-    # Not psutil.process_iter, which remembers processes by their pid: of a pid that is used again,
-    # its next two calls miss the new process, and a few sessions of tests use up all pids.
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError):
-            said = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-            for place, word in enumerate(said):
-                if word.endswith(SUPERVISOR):
-                    found += said[place + 2 : place + 3]
+    for said in map(words, every_process()):
+        for place, word in enumerate(said):
+            if word.endswith(SUPERVISOR):
+                found += said[place + 2 : place + 3]
     return tuple(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.leftovers import MARK, living, nothing_left, wait_for, words
 from tests.network_namespace import two_machines
 from tests.runs.test_async_run import PROMPTS, SMALL, Witness, data_module
 from tests.strategies.forked_ranks import have_forkserver
-from tests.strategies.node_of_two import Node, nodes
+from tests.strategies.node_of_two import nodes
 
 STEPS, GROUPS, LOST_AT = 5, 4, 1
 DEADLINE_S = 600.0
@@ -27,12 +27,6 @@ DEADLINE_S = 600.0
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     have_forkserver()
     yield from nothing_left(monkeypatch)
-
-
-@pytest.fixture
-def start(mark: str, tmp_path: Path) -> Iterator[Callable[..., Node]]:
-    with two_machines() as machines, nodes(tmp_path) as start_node:
-        yield lambda number, *words, **how: start_node(number, machines[number], *words, **how)
 
 
 class LosesAGenerator(L.Callback):
@@ -72,14 +66,16 @@ def fit(host: str, model: Path, mark: str) -> None:
 
 
 def test_each_node_starts_its_generators_and_one_that_dies_again(
-    start: Callable[..., Node], mark: str, policy_folder: Path, tmp_path: Path
+    mark: str, policy_folder: Path, tmp_path: Path
 ) -> None:
     mine = tmp_path / "node-0"
     mine.mkdir()
     words = (fit, "10.213.0.1", policy_folder, mark)
     own = {MARK: mark, "TMPDIR": os.environ["TMPDIR"]}
-    first, second = start(0, *words, **own), start(1, *words, hidden=(policy_folder, mine), **own)
-    assert [first.status(), second.status()] == [0, 0], first.said + second.said
+    with two_machines() as (one, other), nodes(tmp_path) as start:
+        first = start(0, one, *words, **own)
+        second = start(1, other, *words, hidden=(policy_folder, mine), **own)
+        assert [first.status(), second.status()] == [0, 0], first.said + second.said
     assert f"trained {list(range(STEPS * GROUPS))}, joined 2" in first.said
     logs = (tmp_path / "node-1").glob("run/**/lrl-generator-*.log")
     said = "".join(path.read_text() for path in logs)

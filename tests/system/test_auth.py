@@ -110,8 +110,8 @@ def test_every_route_of_a_real_server_asks_for_the_token(lent_server: LentServer
     assert {"/pause", "/inference/v1/generate", "/v1/chat/completions", "/collective_rpc"} <= paths
     own = {("POST", path) for path in (WRITE, FLUSH)}
     for method, path in sorted(known | own):
-        for case, headers in WRONG.items():
-            status, _ = call(lent_server.url, method, path, headers)
+        for case in ("no token", "a wrong token"):
+            status, _ = call(lent_server.url, method, path, WRONG[case])
             assert status == 401, f"{method} {path} with {case}"
     assert call(lent_server.url, "GET", "/health", {})[0] == 200
 

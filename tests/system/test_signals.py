@@ -156,16 +156,14 @@ def stay_busy(policy: str, folder: Path) -> None:
 
 
 def stopped_while_loading() -> list[dict[str, str]]:
-    """Is stopped by the signal of `SIGNUM` while it loads a data set, in the preflight checks."""
-    os.kill(os.getpid(), int(os.environ["SIGNUM"]))
+    """Is stopped while it loads a data set, in the preflight checks."""
+    signal.raise_signal(signal.SIGTERM)
     raise AssertionError("the signal came too late")
 
 
-@pytest.mark.parametrize("signum", BOTH)
 def test_the_command_exits_with_the_status_of_the_signal(
-    quickstart_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+    quickstart_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SIGNUM", str(int(signum)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lrl"])
     # Without a handler, SIGTERM would end the tests themselves.
@@ -174,7 +172,7 @@ def test_the_command_exits_with_the_status_of_the_signal(
     words = ["--model.model", str(quickstart_policy), "--data.prompts.source", source]
     with pytest.raises(SystemExit) as end:
         main(["fit", "--config", "quickstart", *words])
-    assert end.value.code == 128 + signum
+    assert end.value.code == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("**/generator-*.log"))
 
 

@@ -20,8 +20,8 @@ from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout, Turn
 from tests import made
 
 
-def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int = 0) -> Group:
-    rng = random.Random(1000 * seed + index)
+def make_group(index: int, prompt_tokens: int, responses: list[int]) -> Group:
+    rng = random.Random(index)
 
     def response(n: int) -> Rollout:
         token_ids = [rng.randrange(1, 32) for _ in range(n)]

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from lrl.rollouts.ledger import Ledger, Pacing, flattened
 from tests.checkpoints.through_files import from_file
 from tests.rollouts.modelled_run import COUNTS, ModelledRun, Row, whole_turns, writing
+from tests.rollouts.test_ledger import make_pacing
 
 SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "80"))
 STEPS = 8
@@ -48,7 +49,9 @@ class Schedule(RuleBasedStateMachine):
     """One run with its events."""
 
     @initialize(
-        shape=st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.booleans()),
+        pacing=st.tuples(
+            st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.booleans()
+        ).map(lambda shape: make_pacing(shape, STEPS)),
         responses=st.sampled_from([2, 1, 3, 2]),
         max_skipped=st.integers(0, 3),
         every=picks,
@@ -57,21 +60,13 @@ class Schedule(RuleBasedStateMachine):
     )
     def begin(
         self,
-        shape: tuple[int, int, int, bool],
+        pacing: Pacing,
         responses: int,
         max_skipped: int,
         every: int,
         head_start: int,
         turns: bool,
     ) -> None:
-        prompts, groups, max_lag, wait = shape
-        pacing = Pacing(
-            prompts_per_epoch=prompts,
-            groups_per_step=groups,
-            max_lag=max_lag,
-            last_step=STEPS,
-            wait_for_stragglers=wait,
-        )
         self.run = ModelledRun(pacing, responses, max_skipped, every, turns=turns)
         for _ in range(head_start):
             self.bring_forward()

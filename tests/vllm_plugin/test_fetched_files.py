@@ -83,16 +83,14 @@ class Trainer:
 
 @pytest.fixture(params=[1, 3])
 def trainer(request: pytest.FixtureRequest) -> Iterator[Trainer]:
-    made = Trainer(request.param)
-    yield made
-    made.close()
+    with closing(Trainer(request.param)) as made:
+        yield made
 
 
 @pytest.fixture
 def one_rank() -> Iterator[Trainer]:
-    made = Trainer()
-    yield made
-    made.close()
+    with closing(Trainer()) as made:
+        yield made
 
 
 def source(trainer: Trainer, *faults: Fault) -> AbstractContextManager[ScriptedSource]:
@@ -254,8 +252,7 @@ def test_with_tls_only_the_named_certificate_is_trusted(
     files: FetchedFiles, tmp_path: Path
 ) -> None:
     own, other = self_signed(tmp_path, "own"), self_signed(tmp_path, "other")
-    trainer = Trainer(2, Endpoint(tls_cert=own[0], tls_key=own[1]))
-    try:
+    with closing(Trainer(2, Endpoint(tls_cert=own[0], tls_key=own[1]))) as trainer:
         asked = trainer.stage()
         url = asked.ranks[0].url
         assert url.startswith("https://") and "PRIVATE" not in asked.ranks[0].certificate
@@ -267,5 +264,3 @@ def test_with_tls_only_the_named_certificate_is_trusted(
         with pytest.raises(FetchFailed):
             files.fetch(replace(asked, ranks=[plain, plain]))
         assert trainer.is_in(files.fetch(asked).file)
-    finally:
-        trainer.close()

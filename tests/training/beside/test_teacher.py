@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -27,7 +26,7 @@ from lrl.types import ENVIRONMENT, Fork, Group, Rollout
 from tests.lent_server import LentServer
 from tests.policies import SIZES, make_group, opened, pack, save_model, sizes
 from tests.rewards.judge_server import CLOSE, JudgeServer, Reply, fails, served
-from tests.runs.test_async_run import GROUPS, fit
+from tests.runs.test_async_run import GROUPS, Witness, fit
 from tests.tiny_policies import byte_tokenizer
 from tests.training.beside.test_reference import logprobs_of
 
@@ -292,34 +291,24 @@ def test_an_answer_without_all_log_probs_sets_none(
     assert group.reference_version is None and len(server.bodies) == 1
 
 
-class Steps(L.Callback):
-    """The groups of each step that was trained."""
-
-    def __init__(self) -> None:
-        self.groups: list[list[Group]] = []
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.groups.append(trainer.datamodule.run.step_stream.groups)
-
-
 def test_a_run_whose_teacher_dies_ends_and_names_it_and_trains_nothing_without_it(
     server: TeacherServer, lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     trial = 1
     server.script = [None] * (trial + GROUPS) + [CLOSE]
-    steps = Steps()
+    witness = Witness()
     with pytest.raises(TeacherError, match=f"teacher_failed: {server.url}.*deadline_s 3"):
         fit(
             lent_server,
             policy_folder,
             tmp_path,
-            callbacks=[steps],
+            callbacks=[witness],
             temperature=1.0,
             learning={"reference": Teacher(url=server.url, timeout_s=3.0, deadline_s=3.0)},
         )
-    (groups,) = steps.groups
-    said = [set(rollout.reference_logprobs or ()) for group in groups for rollout in group.rollouts]
-    assert said and set(map(tuple, said)) == {(LOGPROB,)}
+    assert len(witness.groups) == GROUPS, "one step"
+    for _, group in witness.groups:
+        assert all(set(rollout.reference_logprobs or ()) == {LOGPROB} for rollout in group.rollouts)
 
 
 def test_a_group_of_a_checkpoint_is_asked_for_when_its_step_comes(

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,7 +104,10 @@ class Staging:
 
             if not self._here:
                 rank_0 = os.environ["MASTER_ADDR"] if endpoint.is_everywhere else endpoint.host
-                endpoint = replace(endpoint, host=own_address_towards(endpoint.url(1, rank_0)))
+                here = own_address_towards(endpoint.url(1, rank_0))
+                # Not `replace`: rank 0's certificate, which is checked then, is not for this node.
+                endpoint = copy(endpoint)
+                endpoint.host = here
             self._server = PartServer(endpoint, token, self.parts)
         port = self._server.port
         return ranks.gather(port if self._here else self._server.location(endpoint.host))

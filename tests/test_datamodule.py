@@ -91,15 +91,6 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
     return lrl.RolloutDataModule(ROWS, lrl.rewards.ExactMatch(), groups_per_step=2, **settings)
 
 
-def test_an_object_of_another_kind_is_named_as_the_command_line_would() -> None:
-    with pytest.raises(lrl.ConfigError, match=r"data.advantages is .*; give GRPO\(\)"):
-        data_module(advantages=lrl.advantages.GRPO)
-    with pytest.raises(
-        lrl.ConfigError, match="data.replay is 4; give an object of the class Replay"
-    ):
-        data_module(replay=4)
-
-
 def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
     data = data_module(dispatch=RoundRobin(), migration=Migration())
     strategy = lrl.AsyncSingleDevice()

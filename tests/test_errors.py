@@ -1,11 +1,14 @@
-"""The errors of lrl are one tree; a setting that takes one of a few words refuses all others."""
+"""The errors of lrl are one tree; a constructor refuses what cannot work, by the setting's name, and a
+word that the setting does not know. What a whole run refuses is in tests/preflight/bad_input.py."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -13,7 +16,19 @@ import pytest
 
 import lrl
 import lrl.errors
+from lrl.advantages import GAE, GRPO
+from lrl.environments import Agent, Tools
 from lrl.errors import ConfigError
+from lrl.generators.settings import ServerSettings
+from lrl.objectives import AIPO, CISPO, GSPO, PPO, TBA, TIS, DecoupledPPO, IcePop
+from lrl.rewards import Code, ExactMatch, Function, Judge, Math, RewardPool
+from lrl.training.beside.critic import Critic
+from lrl.training.beside.reference import Reference
+from lrl.training.beside.teacher import Teacher
+from lrl.training.beside.turn_critic import TurnCritic
+from lrl.training.lora import LoRA
+from tests.environments import agents, tool_functions
+from tests.rewards import odd_rewards
 from tests.test_imports import ROOT, modules
 
 PRIVATE = {
@@ -105,3 +120,82 @@ def test_a_word_that_a_setting_does_not_know_is_refused(kind: type, setting: str
         }
     with pytest.raises(ConfigError, match=f"{setting} is 'odd'"):
         kind(**needed | {setting: "odd"})
+
+
+URL = "http://127.0.0.1:9"
+DATA = partial(lrl.RolloutDataModule, [{"prompt": "1+1="}], ExactMatch())
+JUDGE = partial(Judge, url=URL, model="m", template="{response}")
+SIGNATURE = r"def {}\(prompt, response, \*\*columns\)".format
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (partial(AIPO, 0.5), "rho is 0.5; it must be at least 1"),
+    (partial(AIPO, math.nan), "rho is nan; it must be at least 1"),
+    (partial(TIS, 0.9), "cap is 0.9; it must be at least 1"),
+    (partial(PPO, 0.0), "epsilon_low"),
+    (partial(PPO, 1.5), "epsilon_low"),
+    (partial(PPO, 0.2, 0.0), "epsilon_high"),
+    (partial(DecoupledPPO, max_weight=0.5), "max_weight"),
+    (partial(IcePop, 1.5), "low"),
+    (partial(CISPO, epsilon_high=-1.0), "epsilon_high"),
+    (partial(GSPO, math.nan), "epsilon_low"),
+    (partial(TBA, 0.0), "beta"),
+    (partial(GRPO, epsilon=0.0), "epsilon"),
+    (partial(GAE, lam=1.01), "lam"),
+    (partial(GAE, alpha=0.0, lam=0.9), "alpha"),
+    (partial(GAE, alpha=0.05, lam=1.0), "alpha"),
+    (partial(Critic, lr=-1.0), "model.critic.lr"),
+    (partial(Critic, lam=1.5), "model.critic.lam"),
+    (partial(Critic, value_only_steps=-1), "model.critic.value_only_steps"),
+    (partial(Critic, max_grad_norm=0.0), "model.critic.max_grad_norm"),
+    (partial(TurnCritic, gamma=1.5), "model.critic.gamma"),
+    (partial(TurnCritic, tau=0.0), "model.critic.tau"),
+    (partial(Reference, -1.0), "model.reference.coefficient"),
+    (partial(Reference, 0.1, "k1"), "model.reference.estimator"),
+    (partial(Reference, refresh_every_n_steps=0), "model.reference.refresh_every_n_steps"),
+    (Teacher, "model.reference.url is None and model.reference.model is None"),
+    (partial(Teacher, model="m", url=URL), "give one of them"),
+    (partial(Teacher, model="m", api_key_env="KEY"), "leave them out"),
+    (partial(Teacher, model="m", deadline_s=5.0), "leave them out"),
+    (partial(Teacher, model="m", coefficient=0.0), "coefficient is"),
+    (partial(Teacher, model="m", coefficient=math.nan), "coefficient is"),
+    (Agent, "a function, `agent`, a program, `command`, or a `port`"),
+    (partial(Agent, agents.adds, port=0), "run elsewhere: one of them"),
+    (partial(Agent, "no.such:thing"), "Agent.agent is 'no.such:thing'"),
+    (partial(Tools, ["tests.environments.tool_functions.ad"]), "^Tools.tools .*Did you mean add?"),
+    (partial(Tools, [int]), "^Tools.tools .*no schema"),
+    (partial(Tools, [tool_functions.add] * 2), "^Tools.tools .*two functions of a name: add"),
+    (partial(Code, isolation="none", timeout_s=math.nan), "Code.timeout_s is nan"),
+    (partial(Code, isolation="none", memory_mib=0), "Code.memory_mib is 0"),
+    (partial(Code, isolation="none", python="/no/such/python"), "/no/such/python"),
+    (partial(Math, give_up_s=0), "Math.give_up_s is 0"),
+    (partial(JUDGE, template="{prompt}"), "Write {response}"),
+    (partial(Function, odd_rewards.no_columns), SIGNATURE("no_columns")),
+    (partial(Function, odd_rewards.swapped), SIGNATURE("swapped")),
+    (partial(Function, odd_rewards.trl_reward), SIGNATURE("trl_reward")),
+    (partial(Function, ExactMatch), SIGNATURE("ExactMatch")),
+    (partial(lrl.callbacks.Export, push_to_hub="a/b/c"), "a/b/c"),
+    (partial(LoRA, rank=0), "model.lora.rank is"),
+    (partial(LoRA, alpha=0.0), "model.lora.alpha is"),
+    (partial(LoRA, target_modules="linear"), "model.lora.target_modules is"),
+    (partial(LoRA, target_modules=[]), "model.lora.target_modules is"),
+    (partial(RewardPool, []), "rewards is empty"),
+    (partial(RewardPool, [ExactMatch()], workers=0), "data.reward_workers is 0"),
+    (partial(RewardPool, [ExactMatch()], max_failures=10), "data.max_reward_failures is 10"),
+    (partial(RewardPool, [ExactMatch()], max_failures=0), "data.max_reward_failures is 0"),
+    (partial(RewardPool, [odd_rewards.obey] * 2), "more than one named 'obey'"),
+    (partial(RewardPool, [Math()], timeout_s=3), "timeout_s is 3, .* after 2 s: .* at least 4"),
+    (partial(DATA, advantages=GRPO), r"data.advantages is .*; give GRPO\(\)"),
+    (partial(DATA, replay=4), "data.replay is 4; give an object of the class Replay"),
+    (partial(ServerSettings, max_model_len=0), "strategy.server.max_model_len is 0"),
+    (partial(ServerSettings, kv_cache_gib=-1.0), "strategy.server.kv_cache_gib is -1.0"),
+    (partial(ServerSettings, gpu_memory_utilization=1.5), "gpu_memory_utilization is 1.5"),
+    (partial(ServerSettings, extra_args={"spec-tokens": 3}), "one mapping"),
+    (partial(ServerSettings, extra_args={"speculative-config.method": 3}), "one mapping"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED)
+def test_what_cannot_work_is_refused_by_name(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        make()
+    assert "\n" not in str(refused.value)

@@ -12,7 +12,6 @@ import pytest
 from lrl.environments import Agent, ToolCall, Written
 from lrl.environments import agent as agent_of_lrl
 from lrl.environments.play import Reply
-from lrl.errors import ConfigError
 from lrl.types import Prompt
 from tests.environments import agents
 from tests.environments.here import Here
@@ -71,17 +70,3 @@ def test_a_function_that_outlives_its_episode_ends_the_process(
         assert exits == [1]
     finally:
         agents.stop.set()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, "a function, `agent`, a program, `command`, or a `port`"),
-        ({"agent": agents.adds, "port": 0}, "run elsewhere: one of them"),
-        ({"agent": "no.such:thing"}, "Agent.agent is 'no.such:thing'"),
-    ],
-)
-def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        Agent(**settings)
-    assert said in str(refused.value)

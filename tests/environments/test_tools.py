@@ -10,7 +10,6 @@ import pytest
 
 from lrl.environments import ToolCall, Tools, Written
 from lrl.environments.play import Play, Reply
-from lrl.errors import ConfigError
 from tests.environments import tool_functions as made
 
 ALL = Tools([made.add, made.slow, made.odd], max_result_characters=60)
@@ -103,18 +102,3 @@ def test_a_long_result_is_cut_and_says_so() -> None:
 def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
     with pytest.raises(MemoryError):
         replies([call("odd", {"what": "memory"})])
-
-
-BROKEN: list[tuple[Any, str]] = [
-    (["tests.environments.tool_functions.ad"], "Did you mean add?"),
-    ([int], "no schema"),
-    ([made.add, made.add], "two functions of a name: add"),
-]
-
-
-@pytest.mark.parametrize(("tools", "named"), BROKEN)
-def test_a_broken_tool_is_named_in_one_line(tools: Any, named: str) -> None:
-    with pytest.raises(ConfigError) as failed:
-        Tools(tools)
-    text = str(failed.value)
-    assert text.startswith("Tools.tools ") and named in text and "\n" not in text

@@ -44,23 +44,8 @@ def test_speculative_decoding_that_changes_what_is_sampled_is_refused(
         ServerSettings(extra_args={"speculative_config": json.dumps(config) if text else config})
 
 
-@pytest.mark.parametrize("name", ["spec-tokens", "speculative-config.method"])
-def test_speculative_decoding_is_one_mapping(name: str) -> None:
-    with pytest.raises(ValueError, match="one mapping"):
-        ServerSettings(extra_args={name: 3})
-
-
 @pytest.mark.parametrize(
     "config", [{"method": "ngram"}, {"method": "ngram", "rejection-sample-method": "block"}]
 )
 def test_exact_speculative_decoding_is_taken(config: dict[str, Any]) -> None:
     assert speculates(ServerSettings(extra_args={"speculative-config": config}).extra_args)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_model_len", 0), ("kv_cache_gib", -1.0), ("gpu_memory_utilization", 1.5)],
-)
-def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"strategy.server.{name} is {value}"):
-        ServerSettings(**{name: value})

@@ -124,15 +124,6 @@ def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for()
     assert (found.passed, found.tests) == (0, 2) and "'7\\n', not '3\\n'" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("timeout_s", float("nan")), ("memory_mib", 0), ("python", "/no/such/python")],
-)
-def test_a_wrong_setting_is_refused_by_name(setting, value):
-    with pytest.raises(ConfigError, match=rf"Code\.{setting} is|no/such/python"):
-        code(**{setting: value})
-
-
 @needs_bubblewrap
 def test_workers_score_programs_and_limits_are_counted():
     with started([Code(timeout_s=5.0, cpu_s=1)], workers=1, timeout_s=30.0) as pool:

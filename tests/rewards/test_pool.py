@@ -275,21 +275,6 @@ def test_a_plain_reward_may_run_an_event_loop_of_its_own_beside_async_ones():
         assert [rollout.reward for rollout in scored(pool, "a", "b")] == [2.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"rewards": []}, "rewards is empty"),
-        ({"workers": 0}, "data.reward_workers is 0"),
-        ({"max_failures": 10}, "data.max_reward_failures is 10"),
-        ({"max_failures": 0}, "data.max_reward_failures is 0"),
-        ({"rewards": [odd_rewards.obey] * 2}, "more than one named 'obey'"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_by_name(settings, named):
-    with pytest.raises(ValueError, match=named):
-        RewardPool(**{"rewards": [odd_rewards.obey]} | settings)
-
-
 # ---- the trial before a run
 
 

@@ -83,16 +83,6 @@ def test_a_column_that_only_some_rows_have_is_missing_in_the_others():
         reward.check_row({"answer": "72"})
 
 
-WRONG = [odd_rewards.no_columns, odd_rewards.swapped, odd_rewards.trl_reward, ExactMatch]
-
-
-@pytest.mark.parametrize("function", WRONG)
-def test_a_function_that_would_get_the_prompt_for_the_response_is_refused(function):
-    define = rf"def {function.__name__}\(prompt, response, \*\*columns\)"
-    with pytest.raises(ValueError, match=define):
-        Function(function)
-
-
 def test_no_reward_may_be_written_as_null() -> None:
     assert as_list(None) == as_list(()) == []
 

@@ -174,15 +174,6 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
             assert found.reference_logprobs == pytest.approx(expected.reference_logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"coefficient": -1.0}, {"estimator": "k1", "coefficient": 0.1}, {"refresh_every_n_steps": 0}],
-)
-def test_a_reference_that_could_do_nothing_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"model.reference.{next(iter(settings))}"):
-        Reference(**settings)
-
-
 def test_an_objective_without_the_reference_it_needs_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match=r"TBA needs a reference policy: set model.reference"):
         PolicyModule(folder, objective=TBA())

@@ -359,20 +359,3 @@ def test_a_server_that_cannot_teach_the_policy_is_refused(
         assert "serve a teacher of the same family" in check(teacher)
     monkeypatch.setattr(type(other), "get_vocab", lambda _: {"beyond": 100_000})
     assert "Token id 100000 is out of vocabulary" in check(teacher)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({}, "model.reference.url is None and model.reference.model is None"),
-        ({"model": "m", "url": URL}, "give one of them"),
-        ({"model": "m", "api_key_env": "KEY"}, "leave them out"),
-        ({"model": "m", "deadline_s": 5.0}, "leave them out"),
-        *(({"model": "m", "coefficient": one}, "coefficient is") for one in (0.0, math.nan)),
-    ],
-)
-def test_a_setting_that_cannot_work_is_refused_by_name(
-    settings: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(ConfigError, match=named):
-        Teacher(**settings)

@@ -15,6 +15,7 @@ import logging
 import os
 import shlex
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ class Elastic(OnRankZero):
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the started commands; their generators elsewhere notice the end of the run."""
-        while self._started:
-            self._started.pop().stop()
+        with ThreadPoolExecutor() as pool:  # each may take a minute
+            list(pool.map(Job.stop, self._started))
+        self._started.clear()
 
     def _start(self, command: str, advice: str, joined: int, output: Path) -> None:
         """Starts the command, unless the last one may still bring a generator."""
@@ -97,7 +99,10 @@ class Elastic(OnRankZero):
         self._joined_before = joined
         program, *words = shlex.split(command)
         program = shutil.which(program) or program
-        self._started.append(Job([program, *words], os.environ, output))
+        try:
+            self._started.append(Job([program, *words], os.environ, output))
+        except OSError as error:
+            log.warning("It cannot be started: %s", error)
 
 
 def generation_s(times: StepTimes) -> float:

@@ -66,10 +66,12 @@ def checks() -> list[Check]:
 
 def python() -> Check:
     """Lists the versions of what computes; `pip check` compares them with what lrl requires."""
-    if version_of("lrl") is None:
-        return Check("lrl", "wrong", "not installed in this Python", REINSTALL)
-    found = [f"{name} {version_of(name)}" for name in ("lrl", "torch", "lightning", "transformers")]
-    return Check("Python", "ok", f"{platform.python_version()}, {', '.join(found)}")
+    found = {name: version_of(name) for name in ("lrl", "torch", "lightning", "transformers")}
+    for name, version in found.items():
+        if version is None:
+            return Check(name, "wrong", "not installed in this Python", REINSTALL)
+    versions = ", ".join(f"{name} {version}" for name, version in found.items())
+    return Check("Python", "ok", f"{platform.python_version()}, {versions}")
 
 
 def version_of(package: str) -> str | None:

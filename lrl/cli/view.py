@@ -2,6 +2,7 @@
 
 import argparse
 import secrets
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -27,10 +28,11 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:  # `Endpoint` names the settings of a run
         text = str(error).replace("strategy.join_port", "--port")
         raise ConfigError(text.replace("strategy.server.", "--")) from error
+    here = socket.gethostname() if endpoint.is_everywhere else ""
     try:
         sys.stdout.write(
             f"{len(viewer.index.groups):,} groups of {args.run}. Ctrl-C ends this.\n\n"
-            f"    {endpoint.url(server.port, endpoint.elsewhere)}/#token={token}\n"
+            f"    {endpoint.url(server.port, here)}/#token={token}\n"
         )
         sys.stdout.flush()
         threading.Event().wait()

@@ -61,8 +61,8 @@ class Job:
         return self.status is None
 
     def stop(self) -> None:
-        """Ends it, and what it has started, within a minute; the second SIGTERM has a member end
-        without leaving. Idempotent."""
+        """Signals it and what it has started, and waits a minute at most for its own end; the second
+        SIGTERM has a member end without leaving. Idempotent."""
         for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
             if self.alive:
                 os.killpg(self._process.pid, signum)

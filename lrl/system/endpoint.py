@@ -34,7 +34,7 @@ class Location:
 
     def context(self) -> ssl.SSLContext | None:
         """Returns the TLS context of its clients; None without TLS."""
-        if not self.url.startswith("https:"):
+        if urlsplit(self.url).scheme in ("", "http"):
             return None
         return trust_only(self.certificate) if self.certificate else ssl.create_default_context()
 

@@ -112,7 +112,7 @@ class WorkerJob:
         try:
             return read(answer)
         except BadAnswer as error:
-            if isinstance(self.machine, LocalWorkers):
+            if not isinstance(self.machine, RemoteWorkers):
                 raise
             self.machine.lose(str(error))
             raise WorkerLost(self.machine.lost) from error

@@ -92,10 +92,12 @@ class RemoteWorkers:
         with suppress(WorkerLost):  # then it has ended with all others
             await self._answered("DELETE", route, CHECK_S)
 
-    async def _answered(self, *request_of: Any) -> Any:
+    async def _answered(
+        self, method: str, route: str, deadline_s: float, message: dict[str, Any] | None = None
+    ) -> Any:
         """Returns the JSON of a response; raises WorkerLost if the member is lost meanwhile, or does
         not answer."""
-        request = asyncio.create_task(self._request(*request_of))
+        request = asyncio.create_task(self._request(method, route, deadline_s, message))
         self._requests.add(request)
         try:
             if self.lost:

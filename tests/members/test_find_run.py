@@ -148,14 +148,15 @@ def test_a_run_takes_the_token_that_it_is_started_with_and_none_that_is_easily_g
         AsyncSingleDevice()
 
 
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
 def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     certificate, key = self_signed(tmp_path)
     both = tmp_path / "both.pem"
     both.write_text(Path(key).read_text() + Path(certificate).read_text())
-    found = find_run("https://10.0.0.7:5", str(both)).location
+    found = find_run(f"{scheme}://10.0.0.7:5", str(both)).location
     assert found.certificate and "PRIVATE KEY" not in found.certificate
     assert found.context() is not None
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from aiohttp import web
 
-from lrl.errors import NoEnvironments, WorkerLost
+from lrl.errors import BadAnswer, NoEnvironments, WorkerLost
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer, Status
 from lrl.members.run_members import WorkerAdmission, poll_forever
@@ -337,6 +337,17 @@ class Answers:
     def close(self):
         self.members.close()
         self.server.close()
+
+
+def test_a_member_whose_answer_cannot_be_read_is_lost():
+    def read(answer):
+        raise BadAnswer("odd")
+
+    made = Answers({"answer": 1, "replaced": 0})
+    with pytest.raises(WorkerLost, match="odd"):
+        run(made.ask(read))
+    assert made.members.ready == []
+    made.close()
 
 
 def test_what_a_lost_member_was_asked_fails_at_once_and_it_gets_no_more():

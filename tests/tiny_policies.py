@@ -33,7 +33,7 @@ IN_NO_TEXT = "ÿþýüûúùø÷öõ"
 
 
 def byte_tokenizer(
-    special: Sequence[str] = SPECIAL, chat_template: str = CHAT_TEMPLATE
+    special: Sequence[str] = SPECIAL, chat_template: str | None = CHAT_TEMPLATE
 ) -> PreTrainedTokenizerFast:
     """259 tokens: the special ones, of which the third ends a response, and every byte, as far as
     there is room."""

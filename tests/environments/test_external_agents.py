@@ -6,14 +6,12 @@ turns at the pool's edge.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import stat
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -27,6 +25,7 @@ from lrl.system.endpoint import Endpoint
 from lrl.types import Prompt, Rollout, Sampling
 from tests.certificates import self_signed
 from tests.chat_templates import CHATML
+from tests.environments.elsewhere import is_served
 from tests.environments.here import of_run
 from tests.environments.test_lineages import no_rewards
 from tests.rollouts.episodes.test_branches import Sampler
@@ -124,7 +123,8 @@ def played(
             playing = asyncio.ensure_future(
                 episodes.generate(prompt, rollouts, sampling, priority=0)
             )
-            await _is_listening(agents)
+            while not is_served(folder / "agents" / "address.json"):
+                await asyncio.sleep(0.01)
             working = asyncio.ensure_future(work(Outside(agents, session, folder)))
             try:
                 await asyncio.gather(playing, working)
@@ -143,16 +143,6 @@ def played(
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
     return partial(played, tmp_path)
-
-
-async def _is_listening(agents: ExternalAgents) -> None:
-    where = urlsplit(agents.url)
-    while True:
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection(where.hostname, where.port)
-            writer.close()
-            return
-        await asyncio.sleep(0.01)
 
 
 def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count(

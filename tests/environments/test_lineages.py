@@ -30,9 +30,9 @@ from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML
 from tests.environments.agents import ADD
 from tests.environments.here import Here, of_run
+from tests.policies import packed
 from tests.rollouts.episodes.test_branches import Sampler, trained_tokens
 from tests.rollouts.episodes.test_observations import policy_of
-from tests.rollouts.test_packing import pack
 
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object"}}}
 MOVES = ("ask", "ask", "again", "edit", "tools", "together", "retry", "drop", "forge", "raise")
@@ -163,7 +163,7 @@ def test_every_sampled_token_is_trained_in_one_place_or_counted_as_left_out(
 ) -> None:
     group, sampler = play(plan, seed, max_tokens, max_turns)
     packer = Packer(64, GroupMean(), 1.0)
-    found = trained_tokens(pack(packer, [group]))
+    found = trained_tokens(packed(packer, [group]))
     times = Counter(logprob for logprob, _ in found)
     assert max(times.values(), default=1) == 1
     for logprob, read in found:

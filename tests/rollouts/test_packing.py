@@ -18,6 +18,7 @@ from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import BinPacker, Packer
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout, Turn
 from tests import made
+from tests.policies import packed
 
 
 def make_group(index: int, prompt_tokens: int, responses: list[int]) -> Group:
@@ -39,11 +40,6 @@ drawn_groups = st.lists(
     min_size=1,
     max_size=8,
 ).map(lambda shapes: [make_group(index, *shape) for index, shape in enumerate(shapes)])
-
-
-def pack(packer: Packer, groups: list[Group]) -> list[MicroBatch]:
-    rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
-    return [batch for each in rounds for batch in each if batch is not None]
 
 
 def unpack(batches: list[MicroBatch]) -> list[tuple]:
@@ -100,7 +96,7 @@ def test_every_response_is_packed_once_and_whole(
     layout: Any = {"share_rows": share_rows, "data_parallel_size": ranks}
     layout |= {"whole_groups": whole_groups, "oldest_version": oldest}
     packer = Packer(budget, PerToken(), 1.0, **layout)
-    batches = pack(packer, groups)
+    batches = packed(packer, groups)
     for got, wanted in zip(unpack(batches), expected(groups, oldest), strict=True):
         assert got[:4] == wanted[:4]
         assert got[4] == pytest.approx(wanted[4], abs=1e-5)
@@ -113,7 +109,9 @@ def test_every_response_is_packed_once_and_whole(
 
 
 def test_the_label_is_the_next_token_and_outside_the_mask_nothing_is_left() -> None:
-    (batch,) = pack(Packer(1000, GroupMean(), 0.7, oldest_version=2), [make_group(0, 3, [9, 4, 7])])
+    (batch,) = packed(
+        Packer(1000, GroupMean(), 0.7, oldest_version=2), [make_group(0, 3, [9, 4, 7])]
+    )
     out = ~batch.mask
     assert batch.temperature == 0.7
     for field in (batch.labels, batch.behaviour_logprobs, batch.advantages):
@@ -131,7 +129,7 @@ def test_a_response_without_a_reward_or_a_baseline_is_counted_and_left_out(
     for rollout in group.rollouts[:unscored]:
         rollout.reward = None
     packer = Packer(100, GroupMean(), 1.0)
-    batches = pack(packer, [group])
+    batches = packed(packer, [group])
     assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == counts
     assert sum(batch.num_sequences for batch in batches) == (2 if unscored == 1 else 0)
 
@@ -140,9 +138,9 @@ def test_a_cut_response_moves_the_baseline_and_has_no_token_in_the_loss() -> Non
     group = make_group(0, 2, [3, 4, 5])
     group.rollouts[1].finish_reason = "length"
     packer = Packer(100, GroupMean(), 1.0, mask_truncated=True)
-    batches = pack(packer, [group])
+    batches = packed(packer, [group])
     assert unpack(batches) == sorted(
-        row for row in unpack(pack(Packer(100, GroupMean(), 1.0), [group])) if len(row[1]) != 4
+        row for row in unpack(packed(Packer(100, GroupMean(), 1.0), [group])) if len(row[1]) != 4
     )
     assert (packer.tokens, packer.sequences) == (8, 2)
     assert (packer.masked_tokens, packer.discarded_rollouts) == (4, 0)
@@ -154,7 +152,7 @@ def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_
     group = make_group(0, 3, [7, 5])
     first = group.rollouts[0]
     assert first.turns == [Turn(0, 7)] and all(first.mask) and Rollout().turns == []
-    alone = pack(Packer(64, GroupMean(), 1.0), [copy.deepcopy(group)])
+    alone = packed(Packer(64, GroupMean(), 1.0), [copy.deepcopy(group)])
     first.versions[2:4], first.logprobs[2:4] = [ENVIRONMENT] * 2, [0.0] * 2
     first.turn_ends = [2, 7]
     assert first.turns == [Turn(0, 2), Turn(4, 7)]
@@ -163,7 +161,7 @@ def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_
         first.policy_versions + group.rollouts[1].versions
     )
     packer = Packer(64, GroupMean(), 1.0)
-    (micro,) = pack(packer, [group])
+    (micro,) = packed(packer, [group])
     assert packer.tokens == int(micro.mask.sum()) == 10 and packer.masked_tokens == 0
     assert torch.equal(micro.input_ids, alone[0].input_ids), (
         "the policy reads what the environment wrote"

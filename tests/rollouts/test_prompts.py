@@ -9,13 +9,11 @@ import re
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from lrl.rollouts.policy_text import VARIABLES, render_chat
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Chat
-from tests.tiny_policies import with_special_tokens
+from tests.tiny_policies import byte_tokenizer, with_special_tokens
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}>{{ "
@@ -36,30 +34,17 @@ NO_SYSTEM = (
 """One that leaves system messages, tools and calls of them out."""
 
 
-def characters(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """One token per printable ASCII character."""
-    letters = [chr(code) for code in range(32, 127)] + ["\n", "<unk>"]
-    model = Tokenizer(
-        models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<unk>")
-    )
-    model.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    model.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
-    tokenizer.chat_template = chat_template
-    return tokenizer
-
-
 def loaded(
     source: Any = ROWS, chat_template: str | None = None, most: int = 10_000, **settings: Any
 ) -> Prompts:
     prompts = Prompts(source, **settings)
-    prompts.load(characters(chat_template), most)
+    prompts.load(byte_tokenizer(chat_template=chat_template), most)
     return prompts
 
 
 def rendered(rows: list[dict[str, Any]], chat_template: str | None, **settings: Any) -> str:
     prompts = loaded(rows, chat_template, shuffle=False, **settings)
-    return characters().decode(prompts[0].token_ids)
+    return byte_tokenizer().decode(prompts[0].token_ids)
 
 
 def seen(prompts: Prompts, start: int, stop: int) -> list[int]:
@@ -98,7 +83,7 @@ def test_rewards_get_the_other_columns_untouched() -> None:
 def test_the_template_fills_in_columns_and_keeps_double_braces() -> None:
     prompts = loaded(template="({level}) {prompt}\nAnswer in \\boxed{{}}.", shuffle=False)
     assert prompts[0].text == "(easy) 0+1?\nAnswer in \\boxed{}."
-    assert characters().decode(prompts[0].token_ids) == prompts[0].text
+    assert byte_tokenizer().decode(prompts[0].token_ids) == prompts[0].text
 
 
 @pytest.mark.parametrize("field", ["meta[hint]", "number"])
@@ -203,7 +188,7 @@ def test_messages_keep_their_turns_and_the_template_fills_the_last_question() ->
     ]
     settings = {"system_prompt": "Add.", "template": "{prompt} Think."}
     prompts = loaded([{"prompt": turns}], chat_template=CHAT, **settings)
-    text = characters().decode(prompts[0].token_ids)
+    text = byte_tokenizer().decode(prompts[0].token_ids)
     assert text == "<system>Add.\n<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
     assert prompts[0].text == "2+2? Think."
     assert turns[-1]["content"] == "2+2?", "the caller's rows are not changed"
@@ -259,7 +244,7 @@ def test_a_template_reads_the_arguments_of_a_call_as_a_dict_or_as_text(
 ) -> None:
     call = {"type": "function", "function": {"name": "go", "arguments": stored}}
     chat = Chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
-    tokenizer = characters(SHOWS_ARGUMENTS.replace("ARGUMENTS", shows))
+    tokenizer = byte_tokenizer(chat_template=SHOWS_ARGUMENTS.replace("ARGUMENTS", shows))
     assert render_chat(tokenizer, chat) == text
     assert call["function"]["arguments"] is stored
 

@@ -27,8 +27,8 @@ from lrl.training.collate import each_rollout
 from lrl.types import ENVIRONMENT, Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
 from tests import made
 from tests.environments.here import Here
+from tests.policies import packed
 from tests.rollouts.episodes.test_episode import PROMPT, STOP, episodes_of
-from tests.rollouts.test_packing import pack
 
 LETTERS = 3
 """Different tokens; so few that observations and turns often begin alike."""
@@ -123,7 +123,7 @@ def test_every_token_is_trained_once_and_reads_what_the_policy_read(
 ) -> None:
     group, sampler = played(plan, max_tokens, count=2)
     packer = Packer(budget, GroupMean(), 1.0)
-    batches = pack(packer, [group])
+    batches = packed(packer, [group])
     found = trained_tokens(batches)
     assert Counter(logprob for logprob, _ in found) == dict.fromkeys(sampler.read, 1)
     for logprob, read in found:
@@ -153,7 +153,7 @@ def test_each_episode_keeps_its_weight_whatever_its_branches(
     group, _ = played(plan, count=3)
     cut = group.rollouts[0]
     cut.versions = [min(version, 1 + number % 2) for number, version in enumerate(cut.versions)]
-    batches = pack(Packer(budget, GroupMean(), 1.0, oldest_version=oldest), [group])
+    batches = packed(Packer(budget, GroupMean(), 1.0, oldest_version=oldest), [group])
     weights: Counter[float] = Counter()
     for batch in batches:
         tokens = Tokens.select(torch.zeros(batch.mask.shape), batch, 5)

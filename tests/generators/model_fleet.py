@@ -1,4 +1,5 @@
-"""A fleet without processes: clients that write on a virtual clock, and servers that only count."""
+"""A fleet without processes: clients that write on a virtual clock or when the test says
+so, and servers that only count."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -109,10 +111,10 @@ def make_pool(
     return pool, [generator.client for generator in generators]  # type: ignore[misc]
 
 
-def make_generator(number: int, capacity: int) -> Generator:
+def make_generator(number: int, capacity: int, client: Any = None) -> Generator:
     server = JoinedServer(number, Location(), token="", settings=ServerSettings(), alive=False)
     generator = Generator(server, capacity)
-    generator.client = ModelClient()  # type: ignore[assignment]
+    generator.client = client or ModelClient()
     return generator
 
 
@@ -169,6 +171,57 @@ class Uneven(ModelClient):
             await asyncio.sleep(1)
             rollout.finish_reason = "stop"
             how["ended"]()
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request at a generator."""
+
+    group: int
+    rollouts: Sequence[Rollout]
+    ended: Callable[[], None]
+    done: asyncio.Future[None]
+    max_tokens: int
+    """Of a response."""
+
+
+class ManualClient:
+    """A model of a generator's client: a request waits until the test writes its responses."""
+
+    def __init__(self) -> None:
+        self.requests: list[Asked] = []
+        self.last_token_at = 0.0
+
+    async def write(
+        self,
+        prompt_ids: list[int],
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        **how: Any,
+    ) -> None:
+        assert not any(rollout.finished for rollout in rollouts), (
+            "a finished response is requested again"
+        )
+        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), (
+            "max_tokens of 0 is requested"
+        )
+        asked = Asked(
+            priority,
+            rollouts,
+            how["ended"],
+            done=asyncio.get_running_loop().create_future(),
+            max_tokens=sampling.max_tokens,
+        )
+        self.requests.append(asked)
+        try:
+            await asked.done
+        finally:
+            self.requests.remove(asked)
+
+    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
+        """Ignores pause and resume: only the test writes."""
 
 
 class Scripted(Server):

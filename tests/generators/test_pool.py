@@ -7,7 +7,6 @@ Covers lrl/generators/generator.py, lrl/routing/request_queue.py.
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -154,28 +153,6 @@ async def test_no_request_is_sent_between_a_pause_and_the_resume_under_the_new_v
 
 
 @on_a_virtual_clock
-async def test_a_new_generator_takes_no_request_before_it_is_proved() -> None:
-    pool, _ = make_pool()
-    newcomer = make_generator(0, 4)
-    client: Any = newcomer.client
-    pool.pending.append(newcomer)
-    await pool.admit_pending()
-    await newcomer.pause()
-    await newcomer.resume(5)
-    await pool.finish_sync({})
-    waiting = asyncio.create_task(ask(pool))
-    await asyncio.sleep(1000)
-    assert not client.asked and pool.alive == [newcomer] and not pool.serving
-
-    async def passes(generator: Generator) -> None:
-        assert not client.asked
-
-    await pool.prove([newcomer], passes)
-    await waiting
-    assert [version for _, version, _, _ in client.asked] == [5]
-
-
-@on_a_virtual_clock
 async def test_an_evaluation_that_follows_a_sync_waits_for_its_end_while_generators_serve() -> None:
     pool, (client,) = make_pool(4)
     await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
@@ -232,22 +209,6 @@ def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> No
     with pytest.raises(RequestRejected, match="no such token"):
         run(ask(pool))
     assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
-
-
-@on_a_virtual_clock
-async def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync() -> None:
-    pool, (client,) = make_pool(4)
-    asking = asyncio.create_task(ask(pool, seconds=6))
-    await asyncio.sleep(3.5)
-    pool.evict(pool.generators[0], "it died")
-    await asyncio.sleep(1000)
-    pool.pending.append(make_generator(1, 4))
-    await asyncio.sleep(1000)
-    assert not pool.generators
-    await pool.admit_pending()
-    await resync(pool, 7)
-    for rollout in await asking:
-        assert rollout.versions == [0, 0, 0, 7, 7, 7]
 
 
 @on_a_virtual_clock

@@ -11,7 +11,7 @@ from lrl.environments import ToolCall
 from lrl.errors import EpisodeError, GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ROUTE, ToolCallParser
-from tests.rollouts.modelled_generators import make_generator
+from tests.generators.model_fleet import make_generator
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 CALL = {"id": "random", "function": {"name": "add", "arguments": "{}"}}
@@ -37,10 +37,7 @@ class Client:
 
 def pool_of(*answers: Any) -> tuple[GeneratorPool, list[Client]]:
     clients = [Client(answer) for answer in answers]
-    generators = [make_generator() for _ in clients]
-    for generator, client in zip(generators, clients, strict=True):
-        generator.client = client  # type: ignore[assignment]
-    return GeneratorPool(generators), clients
+    return GeneratorPool([make_generator(0, 8, client) for client in clients]), clients
 
 
 def find(pool: GeneratorPool, token_ids: list[int]) -> list[ToolCall]:

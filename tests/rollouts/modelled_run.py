@@ -25,12 +25,13 @@ from lrl.rollouts.ledger import Ledger, Pacing, flattened
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
 from tests.checkpoints.through_files import as_file, from_file
 from tests.environments.here import Here, of_run
+from tests.generators.model_fleet import Asked, ManualClient, make_generator
 from tests.rollouts.episodes.test_episode import Letters, Numbers
-from tests.rollouts.modelled_generators import Asked, make_generator
 
 MAX_TOKENS = 6
 MAX_TURNS = 3
-GENERATORS = 2
+GENERATORS, PLACES = 2, 8
+"""And the responses that each of them writes at once."""
 
 COUNTS = Counter[str]()
 """What came up in all runs of this process."""
@@ -162,7 +163,9 @@ class ModelledRun:
         self.in_step: list[int] = []
         self.request: asyncio.Task[Group] | None = None
         self.judges = ManualRewards()
-        self.pool = GeneratorPool([make_generator() for _ in range(GENERATORS)])
+        self.pool = GeneratorPool(
+            [make_generator(0, PLACES, ManualClient()) for _ in range(GENERATORS)]
+        )
         self.pool.on_evicted = self.replace
         self.ledger = Ledger(self.pacing)
         self.environments = Here(World())
@@ -315,7 +318,7 @@ class ModelledRun:
             mirror.versions += [ENVIRONMENT] * len(observation)
 
     def replace(self, lost: Generator) -> None:
-        self.pool.pending.append(make_generator())
+        self.pool.pending.append(make_generator(0, PLACES, ManualClient()))
 
     def dies(self, generator: Generator) -> None:
         self.loop.call_soon(self.pool.evict, generator, "its process has ended")

@@ -169,12 +169,7 @@ def test_a_resumed_run_draws_the_same_groups_as_an_unbroken_one() -> None:
     whole.add(1, groups[3:])
     resumed.load_state_dict(through_a_file(whole.state_dict()))
     for step in (2, 3, 4):
-        ours, theirs = resumed.draw(step), whole.draw(step)
-        assert [group.prompt for group in ours] == [group.prompt for group in theirs]
-        assert [group.rewards for group in ours] == [group.rewards for group in theirs]
-        for one, other in zip(ours, theirs, strict=True):
-            assert [r.token_ids for r in one.rollouts] == [r.token_ids for r in other.rollouts]
-            assert [r.versions for r in one.rollouts] == [r.versions for r in other.rollouts]
+        assert resumed.draw(step) == whole.draw(step)
 
 
 def test_a_group_whose_row_has_another_answer_is_not_replayed(

@@ -19,6 +19,7 @@ from lrl.routing.dispatch import (
     SkewnessAware,
 )
 from lrl.types import Prompt, Rollout
+from tests.generators.model_fleet import Known
 
 RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "round robin": RoundRobin,
@@ -27,16 +28,6 @@ RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "skewness-aware": SkewnessAware,
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-
-
-class Oracle:
-    """Expected lengths that are right: the prompt's first token is the length of its responses."""
-
-    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        return prompt.token_ids[0]
-
-    def quantile(self, share: float) -> float:
-        return 10 ** (3 * share)
 
 
 @dataclass(eq=False)
@@ -62,7 +53,7 @@ def request(tokens: int, responses: int = 1, priority: int = 0, due: int = 0) ->
 
 
 def with_oracle(dispatch: DispatchPolicy) -> DispatchPolicy:
-    dispatch.lengths = Oracle()
+    dispatch.lengths = Known()
     return dispatch
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import NgramRanker
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import Group, Prompt
+from tests import made
 from tests.checkpoints.through_files import as_file, through_a_file
 
 
@@ -22,10 +23,7 @@ def make_prompt(id: int, *token_ids: int) -> Prompt:
 
 def answered(prompt: Prompt, *lengths: int, cut: bool = False) -> Group:
     reason = "length" if cut else "stop"
-    rollouts = [
-        Rollout(token_ids=[0] * length, versions=[0] * length, finish_reason=reason)
-        for length in lengths
-    ]
+    rollouts = [made.rollout(length, finish_reason=reason) for length in lengths]
     return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 
 

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lrl.policy import PolicyModule
 from lrl.strategies.generator_devices import GracefulShutdown
 from lrl.types import MicroBatch
+from tests import policies
 from tests.policies import FakeStep, make_group, pack
 
 STEPS_PER_EPOCH = 3
@@ -52,15 +53,14 @@ def micro_batches(step: int) -> list[MicroBatch]:
 
 def trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:
     defaults: dict[str, Any] = {
-        "strategy": WithoutGenerators(accelerator="cpu", device="cpu"),
+        "strategy": WithoutGenerators(device="cpu"),
         "max_steps": 7,
         "max_epochs": -1,
-        "logger": False,
         "log_every_n_steps": 1,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+        "enable_checkpointing": True,
     }
-    return L.Trainer(callbacks=list(callbacks), default_root_dir=folder, **defaults | settings)
+    how = defaults | settings
+    return policies.trainer(callbacks=list(callbacks), default_root_dir=folder, **how)
 
 
 def fit(policy: str, running: L.Trainer, ckpt_path: Path | str | None = None) -> PolicyModule:

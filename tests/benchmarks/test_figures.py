@@ -1,4 +1,4 @@
-"""What the benchmarks compute: intervals, drawn lengths, means, ratios."""
+"""What the benchmarks compute: intervals, drawn lengths, means, ratios, operations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import overlap
+from benchmarks import overlap, random_policy
 from benchmarks.against_trl import speed
 from benchmarks.forced_lengths import long_tailed
+from benchmarks.gpu import trainer
 from benchmarks.lag_sweep import lag_cell
 from benchmarks.records import accuracy_interval
 from benchmarks.skewness import OTHERS, Oracle
@@ -55,3 +56,16 @@ def test_a_ratio_is_to_the_slower_side_alone_and_to_the_faster_of_trls_ways() ->
     shared = {"lengths": "equal", "trl": "1", "writing": [1.0] * 3} | took(1.0)
     rows = [shared | {"system": name, "answers_per_s": value} for name, value in speeds.items()]
     assert "trains 1.60 times TRL's responses" in speed.table(rows)
+
+
+def test_the_operations_of_a_step_are_six_a_token_and_parameter_and_a_tied_embedding_counts_as_the_head() -> (
+    None
+):
+    config = random_policy.llama("0.5b")
+    everything = 6.0 * random_policy.num_parameters(config)
+    assert trainer.flops(config, tokens=10, response_tokens=10) == 10 * everything
+    head = 6.0 * config.vocab_size * config.hidden_size
+    assert trainer.flops(config, tokens=10, response_tokens=0) == 10 * (everything - head)
+    untied = random_policy.llama("8b")
+    both = 2 * 6.0 * untied.vocab_size * untied.hidden_size
+    assert trainer.flops(untied, 10, 0) == 10 * (6.0 * random_policy.num_parameters(untied) - both)

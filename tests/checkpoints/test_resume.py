@@ -15,7 +15,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -26,6 +25,7 @@ from lrl.checkpoints.made_with import changes, fingerprint
 from lrl.checkpoints.resume import newest_checkpoint
 from lrl.rewards import Format, Function
 from lrl.rollouts.learners import settings_of
+from tests.run_without_generators import trainer
 
 
 def save(path: Path, written_at: int, steps: int = 0) -> str:
@@ -33,11 +33,6 @@ def save(path: Path, written_at: int, steps: int = 0) -> str:
     torch.save({"global_step": steps}, path)
     os.utime(path, (written_at, written_at))
     return str(path)
-
-
-def trainer(folder: Path, **settings: Any) -> L.Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return L.Trainer(default_root_dir=folder, **quiet | settings)
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
@@ -71,10 +66,7 @@ def test_of_checkpoints_of_equal_steps_the_newest_file_is_taken_whatever_its_nam
     (checkpoints / "torn.ckpt").write_text("half a checkpoint")
     (checkpoints / "epoch=0-step=11.ckpt.unfinished").touch()
     assert newest_checkpoint(trainer(tmp_path, logger=False)) == newest
-    assert (
-        newest_checkpoint(trainer(tmp_path / "else", callbacks=[ModelCheckpoint(checkpoints)]))
-        == newest
-    )
+    assert newest_checkpoint(trainer(tmp_path / "else", ModelCheckpoint(checkpoints))) == newest
 
 
 def test_a_run_without_a_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path) -> None:

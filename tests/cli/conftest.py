@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,11 @@ Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Say:
     """Runs `lrl` with these words; returns its exit status, stdout and stderr."""
     from lrl.cli.main import main
+
+    monkeypatch.setattr(sys, "argv", ["lrl"])
 
     def run(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -27,7 +27,7 @@ pytest.importorskip("ray")
 from lrl.cli import ray as cli  # noqa: E402
 
 MANIFEST = Path(lrl.__file__).parent / "recipes" / "cluster" / "rayjob.yaml"
-INT, TERM, QUIT = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGQUIT)
+KILL, TERM, QUIT = int(signal.SIGKILL), int(signal.SIGTERM), int(signal.SIGQUIT)
 SHORT_S = 0.3
 
 
@@ -225,42 +225,31 @@ def output(folder: Path) -> str:
     return (folder / "output").read_text()
 
 
-def test_a_signal_reaches_the_command_whose_status_comes_back(start: Start, tmp_path: Path) -> None:
-    guard = start(SAVES)
-    guard.terminate()
-    assert guard.wait(DEADLINE_S) == 128 + signal.SIGTERM
-    assert output(tmp_path).split() == ["runs", "saving", "saved"]
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_command_whose_owner_is_killed_may_save_and_is_asked_once(
-    start: Start, tmp_path: Path, asked: bool
+@pytest.mark.parametrize(("signals", "status"), [([TERM], 143), ([KILL], -9), ([TERM, KILL], -9)])
+def test_a_command_may_save_and_is_asked_once_though_its_owner_is_killed(
+    start: Start, tmp_path: Path, signals: list[int], status: int
 ) -> None:
     guard = start(SAVES)
-    if asked:
-        guard.terminate()
+    for signum in signals:
+        guard.send_signal(signum)
         wait_for(lambda: "saving" in output(tmp_path), DEADLINE_S, "the first signal")
-    guard.kill()
+    assert guard.wait(DEADLINE_S) == status
     wait_for(lambda: "saved" in output(tmp_path), DEADLINE_S, "what it saves")
     assert output(tmp_path).split() == ["runs", "saving", "saved"]
 
 
-def test_a_command_that_does_not_end_is_killed_after_its_grace(
-    start: Start, impatient: str, mark: str
+@pytest.mark.parametrize(
+    ("signals", "grace_s", "status"), [([KILL], 0.5, -9), ([TERM, QUIT], DEADLINE_S, 137)]
+)
+def test_a_command_that_does_not_end_is_killed_after_its_grace_or_by_a_second_request(
+    start: Start, impatient: str, mark: str, signals: list[int], grace_s: float, status: int
 ) -> None:
-    guard = start(HANGS, grace_s=0.5, program=impatient)
+    guard = start(HANGS, grace_s=grace_s, program=impatient)
     assert living(mark)
-    guard.kill()
+    for signum in signals:
+        guard.send_signal(signum)
+    assert guard.wait(DEADLINE_S) == status
     wait_for(lambda: not living(mark), DEADLINE_S, "its end")
-
-
-def test_a_second_request_kills_all_that_the_command_has_started(
-    start: Start, impatient: str
-) -> None:
-    guard = start(HANGS, program=impatient)
-    guard.terminate()
-    guard.send_signal(signal.SIGQUIT)
-    assert guard.wait(DEADLINE_S) == 128 + signal.SIGKILL
 
 
 def test_what_a_command_leaves_is_killed(start: Start, impatient: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lrl.cli.main import main
+from tests.cli.conftest import Say
 
 OWN = {
     "model": {"model": "policy"},
@@ -24,9 +24,7 @@ Config = Callable[..., Any]
 
 
 @pytest.fixture
-def config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Config:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say) -> Config:
     """Returns the settings that a run with these words would use, by their path in the config."""
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN))
     (tmp_path / "problems.csv").write_text("prompt,answer\n2+2=,4\n")
@@ -34,7 +32,6 @@ def config(
     (tmp_path / "judging.py").write_text(reward)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setattr(sys, "argv", ["lrl"])
     monkeypatch.delitem(sys.modules, "judging", raising=False)
 
     def config(path: str, *words: str, base: dict[str, Any] | None = None) -> Any:
@@ -42,12 +39,9 @@ def config(
         if base is not None:
             (tmp_path / "second.yaml").write_text(yaml.safe_dump(base))
             given += ["--config", "second.yaml"]
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["fit", *given, *words, "--print_config"])
-        printed = capsys.readouterr()
-        assert ended.value.code == 0, printed.err
-        found = yaml.safe_load(printed.out)
+        status, printed, error = say("fit", *given, *words, "--print_config")
+        assert status == 0, error
+        found = yaml.safe_load(printed)
         for name in path.split("."):
             found = found[int(name) if name.lstrip("-").isdigit() else name]
         return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 
 import pytest
 
@@ -104,10 +103,7 @@ def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each
     assert not any("OnRankZero" in line for line in lines), "a base is no callback to name"
 
 
-def test_everything_that_lightning_takes_is_still_to_be_had(
-    say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lrl"])
+def test_everything_that_lightning_takes_is_still_to_be_had(say: Say) -> None:
     for words, named in (
         ("fit --help all", "--trainer.limit_val_batches"),
         ("fit --model.objective.help GSPO", "epsilon_low"),

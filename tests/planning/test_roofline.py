@@ -25,17 +25,14 @@ from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
 
 FIGURE_6 = {1: 8.4, 4: 8.9, 16: 9.4, 32: 10.2, 64: 11.7, 128: 15.2, 256: 22.0, 512: 37.0}
 """StreamRL's milliseconds a token by batch (7B, H800, vLLM), read off its plot."""
-STREAMRL_7B = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 8,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "vocab_size": 152064,
-}
-
-
+STREAMRL_7B = QWEN_1_5B | dict(
+    hidden_size=3584,
+    num_attention_heads=28,
+    num_key_value_heads=8,
+    intermediate_size=18944,
+    vocab_size=152064,
+    tie_word_embeddings=False,
+)
 LLAMA = read_shape(LLAMA_8B)
 
 

@@ -12,15 +12,9 @@ from lrl.planning.simulation import Forecast, Simulation
 from lrl.planning.workload import Lognormal
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record
 from lrl.routing.dispatch import LeastLoaded, Request
+from tests.planning import test_costs
 
-GENERATOR = LinearGenerator(
-    kv_tokens=4000,
-    step_s=0.01,
-    response_s=0.001,
-    context_token_s=1e-6,
-    prefill_token_s=1e-5,
-    sync_pause_s=0.2,
-)
+GENERATOR = replace(test_costs.GENERATOR, kv_tokens=4000)
 TRAINER = LinearTrainer(token_s=2e-4, token_squared_s=1e-8, update_s=0.1, sync_s=0.3)
 
 

@@ -59,10 +59,13 @@ class Signal(L.Callback):
         self.backwards_after += self.sent
 
 
-@pytest.mark.parametrize("signum", BOTH)
 @pytest.mark.parametrize(
-    "hook",
-    ["setup", "on_train_start", "on_train_batch_start", "on_before_backward", "on_train_batch_end"],
+    ("signum", "hook"),
+    [
+        (signal.SIGINT, "on_before_backward"),
+        *((signal.SIGTERM, hook) for hook in ("setup", "on_train_start", "on_train_batch_start")),
+        *((signal.SIGTERM, hook) for hook in ("on_before_backward", "on_train_batch_end")),
+    ],
 )
 def test_the_first_signal_ends_the_run_with_its_status_in_every_hook_and_handlers_are_restored(
     policy: str,

@@ -13,8 +13,11 @@ from tests.viewer.made_run import lines, rollout
 GROUPS = [lines(step, 7 + step, [rollout("12"), rollout("9", 0.0)]) for step in range(4)]
 
 
-def index_of(path: Path) -> RolloutIndex:
-    index = RolloutIndex(path)
+def written(folder: Path, *texts: str) -> RolloutIndex:
+    """The index of a file to which these texts were appended."""
+    index = RolloutIndex(folder / "rollouts.jsonl")
+    for text in texts:
+        append(index.path, text)
     index.refresh()
     return index
 
@@ -27,9 +30,7 @@ def steps_of(index: RolloutIndex) -> list[int]:
 def test_a_run_that_was_killed_in_the_middle_of_a_line_keeps_its_whole_groups(
     lost: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text("".join(GROUPS)[:-lost])
-    index = index_of(path)
+    index = written(tmp_path, "".join(GROUPS)[:-lost])
     assert steps_of(index) == [0, 1, 2] and index.cut_short
     found = index.read(2, 9)
     assert found is not None and "".join(found["responses"][0]["texts"]) == "12"
@@ -38,31 +39,25 @@ def test_a_run_that_was_killed_in_the_middle_of_a_line_keeps_its_whole_groups(
 
 def test_lines_behind_half_a_line_are_read(tmp_path: Path) -> None:
     """A full disk ended the write, and there was room again at the next step."""
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text(GROUPS[0] + GROUPS[1][:-30])
-    append(path, GROUPS[2])
-    index = index_of(path)
+    index = written(tmp_path, GROUPS[0] + GROUPS[1][:-30], GROUPS[2])
     assert steps_of(index) == [0, 2] and not index.cut_short
 
 
 @pytest.mark.parametrize("new", ['"answers": [', '"responses": '])
 def test_a_broken_group_is_left_out(new: str, tmp_path: Path) -> None:
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text(GROUPS[0] + GROUPS[1].replace('"responses": [', new, 1) + GROUPS[2])
-    index = index_of(path)
+    broken = GROUPS[1].replace('"responses": [', new, 1)
+    index = written(tmp_path, GROUPS[0], broken, GROUPS[2])
     assert steps_of(index) == [0, 2] and not index.cut_short
-    assert truncate(path, step=2) == 1, "a run resumes beside it"
+    assert truncate(index.path, step=2) == 1, "a run resumes beside it"
 
 
 def test_a_file_that_grows_is_read_on_and_its_last_group_waits_until_it_is_whole(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text(GROUPS[0] + GROUPS[1][:50])
-    index = index_of(path)
+    index = written(tmp_path, GROUPS[0] + GROUPS[1][:50])
     assert steps_of(index) == [0] and index.cut_short
     before = index.revision
-    with path.open("a") as file:
+    with index.path.open("a") as file:
         file.write(GROUPS[1][50:])
     index.refresh()
     assert steps_of(index) == [0, 1] and not index.cut_short and index.revision > before
@@ -72,9 +67,8 @@ def test_a_file_that_grows_is_read_on_and_its_last_group_waits_until_it_is_whole
 
 
 def test_a_resumed_run_has_each_group_once_and_a_viewer_sees_it(tmp_path: Path) -> None:
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text("".join(GROUPS)[:-10])
-    index = index_of(path)
+    index = written(tmp_path, "".join(GROUPS)[:-10])
+    path = index.path
     assert truncate(path, step=2) == 1
     again = [lines(step, 7 + step, [rollout("34"), rollout("9", 0.0)]) for step in (2, 3)]
     for text in again:
@@ -90,11 +84,12 @@ def test_a_resumed_run_has_each_group_once_and_a_viewer_sees_it(tmp_path: Path) 
 
 
 def test_groups_are_found_by_step_prompt_reward_lag_end_and_failure(tmp_path: Path) -> None:
-    path = tmp_path / "rollouts.jsonl"
-    append(path, lines(3, 0, [rollout("a", 0.0, 3), rollout("b", 1.0, 3)], "red"))
-    append(path, lines(4, 1, [rollout("c", 0.5, 2), rollout("d", None, 4, "timeout: 9 s")], "blue"))
-    append(path, lines(5, 2, [rollout("e", 0.0, 5)], "Green"))
-    index = index_of(path)
+    index = written(
+        tmp_path,
+        lines(3, 0, [rollout("a", 0.0, 3), rollout("b", 1.0, 3)], "red"),
+        lines(4, 1, [rollout("c", 0.5, 2), rollout("d", None, 4, "timeout: 9 s")], "blue"),
+        lines(5, 2, [rollout("e", 0.0, 5)], "Green"),
+    )
 
     def found(order: str = "oldest", **wanted: object) -> list[int]:
         groups = index.find(Wanted(**wanted), order)  # type: ignore[arg-type]

@@ -122,20 +122,3 @@ def test_a_token_agrees_with_the_version_it_names_and_with_no_other(logit: float
     proof = recorder((0.0, 0), (logit, 1), (2.0, 2)).verify(Fixed(0.0), 1.0)
     assert (proof.tokens, proof.largest_lag, proof.missing) == (3, 2, 0)
     assert proof.difference == pytest.approx(abs(logprob(1.0) - logprob(logit)), abs=1e-5)
-
-
-@pytest.mark.parametrize(("logit", "older"), [(2.0, 0), (0.0, 1)])
-def test_a_carried_response_may_be_by_a_newer_version_and_what_the_one_before_wrote_is_counted(
-    logit: float, older: int
-) -> None:
-    tokens = recorder((logit, 1))
-    tokens._carried += tokens.groups[0][1].rollouts
-    proof = tokens.verify(Fixed(0.0), 1.0)
-    assert (proof.carried, proof.difference, proof.under_an_older_version) == (1, 0.0, older)
-    assert proof.carried_difference < 1e-5
-
-
-def test_a_prompt_that_is_trained_twice_or_left_out_is_missing() -> None:
-    tokens = recorder((2.0, 2))
-    tokens.groups *= 2
-    assert tokens.verify(Fixed(0.0), 1.0).missing == 2  # place 0 is there twice, place 1 never

@@ -43,20 +43,20 @@ class Tracker(Logger):
     def log_metrics(self, *_: Any) -> None: ...
 
 
-def write_run(folder: Path) -> None:
-    """Writes a policy, data and a config."""
-    tiny_llama(folder / "models/whole")
-    (folder / "data").mkdir()
-    (folder / "data/rows.jsonl").write_text(broken_inputs.as_lines(broken_inputs.ROWS))
-    (folder / "run.yaml").write_text(yaml.safe_dump(broken_inputs.run(folder)))
+@pytest.fixture(autouse=True)
+def in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with a policy, data and a config; no worker is started."""
+    tiny_llama(tmp_path / "models/whole")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/rows.jsonl").write_text(broken_inputs.as_lines(broken_inputs.ROWS))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(broken_inputs.run(tmp_path)))
+    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, *given: None)
+    monkeypatch.chdir(tmp_path)
 
 
 def test_a_run_whose_port_is_in_use_is_refused_before_a_server_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    write_run(tmp_path)
-    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, *given: None)
-    monkeypatch.chdir(tmp_path)
     words = ["--trainer.logger.class_path", "TensorBoardLogger"]
     words += ["--trainer.logger.init_args.save_dir", "board"]
     with socket.create_server((LOOPBACK, 0)) as taken:
@@ -68,9 +68,8 @@ def test_a_run_whose_port_is_in_use_is_refused_before_a_server_starts(
 
 
 def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_run(tmp_path)
     found: list[L.Trainer] = []
 
     def start(run: Run) -> None:
@@ -78,10 +77,8 @@ def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(
         raise Reached
 
     monkeypatch.setattr("lrl.run.Run.start", start)
-    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, *given: None)
     monkeypatch.setattr(sys, "argv", [shutil.which("true") or "true"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    monkeypatch.chdir(tmp_path)
     folders = {"TensorBoardLogger": {"save_dir": "board"}, "CSVLogger": {"save_dir": "table"}}
     kinds = [*folders.items(), (LOGGER, {})]
     loggers = json.dumps([{"class_path": kind, "init_args": how} for kind, how in kinds])

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 RUN = "{run}"
 JOIN = f"lrl join {RUN}"
+END_S = 10.0
+"""Seconds that a command has to end after each signal: an error's last checkpoint waits for it."""
 
 
 class Elastic(OnRankZero):
@@ -39,7 +41,7 @@ class Elastic(OnRankZero):
 
     Args:
         command: Shell words that start one, `{run}` for the run's folder: `lrl join {run}`, or a
-            scheduler's command that runs it elsewhere. Their output goes to `elastic.log` in that
+            scheduler's command that runs it elsewhere. Their output goes to `elastic-<n>.log` in that
             folder. Null only logs that one would help.
         max_generators: Largest number of generators that write rollouts; null for no limit.
         steps: Steps in a row for which the rule must hold.
@@ -78,14 +80,16 @@ class Elastic(OnRankZero):
                 log.warning("%s Type: %s", advice, JOIN.replace(RUN, run))
             else:
                 command = self.command.replace(RUN, run)
-                self._start(command, advice, fleet.joined, folder / "elastic.log")
+                self._start(
+                    command, advice, fleet.joined, folder / f"elastic-{len(self._started)}.log"
+                )
         if self._more == self.steps and self.command is not None:
             self._more = 0
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the started commands; their generators elsewhere notice the end of the run."""
-        with ThreadPoolExecutor() as pool:  # each may take a minute
-            list(pool.map(Job.stop, self._started))
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda job: job.stop(END_S), self._started))
         self._started.clear()
 
     def _start(self, command: str, advice: str, joined: int, output: Path) -> None:

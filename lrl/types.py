@@ -386,9 +386,9 @@ class MicroBatch:
     group_ids: Tensor
     """int64 [R, L]: number of the rollout's group within this micro-batch, from 0; -1 for
     padding."""
-    response_tokens: Tensor
-    """int64 [R, L]: trained tokens of the label's rollout, over all of its branches; 0 where `mask`
-    is false."""
+    trained_elsewhere: Tensor
+    """int64 [R, L]: trained tokens of the label's rollout in its other branches; 0 where `mask` is
+    false."""
     temperature: float
     """Sampling temperature of the run: the policy divides its logits by it."""
     readers_end: Tensor | None = None

@@ -8,6 +8,7 @@ import csv
 import importlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from lrl.objectives import (
     IcePop,
     Objective,
 )
-from lrl.objectives.base import denominator
+from lrl.objectives.base import denominator, sum_by, token_weights
 from lrl.policy import PolicyModule
 from lrl.system.ranks import Ranks
 from lrl.training.beside.reference import Reference
@@ -172,6 +173,18 @@ def test_losses_are_divided_as_configured(folder: str, normalise_by: Any, weight
     loss.backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
     torch.testing.assert_close(gradient(policy, pack(GROUPS)), expected, atol=1e-6, rtol=1e-4)
+
+
+def test_tokens_that_a_loss_takes_out_of_the_mask_are_no_labels_and_have_no_weight() -> None:
+    (batch,) = pack(GROUPS, 10_000)
+    emptied, shortened = (replace(batch, mask=batch.mask.clone()).to("cpu") for _ in range(2))
+    emptied.mask = torch.zeros_like(emptied.mask)
+    assert not len(emptied.index.places)
+    shortened.mask[:, shortened.mask[0].nonzero()[0]] = False
+    weights = token_weights("sequence", shortened)
+    responses = shortened.index.responses
+    summed = sum_by(responses, weights, shortened.index.num_responses)
+    torch.testing.assert_close(summed[responses], torch.ones(len(responses)))
 
 
 @pytest.mark.parametrize(("every", "recomputed"), [(True, 2), (1, 2), (2, 1), (0, 0)])

@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 GIB = 2**30
 NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
 REINSTALL = "rm -rf .venv && make setup"
+HEADLINES = ("torch", "lightning", "transformers")
 
 
 class Check(NamedTuple):
@@ -60,18 +61,30 @@ def checks() -> list[Check]:
     driver = shutil.which("nvidia-smi") is not None
     # The build for CUDA stays right while the driver is too old.
     of_cuda = bool(gpus or (driver and built_for))
-    hardware = [processors(torch, gpus), graphics(torch, gpus, driver), space()]
-    return [python(), vllm_build(of_cuda), *hardware, sandbox()]
+    software = [*packages(), vllm_build(of_cuda)]
+    return [*software, processors(torch, gpus), graphics(torch, gpus, driver), space(), sandbox()]
 
 
-def python() -> Check:
-    """Lists the versions of what computes; `pip check` compares them with what lrl requires."""
-    found = {name: version_of(name) for name in ("lrl", "torch", "lightning", "transformers")}
-    for name, version in found.items():
-        if version is None:
-            return Check(name, "wrong", "not installed in this Python", REINSTALL)
-    versions = ", ".join(f"{name} {version}" for name, version in found.items())
-    return Check("Python", "ok", f"{platform.python_version()}, {versions}")
+def packages() -> list[Check]:
+    """Compares lrl's requirements with what is installed: the main three and all out of range."""
+    if version_of("lrl") is None:
+        return [Check("lrl", "wrong", "not installed in this Python", REINSTALL)]
+    wanted = map(Requirement, metadata.requires("lrl") or [])
+    rows = [
+        requirement(one)
+        for one in wanted
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    ]
+    python = Check("Python", "ok", f"{platform.python_version()}, lrl {metadata.version('lrl')}")
+    return [python, *(row for row in rows if row.name in HEADLINES or row.status != "ok")]
+
+
+def requirement(wanted: Requirement) -> Check:
+    version, supported = version_of(wanted.name), str(wanted.specifier)
+    if version is not None and wanted.specifier.contains(version, prereleases=True):
+        return Check(wanted.name, "ok", f"{version} (supported: {supported})")
+    found = f"{version}; supported is {supported}" if version else "not installed"
+    return Check(wanted.name, "wrong", found, f"pip install '{wanted.name}{supported}'")
 
 
 def version_of(package: str) -> str | None:

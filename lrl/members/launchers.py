@@ -60,14 +60,14 @@ class Job:
     def alive(self) -> bool:
         return self.status is None
 
-    def stop(self) -> None:
-        """Signals it and what it has started, and waits a minute at most for its own end; the second
-        SIGTERM has a member end without leaving. Idempotent."""
+    def stop(self, end_s: float = END_S) -> None:
+        """Signals it and what it has started, three times at most, and waits `end_s` seconds each time
+        for its own end; the second SIGTERM has a member end without leaving. Idempotent."""
         for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
             if self.alive:
                 os.killpg(self._process.pid, signum)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
+                self._process.wait(end_s)
                 return
 
     def tail(self) -> str:

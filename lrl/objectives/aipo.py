@@ -21,7 +21,7 @@ class AIPO(Objective):
     """
 
     def __init__(self, rho: float = 4.0) -> None:
-        at_least(1, "AIPO", rho=rho)  # the weight of an on-policy token
+        at_least(1, "AIPO", rho=float(rho))  # the weight of an on-policy token
         self.rho = rho
 
     def token_losses(self, tokens: Tokens) -> Tensor:

@@ -147,9 +147,13 @@ def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
 
 def token_weights(by: NormaliseBy, micro: MicroBatch) -> Tensor:
     """Returns the factor of each token's loss: float32 [n]."""
-    whole = micro.of_labels(micro.response_tokens)
-    ones = torch.ones(whole.shape, device=whole.device)
-    return ones / whole if by == "sequence" else ones
+    elsewhere = micro.of_labels(micro.trained_elsewhere)
+    ones = torch.ones(elsewhere.shape, device=elsewhere.device)
+    if by != "sequence":
+        return ones
+    responses = micro.index.responses
+    here = sum_by(responses, ones, micro.index.num_responses)[responses]
+    return ones / (here + elsewhere)
 
 
 def sum_by(ids: Tensor, values: Tensor, count: int) -> Tensor:

@@ -47,6 +47,6 @@ class PPO(Objective):
 
 def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
     """Raises ValueError for bounds that do not enclose a ratio of 1."""
-    above(0, name, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+    above(0, name, epsilon_low=float(epsilon_low), epsilon_high=float(epsilon_high))
     if epsilon_low > 1:
         raise ConfigError(f"{name}.epsilon_low is {epsilon_low}; it must be at most 1.")

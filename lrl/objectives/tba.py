@@ -37,7 +37,7 @@ class TBA(Objective):
     needs_group_mean = True
 
     def __init__(self, beta: float = 0.01) -> None:
-        above(0, "TBA", beta=beta)  # the optimum divides the reward by it
+        above(0, "TBA", beta=float(beta))  # the optimum divides the reward by it
         self.beta = beta
 
     def token_losses(self, tokens: Tokens) -> Tensor:

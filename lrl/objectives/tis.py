@@ -30,7 +30,7 @@ class TIS(Objective):
     """
 
     def __init__(self, cap: float = 2.0, level: Level = "token") -> None:
-        at_least(1, "TIS", cap=cap)  # the weight of an on-policy token
+        at_least(1, "TIS", cap=float(cap))  # the weight of an on-policy token
         one_of("TIS", level=(get_args(Level), level))
         self.cap = cap
         self.level = level

@@ -1,7 +1,7 @@
 """Checks of what a run reads and needs: data sets, the checkpoint that it resumes, and memory.
 
-Of a GPU's memory only what every run has is counted: activations and CUDA's own share come on top.
-So a fault surely cannot work, and a run that passes may still be too large.
+Of memory only what every run has is counted: activations, the Python processes and CUDA's own share
+come on top. So a fault surely cannot work, and a run that passes may still be too large.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from lrl.checkpoints.checkpoint_file import READ_ERRORS
@@ -138,10 +139,38 @@ def check_resources(run: Run, shape: Shape) -> None:
     copy = shape.parameters * BYTES[policy.dtype_name if dtype == "auto" else dtype]
     if strategy.root_device.type == "cuda":
         check_gpu(strategy, of_a_rank)
+    else:
+        check_memory(strategy, of_a_rank, copy)
     transport, servers = strategy.choose_transport(), strategy.placements()
     travels = min(trained, copy) if transport.narrows else trained
     pools = 1 + bool(strategy.num_evaluation_generators)
     check_shared_memory(transport.backend, transport.stored_bytes(travels, pools, len(servers)))
+
+
+def memory_here() -> int:
+    """Returns the bytes of memory and swap that this process may use: the machine's, or its
+    container's if less."""
+    machine = psutil.virtual_memory().total + psutil.swap_memory().total
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return min(machine, int(text)) if text.isdecimal() else machine
+
+
+def check_memory(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
+    """Checks a machine without GPUs: a process that is out of memory is killed."""
+    trainer = of_a_rank * (len(strategy.parallel_devices or ()) or 1)
+    number = len(strategy.placements())
+    generators = number * copy
+    kv_cache = int(number * strategy.server_settings.kv_cache_gib * GIB)
+    needed, here = trainer + generators + kv_cache, memory_here()
+    if needed > here:
+        sizes = (needed, here, trainer, generators, kv_cache)
+        needs, has, *parts = in_gib(*sizes)
+        raise ConfigError(
+            f"Memory: at least {needs} GiB are needed (trainer {parts[0]}, generators' weights "
+            f"{parts[1]}, their keys and values {parts[2]}), and there are {has}. Take a smaller "
+            "model.model, model.dtype bfloat16, or a smaller strategy.server.kv_cache_gib."
+        )
 
 
 def check_gpu(strategy: GeneratorDevices, of_a_rank: int) -> None:

@@ -60,10 +60,11 @@ PRECISIONS = ("32-true", "bf16-mixed")
 
 def refuse_without_generators(strategy: object) -> None:
     if not isinstance(strategy, GeneratorDevices):
-        name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        kind = strategy if isinstance(strategy, type) else type(strategy)
+        name = strategy if isinstance(strategy, str) else kind.__name__
         raise ConfigError(
-            f"trainer.strategy is {name}, which has no generators: use lrl.AsyncSingleDevice, "
-            "lrl.AsyncDDP or lrl.AsyncFSDP."
+            f"trainer.strategy is {name}, which has no generators: use an object of "
+            "lrl.AsyncSingleDevice, lrl.AsyncDDP or lrl.AsyncFSDP."
         )
 
 

@@ -108,7 +108,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = Fa
         versions=torch.full(shape, -1, dtype=torch.int64),
         sequence_ids=torch.full(shape, -1, dtype=torch.int64),
         group_ids=torch.full(shape, -1, dtype=torch.int64),
-        response_tokens=torch.zeros(shape, dtype=torch.int64),
+        trained_elsewhere=torch.zeros(shape, dtype=torch.int64),
         temperature=temperature,
         readers_end=torch.full(shape, shape[1], dtype=torch.int64) if masked else None,
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
@@ -170,7 +170,7 @@ def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, s
     batch.labels[row, columns] = batch.labels.new_tensor(tokens[len(sample.prompt) :])[trained]
     batch.advantages[row, columns] = sample.advantages.expand(len(rollout.token_ids))[places]
     batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[places]
-    batch.response_tokens[row, columns] = len(places) + sample.trained_elsewhere
+    batch.trained_elsewhere[row, columns] = sample.trained_elsewhere
     if batch.turn_targets is not None:
         batch.turn_targets[row, columns] = _turn_targets(rollout)[places]
     for field, numbers in (

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lrl.callbacks import Elastic, Throughput
+from lrl.callbacks import elastic as elastic_module
 from lrl.callbacks.elastic import generation_s, lacks_one
 from lrl.callbacks.throughput import StepTimes
-from lrl.members import launchers
 from tests.leftovers import living, nothing_left, wait_for
 
 mark = pytest.fixture(nothing_left)
@@ -110,7 +110,7 @@ def test_a_failed_command_is_tried_again(
 def test_a_command_that_does_not_end_is_killed_with_the_run(
     model_run: ModelRun, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers, "END_S", 0.2)
+    monkeypatch.setattr(elastic_module, "END_S", 0.2)
     deaf = """sh -c 'trap "" TERM; touch "$0"/deaf; sleep 600' {run}"""
     elastic = Elastic(command=deaf, steps=1)
     model_run.steps(elastic, 1)

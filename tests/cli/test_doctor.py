@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 from lrl.cli import doctor
 from lrl.rewards.sandbox.session import check
@@ -22,7 +23,7 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
             raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    requires = ['vllm>=0.32,<0.34; extra == "vllm"']
+    requires = ["torch>=2.11", 'vllm>=0.32,<0.34; extra == "vllm"']
 
     def requirements(name: str) -> list[str]:
         version(name)
@@ -54,6 +55,19 @@ def test_every_finding_that_is_not_ok_says_what_to_type(
     assert doctor.space(tmp_path / "nowhere").status == "wrong"
     memory.available = room.free = 2**50
     assert machine() == ["ok"] * 2
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.6.6+cpu", "ok"), ("2.7.0", "wrong"), (None, "wrong")],
+)
+def test_a_version_is_judged_by_the_declared_range(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, status: str
+) -> None:
+    install(monkeypatch, {"lightning": version} if version else {})
+    check = doctor.requirement(Requirement("lightning>=2.6.6,<2.7"))
+    assert check.status == status
+    assert check.remedy == ("" if status == "ok" else "pip install 'lightning<2.7,>=2.6.6'")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ def columns(responses: list[Response]) -> tuple[torch.Tensor, MicroBatch]:
                 numbers["advantage"][row, column] = response.advantage
                 whole["version"][row, column] = VERSION - token.lag
     zeros = torch.zeros(shape, dtype=torch.int64)
-    counts = torch.tensor([len(response.trained) for response in responses])
     micro = MicroBatch(
         input_ids=zeros,
         position_ids=zeros,
@@ -66,7 +65,7 @@ def columns(responses: list[Response]) -> tuple[torch.Tensor, MicroBatch]:
         versions=whole["version"],
         sequence_ids=whole["sequence"],
         group_ids=whole["group"],
-        response_tokens=counts[:, None].expand(shape),
+        trained_elsewhere=zeros,
         temperature=1.0,
         reference_logprobs=numbers["ref"],
     )

@@ -99,5 +99,6 @@ def test_the_variance_between_prompts_has_its_share(share: float) -> None:
     lengths = Lognormal(1e6, 1.0, 10**9, prompt_share=share)
     logs = np.log([lengths.of(prompt, prompt, 2) for prompt in range(3000)])
     assert np.corrcoef(logs.T)[0, 1] == pytest.approx(share, abs=0.06)
+    assert lengths.of(5, 5, 2) != replace(lengths, seed=1).of(5, 5, 2)
     next_epoch = np.log([lengths.of(prompt, 3000 + prompt, 1)[0] for prompt in range(3000)])
     assert np.corrcoef(logs[:, 0], next_epoch)[0, 1] == pytest.approx(share, abs=0.06)

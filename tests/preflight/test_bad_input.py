@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -116,16 +117,24 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
 
 
 NOTHING_FREE = SimpleNamespace(total=2**40, used=0, free=1000)
-TRANSFER = "--trainer.strategy.weight_transfer"
+
+MEMORY = ("Memory", "trainer ", "keys and values 1)", "there are 0.0009766", "kv_cache_gib")
+TOO_LITTLE: dict[str, tuple[str, Any, str, tuple[str, ...]]] = {
+    "memory": ("lrl.preflight.resources.memory_here", lambda: 2**20, "", MEMORY),
+    "shared memory": ("shutil.disk_usage", lambda path: NOTHING_FREE, "", ("/dev/shm", "remount")),
+    "shared memory for the generators' files": (
+        *("shutil.disk_usage", lambda path: NOTHING_FREE),
+        *("--trainer.strategy.weight_transfer pull", ("weight_transfer pull takes",)),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "named"), [("", "remount"), (f"{TRANSFER} pull", "weight_transfer pull takes")]
-)
-def test_weights_that_do_not_fit_into_shared_memory_are_refused(
-    words: str, named: str, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", TOO_LITTLE)
+def test_too_little_memory_is_an_error_with_its_parts(
+    what: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
+    patched, found, words, named = TOO_LITTLE[what]
+    monkeypatch.setattr(patched, found)
     status, output = run(*FIT, *words.split())
     assert status == 2 and len(output.splitlines()) <= 10
-    assert "/dev/shm" in output and named in output
+    assert all(name in output for name in named), output

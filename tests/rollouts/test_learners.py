@@ -108,9 +108,12 @@ def test_moments_of_another_class_of_advantages_are_not_restored() -> None:
     assert known(resumed) == {"replay", "length_predictor"}
 
 
-def test_a_second_fit_of_one_process_begins_with_nothing_of_the_first() -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_second_fit_of_one_process_begins_with_nothing_of_the_first(resumed: bool) -> None:
     found = learners()
     found.begin_anew()
+    if resumed:
+        found.load_state_dict(saved(), found.made_with(**SETTINGS))
     found.end_step(0, GROUPS)
     assert known(found) == ALL
     found.begin_anew()

@@ -49,8 +49,8 @@ def compiler() -> Iterator[None]:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiles without generating code, which takes ten seconds a layer, or tracing gradients."""
-    trace = functools.partial(torch.compile, backend="eager")
+    """Compiles without generating code, which takes ten seconds a layer."""
+    trace = functools.partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(torch, "compile", trace)
 
 

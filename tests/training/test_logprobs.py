@@ -162,7 +162,7 @@ def test_log_probs_and_gradients_in_each_format_are_those_of_the_formula(
 ) -> None:
     torch._dynamo.reset()
     # tests/training/test_kernels.py generates code.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     _compiled.cache_clear()
     hidden, weight, labels, offset = inputs(23, bias=True)
     leaves = [leaf.detach().to(kind).requires_grad_() for leaf in (hidden, weight, offset)]

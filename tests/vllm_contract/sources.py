@@ -49,7 +49,11 @@ class Sources:
         text = self.text_of(module)
         if name is None or text is None:
             return text is not None
-        found = re.search(rf"\b{name}\b", text)
+        made = (
+            rf"^\s*(?:class|(?:async )?def) {name}\b|^\s*{name}(?: as \w+)?\s*(?:[:=,]|$)"
+            rf"|import .*\b{name}\b|[\"']{name}[\"']"
+        )
+        found = re.search(made, text, re.MULTILINE)
         return found is not None or self.text_of(f"{module}.{name}") is not None
 
     def find(self, module: str, name: str) -> ast.AST | None:

@@ -161,7 +161,8 @@ class GeneratorStats:
 
 class Generator(GeneratorLoad):
     """One server, started by the run or by another process, its client, and the responses in
-    flight, at most `capacity`: more would queue inside vLLM."""
+    flight, at most `capacity`: more would queue inside vLLM. Raises OSError or ValueError if its
+    certificate cannot be read."""
 
     def __init__(self, server: Server | JoinedServer, capacity: int) -> None:
         super().__init__(capacity)

@@ -1,5 +1,5 @@
 """Length prediction: expected lengths of responses, learnt from the responses of every step. Only
-dispatch, migration and the log read it, so a wrong guess costs time and never changes the training.
+dispatch and migration read it, so a wrong guess costs time and never changes the training.
 
 A prompt that was answered before is expected to get responses of the same length again; for other
 prompts a ranker guesses (`lrl.routing.rankers`). Both numbers are relative to the mean length at

@@ -87,7 +87,7 @@ def test_generators_are_started_one_at_a_time_up_to_the_limit(
         model_run.steps(elastic, 20)
         assert len(elastic._started) == processes and living(mark)
     elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]
-    assert not living(mark)
+    wait_for(lambda: not living(mark), 60.0, "their end")
 
 
 def test_a_failed_command_is_tried_again(
@@ -116,4 +116,4 @@ def test_a_command_that_does_not_end_is_killed_with_the_run(
     model_run.steps(elastic, 1)
     wait_for((tmp_path / "deaf").exists, 60.0, "the command")
     elastic.on_exception(model_run.trainer, None, KeyboardInterrupt())  # type: ignore[arg-type]
-    assert not living(mark)
+    wait_for(lambda: not living(mark), 60.0, "its end")

@@ -87,7 +87,7 @@ async def gives_up(*, base_url: str, api_key: str, **columns: Any) -> float:
             model="any", messages=[{"role": "user", "content": "go"}]
         )
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asking, 0.5)
+            await asyncio.wait_for(asking, 1.5)
     return 0.5
 
 

@@ -108,7 +108,7 @@ def test_an_agent_reaches_its_policy_past_a_proxy_and_ends_its_episode_before_it
     async def play(made: EnvironmentPool) -> str:
         episode = made.open(PROMPT)
         assert (await episode.begin()).observation == [{"role": "user", "content": "go"}]
-        await asyncio.sleep(1.5)  # the policy writes, for longer than the agent waits
+        await asyncio.sleep(3.0)  # the policy writes, for longer than the agent waits
         return await ending(episode.reply(say("go")))
 
     assert run(play, Agent(gives_up)) == str(Reply("", True, 0.5))

@@ -276,20 +276,16 @@ def test_a_job_that_is_slow_to_end_delays_no_other(at_once: None) -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_all_jobs_end_with_their_supervisor_started_or_not(started: bool, at_once: None) -> None:
+def test_all_jobs_end_with_their_supervisor_by_the_threads_that_have_started_them(
+    started: bool, at_once: None
+) -> None:
+    """The kernel ends some jobs together with that thread."""
     slots = [ModelSlot(), ModelSlot()]
     supervisor = JobSupervisor(slots)
     if started:
         supervisor.start()
+        wait_for(lambda: all(slot.starts for slot in slots), 60.0, "the starts")
     supervisor.stop()
-    assert [slot.ends for slot in slots] == [1, 1]
-
-
-def test_a_job_is_ended_by_the_thread_that_has_started_it(at_once: None) -> None:
-    """The kernel ends some jobs together with that thread."""
-    slot = ModelSlot()
-    supervisor = JobSupervisor([slot])
-    supervisor.start()
-    wait_for(lambda: slot.starts, 60.0, "the start")
-    supervisor.stop()
-    assert len(set(slot.threads)) == 1 and threading.current_thread() not in slot.threads
+    for slot in slots:
+        assert slot.ends == len(set(slot.threads)) == 1
+        assert (threading.current_thread() in slot.threads) == (not started)

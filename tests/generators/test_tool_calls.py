@@ -11,9 +11,9 @@ from lrl.environments import ToolCall
 from lrl.errors import EpisodeError, GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ROUTE, ToolCallParser
+from tests.environments.agents import ADD
 from tests.generators.model_fleet import make_generator
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 CALL = {"id": "random", "function": {"name": "add", "arguments": "{}"}}
 ANSWER = {"choices": [{"message": {"content": None, "tool_calls": [CALL]}}]}
 
@@ -41,14 +41,14 @@ def pool_of(*answers: Any) -> tuple[GeneratorPool, list[Client]]:
 
 
 def find(pool: GeneratorPool, token_ids: list[int]) -> list[ToolCall]:
-    return list(asyncio.run(ToolCallParser(pool, {2})(token_ids, 3, TOOLS))[1])
+    return list(asyncio.run(ToolCallParser(pool, {2})(token_ids, 3, [ADD]))[1])
 
 
 def test_a_turn_is_parsed_without_its_end_and_its_calls_have_the_same_ids_at_each_play() -> None:
     pool, (client,) = pool_of(ANSWER)
     assert find(pool, [7, 8, 2]) == [ToolCall("add", "{}", "t0003c000")]
     assert client.bodies[0]["generate_response"]["choices"][0]["token_ids"] == [7, 8]
-    assert client.bodies[0]["chat_request"]["tools"] == TOOLS
+    assert client.bodies[0]["chat_request"]["tools"] == [ADD]
     assert find(pool, [2]) == find(pool, []) == [] and len(client.bodies) == 1
     assert find(pool, [2, 7])
     assert client.bodies[1]["generate_response"]["choices"][0]["token_ids"] == [2, 7]

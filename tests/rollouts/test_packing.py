@@ -95,30 +95,24 @@ def test_every_response_is_packed_once_and_whole(
 ) -> None:
     layout: Any = {"share_rows": share_rows, "data_parallel_size": ranks}
     layout |= {"whole_groups": whole_groups, "oldest_version": oldest}
-    packer = Packer(budget, PerToken(), 1.0, **layout)
+    packer = Packer(budget, PerToken(), 0.7, **layout)
     batches = packed(packer, groups)
     for got, wanted in zip(unpack(batches), expected(groups, oldest), strict=True):
         assert got[:4] == wanted[:4]
         assert got[4] == pytest.approx(wanted[4], abs=1e-5)
+    for batch in batches:
+        assert batch.temperature == 0.7
+        out = ~batch.mask
+        for field in (batch.labels, batch.behaviour_logprobs, batch.advantages, batch.versions + 1):
+            assert not field[out].any(), "outside the mask nothing is left"
+        rows, columns = batch.mask.nonzero(as_tuple=True)
+        assert torch.equal(batch.input_ids[rows, columns + 1], batch.labels[rows, columns])
     everything = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
     assert packer.tokens == sum(batch.num_tokens for batch in batches)
     assert packer.tokens + packer.masked_tokens == everything
     if whole_groups:
         trained = [group for group in groups if expected([group], oldest)]
         assert sum(int(batch.group_ids.max()) + 1 for batch in batches) == len(trained)
-
-
-def test_the_label_is_the_next_token_and_outside_the_mask_nothing_is_left() -> None:
-    (batch,) = packed(
-        Packer(1000, GroupMean(), 0.7, oldest_version=2), [make_group(0, 3, [9, 4, 7])]
-    )
-    out = ~batch.mask
-    assert batch.temperature == 0.7
-    for field in (batch.labels, batch.behaviour_logprobs, batch.advantages):
-        assert not field[out].any()
-    assert (batch.versions[out] == -1).all()
-    rows, columns = batch.mask.nonzero(as_tuple=True)
-    assert torch.equal(batch.input_ids[rows, columns + 1], batch.labels[rows, columns])
 
 
 @pytest.mark.parametrize(("unscored", "counts"), [(1, (1, [], 8)), (2, (3, [7], 0))])

@@ -122,28 +122,26 @@ NO_SCHEMAS = "column 'tools': .*hammer.* is no list of JSON schemas.*Rename"
 ONLY_CHAT = "only a chat template.*chat=false"
 
 
+BARE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}>"
+
+
 @pytest.mark.parametrize(
-    ("form", "text", "prompt"),
+    ("form", "text", "prompt", "template", "chat"),
     [
-        ("<|start|> $A <|end|>", "2+2=", "<|start|>2+2="),
-        ("<|start|> $A", "<|start|>2+2=", "<|start|>2+2="),
-        ("$A <|end|>", "<|start|>2+2=<|end|>", "<|start|>2+2=<|end|>"),
+        ("<|start|> $A <|end|>", "2+2=", "<|start|>2+2=", None, "auto"),
+        ("<|start|> $A", "<|start|>2+2=", "<|start|>2+2=", None, "auto"),
+        ("$A <|end|>", "<|start|>2+2=<|end|>", "<|start|>2+2=<|end|>", None, "auto"),
+        ("<|start|> $A <|end|>", "2+2=", "<|start|>2+2=>", BARE, True),
+        ("<|start|> $A <|end|>", "<|start|>2+2=>", "<|start|>2+2=>", BARE, False),
     ],
 )
-def test_a_plain_prompt_begins_once_and_does_not_end(form: str, text: str, prompt: str) -> None:
-    tokenizer = with_special_tokens(form)
-    prompts = Prompts([{"prompt": text}])
+def test_a_plain_prompt_begins_once_and_does_not_end_and_a_chat_does_as_its_template(
+    form: str, text: str, prompt: str, template: str | None, chat: Any
+) -> None:
+    tokenizer = with_special_tokens(form, template)
+    prompts = Prompts([{"prompt": text}], chat=chat)
     prompts.load(tokenizer, 10)
     assert tokenizer.decode(prompts[0].token_ids) == prompt
-
-
-def test_a_rendered_chat_has_the_special_tokens_of_its_template_alone() -> None:
-    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}>"
-    tokenizer = with_special_tokens("<|start|> $A <|end|>", template)
-    for chat, text in ((True, "2+2="), (False, "<|start|>2+2=>")):
-        prompts = Prompts([{"prompt": text}], chat=chat)
-        prompts.load(tokenizer, 10)
-        assert tokenizer.decode(prompts[0].token_ids) == "<|start|>2+2=>"
 
 
 def test_messages_keep_their_turns_and_the_template_fills_the_last_question() -> None:

@@ -19,8 +19,9 @@ from lrl.rollouts.episodes.observations import NO_PARSER
 from lrl.rollouts.policy_text import PolicyText
 from lrl.types import ENVIRONMENT, Chat, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import CHATML, MISTRAL, merging_tokenizer
+from tests.environments.agents import ADD
 from tests.environments.here import Here, of_run
-from tests.rollouts.episodes.test_observations import ADD, HIGHER, opened
+from tests.rollouts.episodes.test_observations import HIGHER, opened
 
 PROMPT = Prompt(id=0, token_ids=[7, 8], text="go")
 STOP = 9

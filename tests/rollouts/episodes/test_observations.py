@@ -17,11 +17,8 @@ from lrl.rollouts.policy_text import PolicyText
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
 from tests.chat_templates import CHATML, FAMILIES, GLM, HARMONY, LLAMA, Family, merging_tokenizer
+from tests.environments.agents import ADD
 
-ADD = {
-    "type": "function",
-    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
-}
 HIGHER = [{"role": "user", "content": "higher"}]
 
 

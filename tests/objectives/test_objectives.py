@@ -29,7 +29,7 @@ from lrl.objectives import (
     Tokens,
 )
 from lrl.rollouts.packing import Packer
-from lrl.types import Group, Prompt, Rollout
+from tests import made
 from tests.objectives import formulas
 from tests.objectives.formulas import ratio, response_ratio, weighted
 from tests.objectives.responses import VERSION, Response, Token, columns, groups_of, sampled
@@ -111,19 +111,9 @@ def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_a
     name: str,
 ) -> None:
     objective = CASES[name][0]
-    versions = ([0, 0, 1, 1], [1, 1, 1, 1])
-    rollouts = [
-        Rollout(
-            token_ids=[5, 6, 7, 8],
-            logprobs=[-1.0, -1.2, -1.4, -1.6],
-            finish_reason="stop",
-            versions=by,
-            reward=float(number),
-            reference_logprobs=[-1.0] * 4,
-        )
-        for number, by in enumerate(versions)
-    ]
-    group = Group(index=0, prompt=Prompt(id=0, token_ids=[1], text=""), rollouts=rollouts)
+    numbers = {"logprobs": [-1.0, -1.2, -1.4, -1.6], "reference_logprobs": [-1.0] * 4}
+    cut = made.rollout([5, 6, 7, 8], 0.0, versions=[0, 0, 1, 1], **numbers)
+    group = made.group(0, cut, made.rollout([5, 6, 7, 8], 1.0, version=1, **numbers))
 
     def losses(oldest_version: int | None) -> list[list[float]]:
         """Returns the losses of each response, under a policy that has moved by half a nat a

@@ -24,8 +24,7 @@ from lrl.planning.clock import run
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import each_rollout
-from lrl.types import ENVIRONMENT, Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
-from tests import made
+from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here
 from tests.policies import packed
 from tests.rollouts.episodes.test_episode import PROMPT, STOP, episodes_of
@@ -162,18 +161,6 @@ def test_each_episode_keeps_its_weight_whatever_its_branches(
             weights[advantage] += weight
     assert all(abs(weight - 1) < 1e-5 for weight in weights.values())
     assert len(weights) >= 2
-
-
-def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
-    versions = [ENVIRONMENT, 0, 0, ENVIRONMENT, 0, ENVIRONMENT, 0]
-    forks = [Fork(3, 1), Fork(5, 0)]
-    rollout = made.rollout(7, versions=versions, forks=forks, turn_ends=[3, 5, 7])
-    assert rollout.branches == [Branch([0, 1, 2], 0), Branch([0, 3, 4], 1), Branch([5, 6], 0)]
-    assert rollout.num_tokens == 4 and [turn.start for turn in rollout.turns] == [1, 4, 6]
-    assert rollout.context == [5, 6]
-    rollout.forks.append(Fork(7, 5))
-    assert rollout.context == [0, 3, 4], "the next turn continues the second branch"
-    assert len(rollout.branches) == 3
 
 
 def test_a_token_that_several_branches_read_has_one_number_of_the_reference() -> None:

@@ -103,6 +103,15 @@ def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
     ("words", "named"),
     [
         (["--cluster", "8xTPU"], "--cluster is '8xTPU'"),
+        *(
+            (["--cluster", cluster], f"--cluster is '{cluster}'")
+            for cluster in ("H100", "0xH100", "8x", "8.5xH100")
+        ),
+        *(
+            (["--lengths", lengths], "--lengths is ")
+            for lengths in ("normal:mean=3", "lognormal:mean=2000", "fixed:0")
+        ),
+        (["--lengths", "lognormal:mean=9000,max=8000"], "--lengths is "),
         (["--cluster", "1xH100"], "--cluster is '1xH100'; a plan divides two devices or more"),
         (["--base", "no_recipe"], "[Errno 2] No such file or directory: 'no_recipe'"),
         (

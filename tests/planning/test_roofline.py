@@ -41,15 +41,6 @@ def trainer(cluster: str, devices: int, tp: int = 1) -> TrainerCosts:
     return RooflineTrainer(shape=LLAMA, cluster=parse_cluster(cluster), **how)
 
 
-@pytest.mark.parametrize("text", ["H100", "8xH999", "0xH100", "x", "8x", "-1xH100", "8.5xH100"])
-def test_a_wrong_cluster_is_an_error_with_the_known_devices(text: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match="--cluster is .*H100, H200, H800, H20, A100-80GB, A100-40GB, B200, RTX4090",
-    ):
-        parse_cluster(text)
-
-
 def test_decoding_follows_the_measured_curve_within_ten_percent() -> None:
     costs = RooflineGenerator(shape=read_shape(STREAMRL_7B), cluster=parse_cluster("8xH800"))
     for batch, ms in FIGURE_6.items():

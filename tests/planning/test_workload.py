@@ -46,14 +46,6 @@ def test_measured_lengths_are_read_from_a_file(ending: str, tmp_path: Path) -> N
     assert parse_lengths(str(file)).values == (3, 5, 7)
 
 
-@pytest.mark.parametrize(
-    "text", ["normal:mean=3", "lognormal:mean=2000", "lognormal:mean=9000,max=8000", "fixed:0"]
-)
-def test_a_wrong_distribution_is_an_error_with_the_setting(text: str) -> None:
-    with pytest.raises(ValueError, match="--lengths is "):
-        parse_lengths(text)
-
-
 def workload(lengths: str, **changes: int) -> Workload:
     usual = {"prompts": 8, "responses": 4, "prompt_tokens": 100}
     return Workload(lengths=parse_lengths(lengths), **usual | changes)

@@ -124,6 +124,7 @@ def test_a_word_that_a_setting_does_not_know_is_refused(kind: type, setting: str
 
 URL = "http://127.0.0.1:9"
 DATA = partial(lrl.RolloutDataModule, [{"prompt": "1+1="}], ExactMatch())
+POLICY = partial(lrl.PolicyModule, "any")
 JUDGE = partial(Judge, url=URL, model="m", template="{response}")
 SIGNATURE = r"def {}\(prompt, response, \*\*columns\)".format
 
@@ -152,6 +153,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(Reference, -1.0), "model.reference.coefficient"),
     (partial(Reference, 0.1, "k1"), "model.reference.estimator"),
     (partial(Reference, refresh_every_n_steps=0), "model.reference.refresh_every_n_steps"),
+    (partial(POLICY, objective=TBA()), "TBA needs a reference policy: set model.reference"),
+    (
+        partial(POLICY, lora=LoRA(), reference=Reference(refresh_every_n_steps=2)),
+        "refresh_every_n_steps is 2, and model.lora trains",
+    ),
     (Teacher, "model.reference.url is None and model.reference.model is None"),
     (partial(Teacher, model="m", url=URL), "give one of them"),
     (partial(Teacher, model="m", api_key_env="KEY"), "leave them out"),

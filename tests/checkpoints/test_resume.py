@@ -69,11 +69,6 @@ def test_of_checkpoints_of_equal_steps_the_newest_file_is_taken_whatever_its_nam
     assert newest_checkpoint(trainer(tmp_path / "else", ModelCheckpoint(checkpoints))) == newest
 
 
-def test_a_run_without_a_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'last', and there is no checkpoint in .*version_7"):
-        newest_checkpoint(trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", "version_7")))
-
-
 VALUES = [
     *(None, 1, 1.0, "1", b"1", True, [1, 2], (1, 2), [2, 1], {"a": 1}, {"a": 2}, {1, 2}),
     *(Decimal("1.5"), datetime.date(2026, 1, 2), Path("a"), fingerprint, changes),

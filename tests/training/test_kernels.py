@@ -120,8 +120,6 @@ def test_kernels_that_cannot_work_are_refused_and_auto_goes_without(
     with pytest.raises(ConfigError, match="compile fails on LlamaForCausalLM .*no compiler"):
         opened(folder, kernels="compile")
     assert opened(folder).kernels_in_use == "eager"
-    with pytest.raises(ConfigError, match="model.kernels is 'fast'"):
-        opened(folder, kernels="fast")
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1])

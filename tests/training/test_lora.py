@@ -194,5 +194,3 @@ def test_layers_that_the_model_does_not_have_are_refused_before_its_weights_are_
     gpt2 = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ConfigError, match="model.lora is set, and GPT2LMHeadModel has no linear"):
         LoRA().add_to(gpt2)
-    with pytest.raises(ConfigError, match="refresh_every_n_steps is 2, and model.lora trains"):
-        PolicyModule(folder, lora=LoRA(), reference=Reference(refresh_every_n_steps=2))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lrl.objectives import REINFORCE, TBA
+from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
 from lrl.rollouts.learners import Replay
 from lrl.training.beside.reference import Reference
@@ -172,8 +172,3 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
     for one, other in zip(whole, parts, strict=True):
         for expected, found in zip(with_tokens(one), with_tokens(other), strict=True):
             assert found.reference_logprobs == pytest.approx(expected.reference_logprobs, abs=1e-5)
-
-
-def test_an_objective_without_the_reference_it_needs_is_refused(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"TBA needs a reference policy: set model.reference"):
-        PolicyModule(folder, objective=TBA())

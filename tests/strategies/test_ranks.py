@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import psutil
 import pytest
@@ -69,21 +68,8 @@ def test_a_rank_that_never_comes_ends_the_run_and_is_named(
     assert "1/2 clients joined" in said and "Look for another rank's error" in said
 
 
-@pytest.mark.parametrize("name, value", [("model_averaging_period", 2), ("static_graph", True)])
-def test_a_setting_of_torchs_wrapper_is_refused_and_the_command_lines_default_is_not(
-    name: str, value: Any
-) -> None:
-    with pytest.raises(ValueError, match=rf"strategy.{name} is {value}.*Leave it out"):
-        lrl.AsyncDDP(**{name: value})
+def test_the_command_lines_defaults_of_torchs_wrapper_are_taken() -> None:
     lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)
-
-
-def test_a_size_of_the_mesh_that_follows_from_the_others_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="strategy.data_parallel_size is 2. It follows from the other sizes"
-    ):
-        lrl.AsyncFSDP(data_parallel_size=2)
-    assert lrl.AsyncFSDP(data_parallel_size="auto", tensor_parallel_size=2)
 
 
 @pytest.fixture

@@ -109,6 +109,16 @@ def lent_server(
         server.stop()
 
 
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The mark of what a test starts; waits until nothing of it is left."""
+    from tests.leftovers import nothing_left
+    from tests.strategies.forked_ranks import have_forkserver
+
+    have_forkserver()
+    yield from nothing_left(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def quickstart_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's policy before its warm-up."""

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import lrl
-from lrl.generators.server import Server
+from lrl.generators.server import JoinedServer, Server
 from lrl.generators.settings import ServerSettings
 from lrl.run import Run
+from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.system.endpoint import Location
 from lrl.weights.pull import Pull
 from tests.http_call import call
 
@@ -50,9 +52,9 @@ def metric(server: Any, name: str) -> float:
 
 
 class LentServer:
-    """A server that a run neither starts nor stops."""
+    """A server that a run neither starts nor stops; see `server_elsewhere`, too."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Any) -> None:
         self.server = server
 
     def __getattr__(self, name: str) -> Any:
@@ -66,6 +68,25 @@ class LentServer:
 
     def stop(self) -> None:
         """It keeps running."""
+
+
+def server_elsewhere(
+    url: str, token: str, settings: ServerSettings, run_id: str = ""
+) -> LentServer:
+    """The server of another program, whose processes are not ours to bind."""
+    server = JoinedServer(0, Location(url), token, settings)
+    vars(server).update(run_id=run_id, processes=list)
+    return LentServer(server)
+
+
+def borrow(url: str, token: str) -> None:
+    """Has the strategies of this program, whichever they are, take the server of another."""
+
+    def make_servers(strategy: Any, run: Run) -> list[Any]:
+        end_half_sync(url, token)
+        return [server_elsewhere(url, token, strategy.settings_of(run))]
+
+    GeneratorDevices.make_servers = make_servers  # type: ignore[method-assign]
 
 
 class Borrowing(lrl.AsyncSingleDevice):

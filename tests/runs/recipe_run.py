@@ -7,14 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lrl.cli.main import main as lrl
-from lrl.run import Run
-from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.system.endpoint import Location
-from tests.lent_server import end_half_sync
-from tests.strategies.run_of_ranks import ServerElsewhere
+from tests.lent_server import borrow
 
 
 def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
@@ -26,12 +21,7 @@ def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
         token: The same.
         words: Those after `lrl`.
     """
-
-    def borrow(strategy: Any, run: Run) -> list[Any]:
-        end_half_sync(url, token)
-        return [ServerElsewhere(0, Location(url), token, strategy.settings_of(run))]
-
-    GeneratorDevices.make_servers = borrow  # type: ignore[method-assign]
+    borrow(url, token)
     os.chdir(hub)
     sys.argv = ["lrl"]
     raise SystemExit(lrl(words))

@@ -21,12 +21,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import lrl
 from lrl.callbacks.base import run_of
 from lrl.environments import Agent
-from lrl.system.endpoint import Location
-from tests.leftovers import MARK, nothing_left
-from tests.lent_server import LentServer
+from tests.leftovers import MARK
+from tests.lent_server import LentServer, server_elsewhere
 from tests.runs.test_async_run import fit
-from tests.strategies.forked_ranks import Fork, free_port, have_forkserver, start_fork
-from tests.strategies.run_of_ranks import ServerElsewhere
+from tests.strategies.forked_ranks import Fork, free_port, start_fork
 
 AGENTS, STEPS, GROUPS, RESPONSES = 8, 4, 2, 3
 ENDED_BEFORE = (STEPS - 1) * GROUPS * RESPONSES
@@ -61,10 +59,8 @@ def train(policy: Path, folder: Path, port: int, url: str, token: str, run_id: s
     saved = folder / "checkpoints" / "last.ckpt"
     agents = Agent(port=port)
     agents.stop = tuple(string.ascii_letters)  # else a turn of this policy has hundreds of tokens
-    server: Any = ServerElsewhere(0, Location(url), token, lrl.ServerSettings(dtype="float32"))
-    server.run_id = run_id
     fit(
-        server,
+        server_elsewhere(url, token, lrl.ServerSettings(dtype="float32"), run_id),
         policy,
         folder,
         steps=STEPS,
@@ -82,12 +78,6 @@ def train(policy: Path, folder: Path, port: int, url: str, token: str, run_id: s
         max_reward_failures=1.0,
         prompts=[{"prompt": f"{n}+1="} for n in range(10, 10 + GROUPS * STEPS)],
     )
-
-
-@pytest.fixture
-def mark(lent_server: LentServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    have_forkserver()
-    yield from nothing_left(monkeypatch)
 
 
 @pytest.fixture

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pytest
 
 import lrl
 from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
-from tests.leftovers import MARK, living, nothing_left, wait_for, words
+from tests.leftovers import MARK, living, wait_for, words
 from tests.network_namespace import two_machines
 from tests.runs.test_async_run import PROMPTS, SMALL, Witness, data_module
-from tests.strategies.forked_ranks import have_forkserver
 from tests.strategies.node_of_two import nodes
 
 STEPS, GROUPS, LOST_AT = 5, 4, 1
 DEADLINE_S = 600.0
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    have_forkserver()
-    yield from nothing_left(monkeypatch)
 
 
 class LosesAGenerator(L.Callback):

@@ -22,50 +22,10 @@ from torch.distributed.tensor import DTensor
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
-from lrl.generators.server import JoinedServer
-from lrl.run import Run
-from lrl.strategies.several_ranks import SeveralRanks
-from lrl.system.auth import bearer
-from lrl.system.endpoint import Location
-from tests.http_call import call
-from tests.lent_server import end_half_sync
+from tests.lent_server import borrow
 from tests.run_without_generators import trainer
 
 RANKS = 2
-
-
-class ServerElsewhere(JoinedServer):
-    model, backend, log_path = "", "shared_memory", Path()
-
-    def start(self) -> None:
-        """Has it write again: a signal may have ended the last run while a sync paused it."""
-        status, said = call(self.url, "POST", "/resume", {"Authorization": bearer(self.token)})
-        assert status == 200, said
-
-    def wait_ready(self, interrupted: Any = None) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def processes(self) -> list[Any]:
-        """Another program's are not ours to bind."""
-        return []
-
-
-class Borrowing(SeveralRanks):
-    where: dict[str, str]
-
-    def make_servers(self, run: Run) -> list[Any]:
-        end_half_sync(self.where["url"], self.where["token"])
-        settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=96, dtype="float32")
-        return [ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings)]
-
-
-class BorrowingDDP(Borrowing, lrl.AsyncDDP):
-    """See `Borrowing`."""
-
-
-class BorrowingFSDP(Borrowing, lrl.AsyncFSDP):
-    """See `Borrowing`."""
 
 
 class Counting(lrl.PolicyModule):
@@ -126,8 +86,8 @@ def whole(weight: torch.Tensor) -> torch.Tensor:
 
 def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, where: str) -> None:
     folder = Path(run_folder)
-    strategy = BorrowingFSDP() if kind == "AsyncFSDP" else BorrowingDDP()
-    strategy.where = json.loads(where)
+    borrow(**json.loads(where))
+    settings = lrl.ServerSettings(max_num_seqs=96, dtype="float32")
     # A figure that only rank 0 has: both save at the same steps all the same.
     best: dict[str, Any] = {"monitor": "reward/mean", "mode": "max", "save_top_k": -1}
     running = trainer(
@@ -137,7 +97,7 @@ def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, w
         ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, **best),
         accelerator="cpu",
         devices=RANKS + 1,
-        strategy=strategy,
+        strategy=getattr(lrl, kind)(server=settings),
         max_steps=int(steps),
     )
     data = lrl.RolloutDataModule(

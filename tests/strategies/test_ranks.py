@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ import torch
 import lrl
 from lrl.strategies import several_ranks
 from tests import program
-from tests.leftovers import nothing_left, wait_for
+from tests.leftovers import wait_for
 from tests.policies import gradient, opened, pack
 from tests.strategies import gradient_of_ranks, ranks_before_they_meet, sharded_fit
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
@@ -70,11 +69,6 @@ def test_a_rank_that_never_comes_ends_the_run_and_is_named(
 
 def test_the_command_lines_defaults_of_torchs_wrapper_are_taken() -> None:
     lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    yield from nothing_left(monkeypatch)
 
 
 def run(policy: Path, folder: Path, strategy: str) -> subprocess.Popen[str]:

@@ -21,7 +21,7 @@ import pytest
 
 from lrl.strategies.several_ranks import RANK_TIMEOUT
 from tests import program
-from tests.leftovers import lives, nothing_left, wait_for, words
+from tests.leftovers import lives, wait_for, words
 from tests.lent_server import LentServer
 from tests.strategies import run_of_ranks
 from tests.strategies.run_of_ranks import RANKS
@@ -30,11 +30,6 @@ from tests.strategies.test_shutdown import wait_for_step
 STEPS, GROUPS = 10, 4
 """One pass over the 40 prompts."""
 ENDLESS = 1000
-
-
-@pytest.fixture
-def mark(lent_server: LentServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    yield from nothing_left(monkeypatch)
 
 
 @pytest.fixture

@@ -20,19 +20,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.generators.supervisor import SHM
-from tests.leftovers import MARK, living, nothing_left, prefixes, wait_for
+from tests.leftovers import MARK, living, prefixes, wait_for
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import Witness, fit
 from tests.strategies import run_that_ends
-from tests.strategies.forked_ranks import Fork, have_forkserver, start_fork
+from tests.strategies.forked_ranks import Fork, start_fork
 
 FAILS_AT = 3
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    have_forkserver()
-    yield from nothing_left(monkeypatch)
 
 
 @pytest.fixture

@@ -65,6 +65,16 @@ def adapted(policy: PolicyModule) -> PolicyModule:
     return policy
 
 
+def response_logprobs(
+    network: Any, prompt: list[int], response: list[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """The log-probs of a response behind its prompt, [T], by a plain pass of a model of
+    transformers."""
+    tokens = torch.tensor([prompt + response])
+    logits = network(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)[range(len(response)), response]
+
+
 def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
     rng = random.Random(index)
     rollouts = []

@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lrl.policy import PolicyModule
 from lrl.strategies.generator_devices import GracefulShutdown
+from lrl.training.collate import blank
 from lrl.types import MicroBatch
 from tests import policies
 from tests.policies import FakeStep, make_group, pack
@@ -30,8 +31,21 @@ class WithoutGenerators(GracefulShutdown, SingleDeviceStrategy):
     """The ends of a run, and nothing to start."""
 
 
+class StepOfRank(FakeStep):
+    """A rank's share of a step that depends on the policy's version alone."""
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        super().__init__(micro_batches(trainer.global_step))
+        ranks = trainer.world_size
+        blanks = [blank()] * (-len(self.batches) % ranks)
+        self.own = [*self.batches, *blanks][trainer.global_rank :: ranks]
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        yield from self.own
+
+
 class StepsByVersion(L.LightningDataModule):
-    """Steps that depend on the policy's version alone, as `RolloutDataModule` makes them."""
+    """Such steps, as `RolloutDataModule` makes them."""
 
     def train_dataloader(self) -> StepsByVersion:
         return self
@@ -42,7 +56,7 @@ class StepsByVersion(L.LightningDataModule):
     def __iter__(self) -> Iterator[FakeStep]:
         assert self.trainer is not None
         while True:
-            yield FakeStep(micro_batches(self.trainer.global_step))
+            yield StepOfRank(self.trainer)
 
 
 def micro_batches(step: int) -> list[MicroBatch]:

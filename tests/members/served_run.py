@@ -40,8 +40,9 @@ def served(
     spec: JoinSpec,
     folder: Path | None = None,
     token: str = TOKEN,
+    **endpoint: Any,
 ) -> Iterator[RegistryServer]:
-    server = RegistryServer(Registry(spec), Endpoint(), token)
+    server = RegistryServer(Registry(spec), Endpoint(**endpoint), token)
     try:
         if folder is not None:
             write_run_file(folder, server)

@@ -23,7 +23,7 @@ from lrl.members.registry import (
     RunClient,
     Status,
 )
-from lrl.system.endpoint import Endpoint, Location
+from lrl.system.endpoint import Location
 from tests.certificates import self_signed
 from tests.http_call import call
 from tests.members.served_run import TOKEN, client_of, served, spec_of
@@ -204,12 +204,9 @@ def test_the_files_of_a_model_arrive_unchanged_and_no_other_file_can_be_had(tmp_
 
 def test_with_tls_the_run_answers_those_who_know_its_certificate(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
-    server = RegistryServer(Registry(spec_of()), Endpoint(tls_cert=certificate, tls_key=key), TOKEN)
-    try:
+    with served(spec_of(), tls_cert=certificate, tls_key=key) as server:
         location = server.location()
         assert location.url.startswith("https://") and "PRIVATE KEY" not in location.certificate
         assert client_of(server).claim(kind=Kind.GENERATOR) == 1
         with pytest.raises(NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
             RunClient(Location(location.url), TOKEN).claim(kind=Kind.GENERATOR)
-    finally:
-        server.close()

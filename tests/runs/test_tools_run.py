@@ -13,8 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
-from benchmarks.runs import quiet_trainer
-from lrl.callbacks import Evaluation, Export, WeightSync
+from lrl.callbacks import Evaluation, Export
 from lrl.cli.chat import main as chat
 from lrl.environments import Agent, Environment, ToolCall, Tools, external_agents
 from lrl.errors import ConfigError
@@ -26,7 +25,7 @@ from tests.environments.agents import ADD, adds, changes_history
 from tests.environments.elsewhere import agent_elsewhere
 from tests.environments.tool_functions import add
 from tests.lent_server import PARSER, Borrowing, LentServer
-from tests.runs.test_async_run import Witness
+from tests.runs.test_async_run import train
 from tests.taught_policy import ANSWER, CALL, QUESTION, RESULT, teach
 from tests.tiny_policies import byte_tokenizer
 
@@ -79,24 +78,13 @@ def trained(
     strategy: lrl.AsyncSingleDevice,
     folder: Path,
     *callbacks: L.Callback,
-    max_prompt_tokens: int = 64,
-    max_response_tokens: int = 200,
+    **settings: Any,
 ) -> list[Group]:
     """Trains one step in an environment; returns its groups."""
-    witness = Witness()
-    trainer = quiet_trainer(
-        1, folder, devices=2, strategy=strategy, callbacks=[WeightSync(), *callbacks, witness]
-    )
-    data = lrl.RolloutDataModule(
-        prompts=ROWS,
-        rewards=["tests.runs.test_tools_run:exact"],
-        groups_per_step=2,
-        rollouts_per_group=4,
-        max_prompt_tokens=max_prompt_tokens,
-        max_response_tokens=max_response_tokens,
-        environment=environment,
-    )
-    trainer.fit(lrl.PolicyModule(model=str(policy), lr=1e-6), data)
+    settings |= {"devices": 2, "steps": 1, "learning": {"lr": 1e-6}, "environment": environment}
+    settings |= {"prompts": ROWS, "rewards": ["tests.runs.test_tools_run:exact"]}
+    settings |= {"max_response_tokens": 200, "temperature": 1.0}
+    _, witness = train(strategy, policy, folder, *callbacks, **settings)
     return [group for _, group in witness.groups]
 
 

@@ -29,10 +29,10 @@ from lrl.strategies import several_ranks
 from lrl.strategies.several_ranks import GLOO, NCCL
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
-from tests.run_without_generators import trainer
+from tests.run_without_generators import StepsByVersion, trainer
 from tests.strategies.forked_ranks import CONTEXT, Fork, be_program, torchruns_variables
 from tests.strategies.run_of_ranks import whole
-from tests.strategies.sharded_fit import NoSync, NoTimes, StageWeights, StepsOfRank, make_policy
+from tests.strategies.sharded_fit import NoSync, NoTimes, StageWeights, make_policy
 
 PORT = 29500
 CLONE_NEWNS = 0x20000
@@ -189,5 +189,5 @@ def fit(
         strategy=getattr(lrl, strategy)(generator_devices=0, **settings),
         max_steps=steps,
     )
-    running.fit(make_policy(model, False), StepsOfRank(running), ckpt_path=ckpt_path)
+    running.fit(make_policy(model, False), datamodule=StepsByVersion(), ckpt_path=ckpt_path)
     print("done", flush=True)

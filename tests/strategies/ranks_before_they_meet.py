@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-
 import lrl
+from tests.run_without_generators import trainer
 
 IN_TORCH = "_create_c10d_store"
 """The last frame of Python's in which a rank waits for the others."""
@@ -54,19 +53,11 @@ class SlowOnRankZero(lrl.PolicyModule):
 
 def main(policy: str, folder: str, strategy: str) -> None:
     plain = strategy == "auto"
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2 if plain else 4,
-        strategy="auto" if plain else Telling(folder),
-        max_steps=1,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-    )
+    how = (2, "auto") if plain else (4, Telling(folder))
+    running = trainer(Path(folder), accelerator="cpu", devices=how[0], strategy=how[1])
     rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
+    data = lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"])
     try:
-        trainer.fit(
-            SlowOnRankZero(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"])
-        )
+        running.fit(SlowOnRankZero(policy), data)
     finally:
         print("is a rank of another process:", "LOCAL_RANK" in os.environ)

@@ -10,7 +10,6 @@ import functools
 import itertools
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import lrl
 from lrl.callbacks import OnRankZero, Throughput, WeightSync
 from lrl.checkpoints import checkpoint_folder
-from lrl.training.collate import blank
 from lrl.training.pieces import whole_tensors
 from lrl.training.sharding import Sharding, on_cpu
 from lrl.weights import staging
 from lrl.weights.staging import StageOrder
 from tests.checkpoints.test_checkpoint_file import FullDisk
-from tests.policies import FakeStep
-from tests.run_without_generators import micro_batches, trainer
+from tests.run_without_generators import StepsByVersion, trainer
 
-STEPS_PER_EPOCH = 3
 PLACES: dict[str, tuple[Any, str]] = {
     "load": (Sharding, "fill"),
     "step": (lrl.PolicyModule, "compute_loss"),
@@ -54,29 +50,6 @@ def die_at(place: str, call: int, by: int) -> None:
         return function(*args, **settings)
 
     setattr(owner, name, dying)
-
-
-class StepOfRank(FakeStep):
-    def __init__(self, step: int, rank: int, ranks: int) -> None:
-        super().__init__(micro_batches(step))
-        rounds = -(-len(self.batches) // ranks)
-        self.own = [*self.batches, *[blank()] * (rounds * ranks - len(self.batches))][rank::ranks]
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.own
-
-
-class StepsOfRank:
-    def __init__(self, trainer: L.Trainer) -> None:
-        self.trainer = trainer
-
-    def __len__(self) -> int:
-        return STEPS_PER_EPOCH
-
-    def __iter__(self) -> Iterator[StepOfRank]:
-        while True:
-            running = self.trainer
-            yield StepOfRank(running.global_step, running.global_rank, running.world_size)
 
 
 class NoSync(WeightSync):
@@ -122,7 +95,7 @@ def fit(
     """Fits a policy; returns the weights of policy and reference, whole, on rank 0, and this rank's
     own parts."""
     policy = make_policy(folder, adapters, dtype)
-    running.fit(policy, StepsOfRank(running), ckpt_path=ckpt_path)
+    running.fit(policy, datamodule=StepsByVersion(), ckpt_path=ckpt_path)
     reference = {} if adapters else on_cpu(whole_tensors(policy.reference.network))
     own = {name: getattr(one, "_local_tensor", one) for name, one in policy.named_parameters()}
     return {"policy": on_cpu(whole_tensors(policy)), "reference": reference, "own": own}

@@ -22,7 +22,7 @@ from lrl.training.lora import LoRA, adapted_layers, adapter_tensors, base_alone
 from lrl.training.trials import check_adapters
 from lrl.weights.version_file import merged
 from tests import policies
-from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, sizes
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, response_logprobs, sizes
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer
 
@@ -96,8 +96,7 @@ def test_peft_opens_the_exported_adapters(folder: str, tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(folder), str(tmp_path / "adapter")
     )
     with torch.no_grad():
-        logits = theirs(torch.tensor([WORDS])).logits[0, :-1].log_softmax(-1)
-    expected = logits.gather(1, torch.tensor(WORDS[1:])[:, None])[:, 0]
+        expected = response_logprobs(theirs, WORDS[:1], WORDS[1:])
     torch.testing.assert_close(torch.tensor(policy.prompt_logprobs(WORDS)), expected)
 
 

@@ -36,6 +36,7 @@ from tests.policies import (
     one_thread,  # noqa: F401
     packed,
     random_group,
+    response_logprobs,
 )
 from tests.tiny_families import FAMILIES, save_tiny
 
@@ -50,12 +51,12 @@ USUAL = (
     *("phi3", "qwen2", "qwen3", "qwen3_5_text", "xlnet"),
 )
 """One of each kind: how it knows positions, what its layers are, how it is trained or why not."""
-RESPONSES = [3, 27, 10, 41, 19, 6]
+LENGTHS = [3, 27, 10, 41, 19, 6]
 PROMPT = [7, 5, 11, 3, 9, 14, 2, 8, 6]
 BUDGET = 110  # two rows of the longest response
 CHEAP_ATTENTION = 10_000  # trees as large as the budget
-GROUP = random_group(RESPONSES, PROMPT, tokens=64)
-TEXTS = [PROMPT + rollout.token_ids for rollout in GROUP.rollouts]
+GROUP = random_group(LENGTHS, PROMPT, tokens=64)
+RESPONSES = [rollout.token_ids for rollout in GROUP.rollouts]
 
 
 class Outcome(NamedTuple):
@@ -142,7 +143,7 @@ def packed_as(shared: Shared, attention_tokens: int) -> list[MicroBatch]:
 
 def check_against_each_alone(network: PreTrainedModel, micros: list[MicroBatch]) -> None:
     """Compares log-probs and gradient with those of transformers for each response alone."""
-    wanted = {tuple(tokens[len(PROMPT) :]): logprobs_of(network, tokens) for tokens in TEXTS}
+    wanted = {tuple(one): response_logprobs(network, PROMPT, one) for one in RESPONSES}
     for micro in micros:
         logprobs = label_logprobs(network, micro, chunk_tokens=64)
         for number in range(micro.num_sequences):
@@ -150,7 +151,7 @@ def check_against_each_alone(network: PreTrainedModel, micros: list[MicroBatch])
             alone = wanted[tuple(micro.labels[here].tolist())]
             torch.testing.assert_close(logprobs[here], alone, atol=2e-5, rtol=0.0)
     packed = gradient(network, lambda: sum(loss_of(network, micro) for micro in micros))
-    alone = gradient(network, lambda: sum(loss_alone(network, tokens) for tokens in TEXTS))
+    alone = gradient(network, lambda: sum(loss_alone(network, one) for one in RESPONSES))
     assert alone.norm() > 0
     assert (packed - alone).norm() < 1e-4 * alone.norm()
 
@@ -189,15 +190,8 @@ def test_the_table_has_every_family_of_transformers() -> None:
     assert set(TABLE) == set(FAMILIES)
 
 
-def logprobs_of(network: PreTrainedModel, tokens: list[int]) -> Tensor:
-    """Returns transformers' own log-probs of a response behind the prompt."""
-    logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1]
-    found = logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])
-    return found[len(PROMPT) - 1 :, 0]
-
-
-def loss_alone(network: PreTrainedModel, tokens: list[int]) -> Tensor:
-    return (weights(torch.tensor(tokens[len(PROMPT) :])) * logprobs_of(network, tokens)).sum()
+def loss_alone(network: PreTrainedModel, response: list[int]) -> Tensor:
+    return (weights(torch.tensor(response)) * response_logprobs(network, PROMPT, response)).sum()
 
 
 def loss_of(network: PreTrainedModel, micro: MicroBatch) -> Tensor:

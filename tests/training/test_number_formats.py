@@ -29,14 +29,8 @@ from tests.policies import FakeStep, Steps, packed, random_group
 from tests.policies import trainer as alone
 from tests.run_without_generators import trainer as running
 from tests.tiny_families import save_tiny
-from tests.tiny_policies import tiny_llama
 
 LENGTHS = (1000, 40, 700, 300)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_llama(tmp_path_factory.mktemp("policy")))
 
 
 @pytest.mark.parametrize(
@@ -44,18 +38,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     [{"precision": "16-true"}, {"plugins": [HalfPrecision("bf16-true")]}],
 )
 def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
-    settings: dict[str, Any], folder: str, tmp_path: Path
+    settings: dict[str, Any], policy: str, tmp_path: Path
 ) -> None:
     with pytest.raises(lrl.ConfigError, match="bf16-mixed"):
-        running(tmp_path, **settings).fit(lrl.PolicyModule(folder), Steps([]))
+        running(tmp_path, **settings).fit(lrl.PolicyModule(policy), Steps([]))
 
 
-def test_another_default_dtype_of_torch_is_refused(folder: str, tmp_path: Path) -> None:
+def test_another_default_dtype_of_torch_is_refused(policy: str, tmp_path: Path) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with pytest.raises(lrl.ConfigError, match=r"set model\.dtype"):
-            running(tmp_path).fit(lrl.PolicyModule(folder), Steps([]))
+            running(tmp_path).fit(lrl.PolicyModule(policy), Steps([]))
     finally:
         torch.set_default_dtype(before)
 
@@ -96,9 +90,9 @@ def micro_batch() -> MicroBatch:
 
 @pytest.mark.parametrize(("by", "lora"), [("token", LoRA(rank=4)), ("sequence", None)])
 def test_a_step_of_bfloat16_weights_counts_exactly_and_has_float32_logprobs(
-    by: NormaliseBy, lora: LoRA | None, folder: str
+    by: NormaliseBy, lora: LoRA | None, policy: str
 ) -> None:
-    exact, found = (trained(folder, dtype, by, lora) for dtype in ("float32", "bfloat16"))
+    exact, found = (trained(policy, dtype, by, lora) for dtype in ("float32", "bfloat16"))
     assert found.logprobs.dtype == torch.float32 and found.diagnostics.sums.dtype == torch.float32
     assert found.diagnostics.sums[:, 0].sum() == sum(LENGTHS)
     assert len(set(found.logprobs.tolist())) > 0.9 * sum(LENGTHS), (
@@ -110,12 +104,12 @@ def test_a_step_of_bfloat16_weights_counts_exactly_and_has_float32_logprobs(
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_positions_of_bfloat16_weights_are_exact(empty: bool, folder: str) -> None:
+def test_positions_of_bfloat16_weights_are_exact(empty: bool, policy: str) -> None:
     positions = torch.arange(2000)[None]
     hidden = torch.zeros(1, 1, dtype=torch.bfloat16)
-    exact = ModelSource(folder).open().model.rotary_emb(hidden.float(), positions)
-    source = ModelSource(folder, "bfloat16")
-    network: Any = source.open_empty(open_config(folder)) if empty else source.open()
+    exact = ModelSource(policy).open().model.rotary_emb(hidden.float(), positions)
+    source = ModelSource(policy, "bfloat16")
+    network: Any = source.open_empty(open_config(policy)) if empty else source.open()
     found = network.model.rotary_emb(hidden, positions)
     assert all(
         torch.equal(ours, theirs.bfloat16()) for ours, theirs in zip(found, exact, strict=True)

@@ -26,11 +26,6 @@ def open_tiny(
     return ModelSource(str(saved), dtype).open()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny("llama", tmp_path_factory.mktemp("llama"), 4.0))
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text"])
 def test_a_model_without_a_leak_shares_rows_in_bfloat16(family: str, tmp_path: Path) -> None:
     for seed, scale in enumerate((1.0, 4.0)):

@@ -24,6 +24,7 @@ from lrl.routing.dispatch import Request
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.shared_memory import SharedMemory
 from tests.lent_server import LentServer, metric
+from tests.policies import response_logprobs
 from tests.weights.scene import Scene
 from tests.weights.whole_weights import WholeWeights
 
@@ -137,10 +138,7 @@ def test_a_new_response_starts_on_no_keys_and_values_of_older_weights(
 @torch.no_grad()
 def logprobs(model: Any, prompt: Prompt, rollout: Rollout) -> Tensor:
     """[T], of all of its tokens."""
-    logits = model(torch.tensor([prompt.token_ids + rollout.token_ids])).logits[
-        0, len(prompt.token_ids) - 1 : -1
-    ]
-    return of(logits, rollout.token_ids)
+    return response_logprobs(model, prompt.token_ids, rollout.token_ids)
 
 
 @torch.no_grad()
@@ -149,8 +147,5 @@ def mixed(old: Any, new: Any, prompt: Prompt, rollout: Rollout, place: int) -> T
     tokens, first = prompt.token_ids + rollout.token_ids, len(prompt.token_ids) + place - 1
     past = old(torch.tensor([tokens[:first]]), use_cache=True).past_key_values
     logits = new(torch.tensor([tokens[first:]]), past_key_values=past).logits[0, :-1]
-    return of(logits, rollout.token_ids[place:])
-
-
-def of(logits: Tensor, tokens: list[int]) -> Tensor:
-    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    response = rollout.token_ids[place:]
+    return logits.log_softmax(-1)[range(len(response)), response]

@@ -108,15 +108,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull, "machine_of", lambda generator: generator.name)
 
 
-def test_every_generator_gets_exactly_the_policy_and_the_trainer_keeps_one_version(
-    scene: PullScene,
-) -> None:
-    for _ in range(3):
-        assert scene.move() == {} and scene.hold(*scene.generators)
-    assert scene.weights.staging.parts.keys() == {"run-0"}
-    assert not list(Path("/dev/shm").glob("*run-0*")), "a name would outlive the trainer"
-
-
 def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
     scene: PullScene, elsewhere: None
 ) -> None:
@@ -165,6 +156,8 @@ def test_generators_of_one_machine_load_one_file(scene: PullScene) -> None:
     first.vllm.frozen.set()
     assert list(scene.move([second])) == [] and scene.hold(second)
     assert scene.transport.fetched_bytes == 2 * size, "without the other one it fetches by itself"
+    assert scene.weights.staging.parts.keys() == {"run-0"}, "the trainer keeps one version"
+    assert not list(Path("/dev/shm").glob("*run-0*")), "a name would outlive the trainer"
 
 
 def test_neither_route_of_a_generator_answers_without_the_token(scene: PullScene) -> None:

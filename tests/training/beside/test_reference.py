@@ -18,7 +18,7 @@ from lrl.training.beside.reference import Reference
 from lrl.training.logprobs import label_logprobs
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, sizes
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, response_logprobs, sizes
 
 
 def prepared(
@@ -43,13 +43,9 @@ def test_reference_logprobs_are_the_reference_models_own(folder: str, alike_fold
     for group in prepared(policy, temperature=0.7):
         for rollout in with_tokens(group):
             with torch.no_grad():
-                expected = logprobs_of(theirs, group.prompt.token_ids, rollout.token_ids, 0.7)
+                words = group.prompt.token_ids, rollout.token_ids, 0.7
+                expected = response_logprobs(theirs, *words)
             assert rollout.reference_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
-
-
-def logprobs_of(network: Any, prompt: list[int], written: list[int], temperature: float) -> Any:
-    logits = network(torch.tensor([prompt + written])).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1)[range(len(written)), written]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -24,11 +24,10 @@ from lrl.preflight.settings import check_objective
 from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Rollout
 from tests.lent_server import LentServer
-from tests.policies import SIZES, make_group, opened, pack, save_model, sizes
+from tests.policies import SIZES, make_group, opened, pack, response_logprobs, save_model, sizes
 from tests.rewards.judge_server import CLOSE, JudgeServer, Reply, fails, served
 from tests.runs.test_async_run import GROUPS, Witness, fit
 from tests.tiny_policies import byte_tokenizer
-from tests.training.beside.test_reference import logprobs_of
 
 URL = "http://127.0.0.1:9"
 KEY = "key-0123456789abcdef"
@@ -123,7 +122,7 @@ def test_the_gradient_is_that_of_a_plain_computation_in_float64(
         mean = sum(rollout.reward or 0.0 for rollout in group.rollouts) / len(group.rollouts)
         for rollout in group.rollouts:
             words = group.prompt.token_ids, rollout.token_ids, temperature
-            pi, pi_teacher = logprobs_of(own, *words), logprobs_of(theirs, *words)
+            pi, pi_teacher = (response_logprobs(model, *words) for model in (own, theirs))
             advantages = rollout.reward - mean + coefficient * (pi_teacher - pi).detach()
             loss -= (advantages * pi).sum()
     loss.backward()
@@ -188,12 +187,9 @@ def test_a_run_learns_from_the_log_probs_of_transformers(
     run = fit(lent_server, policy_folder, tmp_path, steps=1, temperature=1.0, learning=learning)
     model = AutoModelForCausalLM.from_pretrained(policy_folder)
     for _, group in run.groups:
-        prompt = group.prompt.token_ids
         for rollout in group.rollouts:
-            text = torch.tensor(prompt + rollout.token_ids)
             with torch.no_grad():
-                logprobs = model(text[None]).logits[0, :-1].log_softmax(-1)
-            own = logprobs.gather(-1, text[1:, None])[len(prompt) - 1 :, 0]
+                own = response_logprobs(model, group.prompt.token_ids, rollout.token_ids)
             assert rollout.reference_logprobs == pytest.approx(own.tolist(), abs=1e-4)
     assert len(run.groups) == GROUPS
 
@@ -208,8 +204,8 @@ def test_each_token_of_an_episode_with_branches_has_the_log_prob_of_its_own_bran
         found = []
         for text in body["prompt"]:
             with torch.no_grad():
-                logprobs = model(torch.tensor([text])).logits[0, :-1].log_softmax(-1)
-            found.append(positions(text, logprobs[range(len(text) - 1), text[1:]].tolist()))
+                logprobs = response_logprobs(model, text[:1], text[1:])
+            found.append(positions(text, logprobs.tolist()))
         return gives(*found)
 
     server.reply_to = says  # type: ignore[method-assign]

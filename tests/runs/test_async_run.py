@@ -307,6 +307,14 @@ def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None
     ]
 
 
+def test_a_response_written_over_a_sync_has_several_versions_in_their_order(
+    far_off_policy: Witness,
+) -> None:
+    versions = [rollout.versions for _, rollout in far_off_policy.rollouts]
+    assert any(len(set(of_one)) > 1 for of_one in versions)
+    assert all(of_one == sorted(of_one) for of_one in versions)
+
+
 def test_behaviour_logprobs_are_the_samplers_own_under_the_version_that_wrote_each_token(
     far_off_policy: Witness, policy_folder: Path
 ) -> None:

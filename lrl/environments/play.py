@@ -156,7 +156,7 @@ class Player:
         os._exit(0)  # whatever the environment still does
 
     def begin(self, running: RunningCode, say: Callable[[dict[str, Any]], None]) -> None:
-        """Has no episode yet. `running` tells rank 0 whose code runs; `say` sends to it."""
+        """Begins without episodes. `running` tells rank 0 whose code runs; `say` sends to it."""
         self._running = running
         self._say = say
         self._clock = process_clock(os.getpid())

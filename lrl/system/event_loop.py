@@ -92,8 +92,8 @@ def start_daemon_call(work: Callable[[], T], name: str) -> Future[T]:
 
 
 async def together(works: Iterable[Awaitable[None]]) -> None:
-    """Does all at once; the first error, or the end of this task, ends the others. One that somebody
-    cancels is no error."""
+    """Does all at once; the first error, or the end of this task, ends the others. Cancelling one of
+    them is not an error."""
     tasks = list(map(asyncio.ensure_future, works))
     try:
         if tasks:

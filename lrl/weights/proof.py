@@ -54,7 +54,7 @@ class Proof:
     """
 
     prompt_logprobs: PromptLogprobs
-    """The policy as it is now, called once or twice."""
+    """The policy as it is now; called once, or twice to see what rounding does."""
     policy_dtype: str
     """float32 or bfloat16."""
     held: str

@@ -259,12 +259,7 @@ class GAE(Advantages):
     min_rollouts = 1
     needs_critic = True
 
-    def __init__(
-        self,
-        lam: float = 1.0,
-        alpha: float | None = None,
-        over: Over = "token",
-    ) -> None:
+    def __init__(self, lam: float = 1.0, alpha: float | None = None, over: Over = "token") -> None:
         if not 0 <= lam <= 1:
             raise ConfigError(f"GAE(lam={lam}): it must be in [0, 1].")
         if alpha is not None and not alpha > 0:

@@ -118,11 +118,7 @@ async def answer(
         rollouts = [Rollout() for _ in range(sampling.n)]
         async with free:
             await generate(
-                prompt,
-                rollouts,
-                sampling,
-                priority=EVALUATION_PRIORITY,
-                deadline_s=deadline_s,
+                prompt, rollouts, sampling, priority=EVALUATION_PRIORITY, deadline_s=deadline_s
             )
         await score(prompt, rollouts)
         done()
@@ -132,12 +128,7 @@ async def answer(
 
 
 def evaluate(
-    dataset: str,
-    groups: Iterable[Group],
-    *,
-    greedy: bool,
-    binary: bool,
-    by: Sequence[str] = (),
+    dataset: str, groups: Iterable[Group], *, greedy: bool, binary: bool, by: Sequence[str] = ()
 ) -> Report:
     """Sums up finished groups, one per problem, under the name `dataset`; breaks their mean down by
     the columns `by`."""

@@ -34,12 +34,7 @@ from lrl.training.logprobs import decoder_of, head_logprobs, last_hidden
 from lrl.training.lora import LoRA, adapter_tensors, base_alone, is_adapter
 from lrl.training.model import Dtype, ModelSource, find_model, open_on_ranks, open_tokenizer
 from lrl.training.optimizers import Schedule
-from lrl.training.pieces import (
-    adapter_pieces,
-    checkpoint_pieces,
-    checkpoint_weights,
-    whole_tensors,
-)
+from lrl.training.pieces import adapter_pieces, checkpoint_pieces, checkpoint_weights, whole_tensors
 from lrl.training.prefix_tree import attention_tokens_of
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
 from lrl.training.sharding import Sharding, on_cpu, shard_again, whole_on
@@ -200,12 +195,7 @@ class PolicyModel(L.LightningModule):
         with precision():
             halves = torch.is_autocast_enabled(device.type) or self.compute_dtype == "bfloat16"
         self.kernels_in_use = fuse_tried(
-            policy,
-            self.kernels,
-            device=device,
-            ranks=self.ranks,
-            passes=passes,
-            in_16_bits=halves,
+            policy, self.kernels, device=device, ranks=self.ranks, passes=passes, in_16_bits=halves
         )
         for network in others:
             fuse(network, self.kernels_in_use)

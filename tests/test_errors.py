@@ -31,14 +31,7 @@ from tests.environments import agents, tool_functions
 from tests.rewards import odd_rewards
 from tests.test_imports import ROOT, modules
 
-PRIVATE = {
-    "Gone",
-    "Deadlock",
-    "JoinEnded",
-    "RunEnded",
-    "TooMuchError",
-    "_Tried",
-}
+PRIVATE = {"Gone", "Deadlock", "JoinEnded", "RunEnded", "TooMuchError", "_Tried"}
 """Errors that never leave the room that raises them."""
 
 

@@ -17,11 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
-from transformers import (
-    LlamaConfig,
-    MixtralConfig,
-    PreTrainedConfig,
-)
+from transformers import LlamaConfig, MixtralConfig, PreTrainedConfig
 
 from lrl.objectives import (
     AIPO,

@@ -66,12 +66,7 @@ def open_policy(
         )
     with quick_imports():
         import torch
-        from transformers import (
-            AutoModelForCausalLM,
-            AutoTokenizer,
-            GenerationConfig,
-            logging,
-        )
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
 
         from lrl.training.model import open_config
 

@@ -29,8 +29,7 @@ PREFIX = "network."
 def main(argv: Sequence[str]) -> int:
     """Runs `lrl export`; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="lrl export",
-        description="Write the policy of a checkpoint in Hugging Face format.",
+        prog="lrl export", description="Write the policy of a checkpoint in Hugging Face format."
     )
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder")

@@ -23,13 +23,7 @@ from lrl.planning.workload import Lognormal
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger, Pacing
 from lrl.rollouts.packing import BinPacker
-from lrl.rollouts.timeline import (
-    MicroBatchRecord,
-    Record,
-    StepRecord,
-    generation_s,
-    group_record,
-)
+from lrl.rollouts.timeline import MicroBatchRecord, Record, StepRecord, generation_s, group_record
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.training.prefix_tree import tree_lengths

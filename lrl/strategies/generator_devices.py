@@ -32,10 +32,7 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.server import Server, run_seed
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import Launcher
-from lrl.members.registry import (
-    RUN_TOKEN,
-    fault_without_token,
-)
+from lrl.members.registry import RUN_TOKEN, fault_without_token
 from lrl.system.auth import given_secret
 from lrl.system.machine import share_cores
 from lrl.system.ranks import Ranks

@@ -63,11 +63,7 @@ class RunningCode(ctypes.Structure):
 
 
 def main(
-    connection: socket.socket,
-    code: Any,
-    memory_gib: float | None,
-    owner: int,
-    running: RunningCode,
+    connection: socket.socket, code: Any, memory_gib: float | None, owner: int, running: RunningCode
 ) -> None:
     """Has `serve` of the pickled `code` answer calls of the process `owner` until the connection
     ends; the parent then ends what the code has started."""

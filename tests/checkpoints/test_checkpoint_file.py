@@ -146,9 +146,7 @@ def test_what_is_called_readable_is_what_torch_reads() -> None:
         assert is_readable({"own": Own()})
 
 
-def test_what_cannot_be_read_is_left_out_whole_and_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_cannot_be_read_is_left_out_whole_and_named(caplog: pytest.LogCaptureFixture) -> None:
     callbacks = {"Own": {"deep": [1, {"at": Own()}], "count": 3}, "Other": {"count": 4}}
     kept = {"state_dict": OrderedDict(w=torch.zeros(1)), "global_step": 7}
     weights = OrderedDict(kept["state_dict"], _extra_state=Own())

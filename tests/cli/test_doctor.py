@@ -58,8 +58,7 @@ def test_every_finding_that_is_not_ok_says_what_to_type(
 
 
 @pytest.mark.parametrize(
-    ("version", "status"),
-    [("2.6.6+cpu", "ok"), ("2.7.0", "wrong"), (None, "wrong")],
+    ("version", "status"), [("2.6.6+cpu", "ok"), ("2.7.0", "wrong"), (None, "wrong")]
 )
 def test_a_version_is_judged_by_the_declared_range(
     monkeypatch: pytest.MonkeyPatch, version: str | None, status: str

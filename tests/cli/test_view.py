@@ -42,9 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def viewed(run: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The address that the command prints, and its process."""
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "view", str(run), *words],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", COMMAND, "view", str(run), *words], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:

@@ -17,10 +17,7 @@ class Here:
     """Plays episodes of an environment; those of `lost` are lost at that call, once."""
 
     def __init__(
-        self,
-        environment: Environment,
-        lost: dict[int, int] | None = None,
-        by_other: bool = False,
+        self, environment: Environment, lost: dict[int, int] | None = None, by_other: bool = False
     ) -> None:
         self.environment = environment
         self.counts: Counter[str] = Counter()

@@ -37,9 +37,7 @@ def frame(number: int, tokens: list[int], finish: str | None = None, spans: Span
 
 
 def at_server(
-    handler: Handler,
-    work: Callable[[GeneratorClient], Awaitable[T]],
-    seen: list[Any] | None = None,
+    handler: Handler, work: Callable[[GeneratorClient], Awaitable[T]], seen: list[Any] | None = None
 ) -> T:
     """Returns the result of `work` with a client of a server that answers every request by
     `handler`; paths and bodies of the requests are added to `seen`."""

@@ -21,12 +21,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import VirtualClock
 from lrl.types import Rollout
 from tests.event_loop import LOOP
-from tests.generators.model_fleet import (
-    ModelServer,
-    let_requests_succeed,
-    make_generator,
-    request,
-)
+from tests.generators.model_fleet import ModelServer, let_requests_succeed, make_generator, request
 from tests.leftovers import wait_for
 
 

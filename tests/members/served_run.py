@@ -37,10 +37,7 @@ def bare_run(strategy: Any, folder: Path, checkpoint: str | None = None) -> Any:
 
 @contextmanager
 def served(
-    spec: JoinSpec,
-    folder: Path | None = None,
-    token: str = TOKEN,
-    **endpoint: Any,
+    spec: JoinSpec, folder: Path | None = None, token: str = TOKEN, **endpoint: Any
 ) -> Iterator[RegistryServer]:
     server = RegistryServer(Registry(spec), Endpoint(**endpoint), token)
     try:

@@ -15,12 +15,7 @@ import pytest
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
 from lrl.members.find_run import find_run
-from lrl.members.registry import (
-    RegistryServer,
-    RunFile,
-    remove_run_file,
-    write_run_file,
-)
+from lrl.members.registry import RegistryServer, RunFile, remove_run_file, write_run_file
 from lrl.strategies.generator_devices import AsyncSingleDevice
 from lrl.system import processes
 from lrl.system.processes import ProcessIdentity

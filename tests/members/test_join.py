@@ -125,8 +125,7 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     assert "generator 0 is the last one that serves" in capsys.readouterr().err.lower()
     statuses: list[int] = []
     others = Meanwhile(
-        lambda: serve(fleet),
-        lambda: statuses.append(main(["leave", str(tmp_path)])),
+        lambda: serve(fleet), lambda: statuses.append(main(["leave", str(tmp_path)]))
     )
     assert main(["join", str(tmp_path)]) == 0
     others.done()
@@ -222,10 +221,7 @@ def test_a_generator_that_cannot_join_is_an_error_before_its_start(
     ],
 )
 def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
-    of_run: dict[str, str],
-    here: dict[str, str],
-    named: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    of_run: dict[str, str], here: dict[str, str], named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of("nccl", on_cpu=False, environment=of_run)
     for name, value in here.items():

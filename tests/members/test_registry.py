@@ -145,9 +145,7 @@ def test_a_member_that_has_ended_with_the_run_stays_so(server: RegistryServer, k
     assert server.registry.change(kind, number, status=Status.SERVING).status is Status.ENDED
 
 
-def test_a_run_without_work_for_them_takes_no_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_without_work_for_them_takes_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     with served(spec_of()) as server, pytest.raises(NotRunning, match="takes no workers"):
         join(server.location().url, Kind.WORKER)

@@ -14,10 +14,7 @@ LLAMA_8B: dict[str, Any] = dict(
     vocab_size=128256,
 )
 LLAMA_70B: dict[str, Any] = LLAMA_8B | dict(
-    hidden_size=8192,
-    num_attention_heads=64,
-    intermediate_size=28672,
-    num_hidden_layers=80,
+    hidden_size=8192, num_attention_heads=64, intermediate_size=28672, num_hidden_layers=80
 )
 QWEN_1_5B: dict[str, Any] = dict(
     model_type="qwen2",

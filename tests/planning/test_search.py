@@ -77,8 +77,7 @@ def simulated_step_s(plan: Plan, work: Workload) -> float:
 
 
 @pytest.mark.parametrize(
-    ("bound", "lag"),
-    [("training", 3), *(("longest response", lag) for lag in (0, 1, 3))],
+    ("bound", "lag"), [("training", 3), *(("longest response", lag) for lag in (0, 1, 3))]
 )
 def test_the_simulator_agrees_with_plans_that_are_clearly_bound(bound: str, lag: int) -> None:
     work = replace(WORK, prompts=32, prompt_tokens=256)

@@ -12,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning.costs import LinearGenerator
-from lrl.planning.workload import (
-    Lognormal,
-    Workload,
-    drained,
-    parse_lengths,
-    slots_of,
-    steady,
-)
+from lrl.planning.workload import Lognormal, Workload, drained, parse_lengths, slots_of, steady
 from lrl.training.prefix_tree import prefix_trees
 from tests.training.test_prefix_tree import drawn
 

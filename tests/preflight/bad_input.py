@@ -162,10 +162,7 @@ DATA = [
     ),
     ("--data.prompts {in}/data/surrogate.jsonl", "Row 3 of surrogate", "cannot encode"),
     ("--data.rewards lrl.rewards.GSM9K", "Did you mean GSM8K?"),
-    (
-        "--data.rewards trl_rewards:brief",
-        "Define it as `def brief(prompt, response, **columns)`",
-    ),
+    ("--data.rewards trl_rewards:brief", "Define it as `def brief(prompt, response, **columns)`"),
 ]
 
 MODELS = [

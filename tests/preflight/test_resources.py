@@ -21,11 +21,7 @@ from lrl.preflight.resources import GIB, check_gpu
     ],
 )
 def test_a_gpu_that_is_too_small_is_an_error(
-    share: float,
-    trainer_gib: int,
-    shared: bool,
-    named: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    share: float, trainer_gib: int, shared: bool, named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = SimpleNamespace(total_memory=10 * GIB)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)

@@ -10,15 +10,7 @@ import pytest
 
 from lrl.checkpoints.made_with import fingerprint
 from lrl.errors import BadAnswer, CountedError
-from lrl.rewards import (
-    ExactMatch,
-    Format,
-    Function,
-    Judge,
-    LengthPenalty,
-    RewardModel,
-    as_reward,
-)
+from lrl.rewards import ExactMatch, Format, Function, Judge, LengthPenalty, RewardModel, as_reward
 from lrl.rewards.base import as_list
 from lrl.rewards.pool import read_outcomes
 from lrl.rewards.scoring import Scored, parts_of

@@ -174,12 +174,7 @@ def test_messages_stored_as_text_are_the_messages(stored: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        '[{"part": "role"}]',
-        '[{"role": "user"} is no JSON: mend it.',
-        "[" * 9_000 + "role",
-    ],
+    "text", ['[{"part": "role"}]', '[{"role": "user"} is no JSON: mend it.', "[" * 9_000 + "role"]
 )
 def test_other_text_is_what_a_user_says(text: str) -> None:
     assert rendered([{"prompt": text}], CHAT) == f"<user>{text}\n<assistant>"

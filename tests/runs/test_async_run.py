@@ -39,12 +39,7 @@ from lrl.callbacks import (
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
 from lrl.generators.client import GeneratorClient
-from lrl.rollouts.timeline import (
-    GroupRecord,
-    MicroBatchRecord,
-    StepRecord,
-    read,
-)
+from lrl.rollouts.timeline import GroupRecord, MicroBatchRecord, StepRecord, read
 from lrl.routing.dispatch import LeastTokens
 from lrl.system.stopwatch import GENERATOR, TRAINER
 from lrl.training.pieces import Piece

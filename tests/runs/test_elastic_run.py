@@ -52,10 +52,7 @@ class Guest(L.Callback):
 
 
 def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_once(
-    lent_server: LentServer,
-    policy_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few at once that requests always wait: the second generator gets some as soon as it serves.
     settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.1)

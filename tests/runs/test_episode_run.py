@@ -23,15 +23,7 @@ from lrl.viewer.rollout_file import RolloutIndex
 from tests.environments.worlds import Echo
 from tests.leftovers import wait_for, words
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import (
-    GROUPS,
-    PROMPTS,
-    STEPS,
-    TEMPERATURE,
-    fit,
-    recomputed,
-    spelled,
-)
+from tests.runs.test_async_run import GROUPS, PROMPTS, STEPS, TEMPERATURE, fit, recomputed, spelled
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
 
 KIND = {"join", "--kind", "worker"}

@@ -130,10 +130,7 @@ class LosesItsNode(L.Callback):
 
 
 def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_nothing(
-    cluster: RayCluster,
-    policy_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: RayCluster, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = lrl.ServerSettings(**SMALL, host=HERE, insecure=True)
     half = {"address": ADDRESS, "cpus": 0.5, "resources": {"there": 0.5}}
@@ -146,12 +143,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     loses = LosesItsNode(cluster, strategy.run_id)
     sizes: dict[str, Any] = {"devices": 1, "steps": 6, "groups": 4, "max_lag": 1}
     trainer, witness = train_every_prompt_once(
-        strategy,
-        policy_folder,
-        tmp_path,
-        loses,
-        **sizes,
-        worker_launcher=worker_launcher,
+        strategy, policy_folder, tmp_path, loses, **sizes, worker_launcher=worker_launcher
     )
     metrics, pool = trainer.callback_metrics, trainer.datamodule.reward_pool  # type: ignore[attr-defined]
     assert strategy.choose_transport().backend == "pull" and metrics["fleet/joined"] >= 2

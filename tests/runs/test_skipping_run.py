@@ -40,10 +40,7 @@ class Seen(L.Callback):
 
 
 def test_equal_groups_make_room_for_others_and_failed_responses_leave_the_others_their_rewards(
-    lent_server: LentServer,
-    policy_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = Seen()
     witness = fit(

@@ -101,12 +101,7 @@ def start_fork(
 
 
 def start_rank(
-    program: Callable[..., None],
-    rank: int,
-    ranks: int,
-    port: int,
-    folder: Path,
-    *arguments: Any,
+    program: Callable[..., None], rank: int, ranks: int, port: int, folder: Path, *arguments: Any
 ) -> Fork:
     """Starts one of them alone; see `run_ranks`."""
     place = torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)}

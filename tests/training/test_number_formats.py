@@ -34,8 +34,7 @@ LENGTHS = (1000, 40, 700, 300)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"precision": "16-true"}, {"plugins": [HalfPrecision("bf16-true")]}],
+    "settings", [{"precision": "16-true"}, {"plugins": [HalfPrecision("bf16-true")]}]
 )
 def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
     settings: dict[str, Any], policy: str, tmp_path: Path

@@ -18,9 +18,7 @@ ATTENTION_TOKENS = 1536
 
 groups_of_lengths = st.lists(
     st.tuples(
-        st.integers(1, 20),
-        st.integers(0, 6),
-        st.lists(st.integers(1, 12), min_size=1, max_size=6),
+        st.integers(1, 20), st.integers(0, 6), st.lists(st.integers(1, 12), min_size=1, max_size=6)
     ),
     min_size=1,
     max_size=4,
@@ -49,10 +47,7 @@ def drawn(number: int, prompt: int, observation: int, lengths: list[int]) -> lis
     opening = [draw.randrange(1, 50) for _ in range(observation)]
     return [
         sample(
-            tokens,
-            opening + [draw.randrange(1, 50) for _ in range(length)],
-            observation,
-            number,
+            tokens, opening + [draw.randrange(1, 50) for _ in range(length)], observation, number
         )
         for length in lengths
     ]

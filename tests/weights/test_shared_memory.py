@@ -43,9 +43,7 @@ def staged_in(shared: Path) -> Path:
     return file
 
 
-def test_a_reader_of_the_older_file_reads_all_of_it(
-    connected: tuple[SharedMemory, Path],
-) -> None:
+def test_a_reader_of_the_older_file_reads_all_of_it(connected: tuple[SharedMemory, Path]) -> None:
     transport, shared = connected
     stage(transport, 1.0)
     with staged_in(shared).open("rb") as reader:
@@ -83,9 +81,7 @@ def test_a_file_that_is_there_already_is_not_written(plant: Any, tmp_path: Path)
     assert treasure.read_text() == "mine"
 
 
-def test_closing_removes_the_file_and_may_be_repeated(
-    connected: tuple[SharedMemory, Path],
-) -> None:
+def test_closing_removes_the_file_and_may_be_repeated(connected: tuple[SharedMemory, Path]) -> None:
     transport, shared = connected
     stage(transport, 1.0)
     transport.close()

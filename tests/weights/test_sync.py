@@ -175,10 +175,7 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread) -> None:
     assert failing.serving and failing.version == 3
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [PAUSE, "/update_weights", "/finish_weight_update", "/resume"],
-)
+@pytest.mark.parametrize("phase", [PAUSE, "/update_weights", "/finish_weight_update", "/resume"])
 def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}

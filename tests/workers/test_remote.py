@@ -34,16 +34,7 @@ from tests.event_loop import LOOP, run
 from tests.http_call import call
 from tests.leftovers import lives, wait_for
 from tests.made import rollout
-from tests.workers.jobs import (
-    ORDERS,
-    PROMPT,
-    REWARDS,
-    Episodes,
-    Groups,
-    done,
-    odd_rewards,
-    say,
-)
+from tests.workers.jobs import ORDERS, PROMPT, REWARDS, Episodes, Groups, done, odd_rewards, say
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-token-of-this-run"

@@ -29,16 +29,7 @@ from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.policies import (
-    FakeStep,
-    Steps,
-    fit,
-    make_group,
-    opened,
-    packed,
-    sizes,
-    trainer,
-)
+from tests.policies import FakeStep, Steps, fit, make_group, opened, packed, sizes, trainer
 
 LAM, VALUE_LAM, GAMMA = 0.9, 0.7, 0.9
 

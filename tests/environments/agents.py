@@ -8,20 +8,27 @@ import json
 import threading
 from typing import Any
 
+import aiohttp
 import openai
 
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    url: str,
+    key: str | None,
+    body: Any = None,
+    method: str = "POST",
+    **headers: str,
+) -> tuple[int, Any]:
+    """Sends a request of an agent; returns the status, and the JSON of the answer."""
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    data = body if isinstance(body, str) else json.dumps(body)
+    async with session.request(method, url, data=data, headers=headers) as answer:
+        has_json = answer.content_type == "application/json"
+        return answer.status, await answer.json() if has_json else None
 
 
 def results(message: Any) -> list[dict[str, Any]]:

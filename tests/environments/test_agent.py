@@ -4,7 +4,7 @@ make false log-probs. Real clients, a real server; the policy's turns are writte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -21,13 +21,22 @@ ANSWER = Written("It is 5", [3], content="It is 5")
 DEADLINE_S = 60.0
 
 
-def played(agent: Agent, turns: Sequence[Written], **row: Any) -> list[Reply]:
-    async def play() -> list[Reply]:
-        prompt = Prompt(id=0, token_ids=[], text="2+3=", columns=row)
-        episode = Here(agent).open(prompt)
-        return [await episode.begin(), *[await episode.reply(turn) for turn in turns]]
+def played(
+    agent: Agent, turns: Iterable[Written], told: list[Reply] | None = None, **row: Any
+) -> list[Reply]:
+    """Plays an episode of these turns; returns what the policy was told, and adds it to `told`."""
+    replies: list[Reply] = [] if told is None else told
 
-    return asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
+    async def play() -> None:
+        episode = Here(agent).open(Prompt(id=0, token_ids=[], text="2+3=", columns=row))
+        replies.append(await episode.begin())
+        for turn in turns:
+            if replies[-1].done:
+                break
+            replies.append(await episode.reply(turn))
+
+    asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
+    return replies
 
 
 def test_a_request_is_an_observation_and_its_answer_a_turn() -> None:

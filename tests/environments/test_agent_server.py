@@ -4,8 +4,7 @@ Real requests, a real server; the policy's turns are written by the test.
 
 from __future__ import annotations
 
-import asyncio
-import json
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,15 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from lrl.environments import ToolCall, Written
-from lrl.environments.agent_server import (
-    AgentConversation,
-    address_of,
-    read_request,
-    server_of_this_process,
-)
-from tests.environments import agents
-from tests.environments.test_agent import ANSWER, DEADLINE_S
+from lrl.environments import Agent, ToolCall, Written
+from lrl.environments.agent_server import read_request
+from lrl.environments.play import Reply
+from tests.environments.agents import ADD, ask
+from tests.environments.test_agent import ANSWER, played
 
 USER = {"role": "user", "content": "go"}
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
@@ -29,61 +24,44 @@ Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
 
 def serve(
-    test: Callable[[Ask, list[Any]], Awaitable[None]],
+    test: Callable[[Ask, list[Reply]], Awaitable[None]],
     branches: bool = False,
     turn: Written = ANSWER,
 ) -> None:
-    """Runs a test against a server with one episode, of which each turn is `turn`; the list has what
-    the policy was told."""
+    """Runs a test as the agent of an episode, of which each turn is `turn`; the list has what the
+    policy was told."""
+    told: list[Reply] = []
 
-    async def work() -> None:
-        told: list[Any] = []
+    async def agent(*, base_url: str, api_key: str, **row: Any) -> None:
+        async with aiohttp.ClientSession() as session:
 
-        class Policy:
-            async def turn(self, observation: Any, tools: Any, after: int | None) -> Written:
-                told.append(observation if after is None else (after, observation, tools))
-                return turn
-
-        server = server_of_this_process()
-        conversation = AgentConversation(Policy(), (), branches)
-        server.playing[conversation.key] = conversation
-        address = address_of(server.url, conversation.key)
-        key = {"Authorization": f"Bearer {address['api_key']}"}
-        async with aiohttp.ClientSession(headers=key) as session:
-
-            async def ask(
+            async def say(
                 body: Any, path: str = "/chat/completions", **headers: str
             ) -> tuple[int, Any]:
-                data = body if isinstance(body, str) else json.dumps(body)
-                url = f"{address['base_url']}{path}"
-                async with session.post(url, data=data, headers=headers) as answer:
-                    has_json = answer.content_type == "application/json"
-                    return answer.status, await answer.json() if has_json else None
+                return await ask(session, f"{base_url}{path}", api_key, body, **headers)
 
-            await test(ask, told)
-            server.end(conversation.key)
-            assert (await ask({"messages": [USER]}))[0] == 410, "it ends with the episode"
+            await test(say, told)
 
-    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+    played(Agent(agent, branches=branches), itertools.repeat(turn), told)
 
 
 def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> None:
     call = ToolCall("add", '{"a":' * 3000, "t0000c000")
 
-    async def test(ask: Ask, told: list[Any]) -> None:
-        status, answer = await ask({"messages": [USER]})
+    async def test(say: Ask, told: list[Reply]) -> None:
+        status, answer = await say({"messages": [USER]})
         assert status == 200
         message = answer["choices"][0]["message"]
         assert message["tool_calls"][0]["function"]["arguments"] == call.arguments
-        assert (await ask({"messages": [USER, message, USER]}))[0] == 200
-        assert told == [[USER], [USER]], "it continues the conversation"
+        assert (await say({"messages": [USER, message, USER]}))[0] == 200
+        assert told == [Reply([USER])] * 2, "it continues the conversation"
 
     serve(test, branches=True, turn=Written("x", [1], (call,), "x"))
 
 
 def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
-    async def test(ask: Ask, told: list[Any]) -> None:
-        await ask({"messages": [USER]})
+    async def test(say: Ask, told: list[Reply]) -> None:
+        await say({"messages": [USER]})
         said = {"role": "assistant", "content": ANSWER.content}
         own = {"role": "assistant", "content": "I say so"}
         history = [USER, said, USER]
@@ -93,44 +71,44 @@ def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
             ({"messages": history, "stream": True, "stream_options": True}, "no attribute 'get'"),
             ({"messages": [USER, own, USER]}, "it does not continue"),
             ({"messages": [USER, said, own]}, "it does not continue"),
-            ({"messages": history, "tools": [agents.ADD]}, "it does not continue"),
+            ({"messages": history, "tools": [ADD]}, "it does not continue"),
             ({"messages": history, "stream": True, "n": 3}, "`n` is 3"),
         ):
-            status, answer = await ask(body)
+            status, answer = await say(body)
             assert status == 400 and why in answer["error"]["message"]
         for route in ("/end", "/../../episodes"):
-            assert (await ask({"reward": 1}, route))[0] == 404, "only agents elsewhere do that"
+            assert (await say({"reward": 1}, route))[0] == 404, "only agents elsewhere do that"
         assert len(told) == 1
-        assert (await ask({"messages": history}))[0] == 200
-        assert told[1] == [USER]
+        assert (await say({"messages": history}))[0] == 200
+        assert told[1] == Reply([USER])
 
     serve(test)
 
 
 def test_a_request_continues_the_longest_history_that_says_the_same_and_else_begins_anew() -> None:
-    async def test(ask: Ask, told: list[Any]) -> None:
+    async def test(say: Ask, told: list[Reply]) -> None:
         other = {"role": "user", "content": "stay"}
         spaced = {"role": "assistant", "content": f" {ANSWER.content}\n"}
         forged = {"role": "assistant", "content": "It is 6"}
         system = {"role": "system", "content": "Be brief."}
         asked = [
-            ([USER], (), [USER]),
-            ([USER, spaced, USER], (), [USER]),
-            ([USER, spaced, other], (), (0, [other], ())),
-            ([USER, spaced, USER, spaced, other], (), (1, [other], ())),
-            ([USER], (), (-1, [USER], [])),
-            ([USER, forged, other], (), (-1, [USER, forged, other], [])),
-            ([system, USER], (), (-1, [system, USER], [])),
-            ([USER, spaced, other], [agents.ADD], (-1, [USER, spaced, other], [agents.ADD])),
-            ([USER, spaced, other, spaced, USER], [agents.ADD], [USER]),
-            ([USER, spaced, other, spaced, USER], (), (2, [USER], ())),
+            ([USER], [], Reply([USER])),
+            ([USER, spaced, USER], [], Reply([USER])),
+            ([USER, spaced, other], [], Reply([other], after=0)),
+            ([USER, spaced, USER, spaced, other], [], Reply([other], after=1)),
+            ([USER], [], Reply([USER], after=-1)),
+            ([USER, forged, other], [], Reply([USER, forged, other], after=-1)),
+            ([system, USER], [], Reply([system, USER], after=-1)),
+            ([USER, spaced, other], [ADD], Reply([USER, spaced, other], tools=(ADD,), after=-1)),
+            ([USER, spaced, other, spaced, USER], [ADD], Reply([USER])),
+            ([USER, spaced, other, spaced, USER], [], Reply([USER], after=2)),
         ]
-        for messages, tools, expected in asked:
-            assert (await ask({"messages": messages, "tools": list(tools)}))[0] == 200
+        for messages, given, expected in asked:
+            assert (await say({"messages": messages, "tools": given}))[0] == 200
             assert told[-1] == expected
         assert len(told) == len(asked)
         retried = {"x-stainless-retry-count": "2"}
-        assert (await ask({"messages": [system, USER]}, **retried))[0] == 200
+        assert (await say({"messages": [system, USER]}, **retried))[0] == 200
         assert len(told) == len(asked), "a request that is sent again is no branch"
 
     serve(test, branches=True)
@@ -171,7 +149,7 @@ def test_a_request_that_the_policy_does_not_follow_is_refused(body: Any, said: s
 def test_what_asks_for_nothing_is_taken() -> None:
     neutral = {"n": 1, "top_p": 1.0, "tool_choice": "auto", "stop": None, "logprobs": False}
     neutral |= {"parallel_tool_calls": True, "min_tokens": 0, "chat_template_kwargs": {}}
-    neutral |= {"tools": [agents.ADD]}
-    assert read_request({"messages": [USER], **neutral}, ignore=()) == ([USER], [agents.ADD])
-    none = {"messages": [USER], "tools": [agents.ADD], "tool_choice": "none"}
+    neutral |= {"tools": [ADD]}
+    assert read_request({"messages": [USER], **neutral}, ignore=()) == ([USER], [ADD])
+    none = {"messages": [USER], "tools": [ADD], "tool_choice": "none"}
     assert read_request(none, ignore=()) == ([USER], [])

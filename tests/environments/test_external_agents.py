@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import stat
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,22 +19,18 @@ import pytest
 
 from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
-from lrl.errors import ConfigError, NoEnvironments
-from lrl.rollouts.controller import score
-from lrl.rollouts.episodes.episode import Episodes
+from lrl.errors import NoEnvironments
 from lrl.system.endpoint import Endpoint
-from lrl.types import Prompt, Rollout, Sampling
+from lrl.types import Rollout
+from tests import made
 from tests.certificates import self_signed
-from tests.chat_templates import CHATML
-from tests.environments.elsewhere import is_served
+from tests.environments.agents import ask
 from tests.environments.here import of_run
-from tests.environments.test_lineages import no_rewards
-from tests.rollouts.episodes.test_branches import Sampler
-from tests.rollouts.episodes.test_observations import policy_of
+from tests.environments.test_agent import DEADLINE_S
+from tests.environments.test_lineages import CallingSampler, play_to_the_end
 
 USER = {"role": "user", "content": "go"}
 KEY = "k" * 32
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -48,101 +45,62 @@ class Outside:
         self, agents: ExternalAgents, session: aiohttp.ClientSession, folder: Path
     ) -> None:
         self.agents = agents
-        self.session = session
+        self.ask = partial(ask, session)
         file = folder / "agents" / "address.json"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        self.address = json.loads(file.read_text())
-
-    async def ask(
-        self, method: str, url: str, key: str | None, body: Any = None, **headers: str
-    ) -> tuple[int, Any, Any]:
-        if key is not None:
-            headers |= {"Authorization": f"Bearer {key}"}
-        data = body if isinstance(body, str | bytes) else json.dumps(body)
-        async with self.session.request(method, url, data=data, headers=headers) as answer:
-            has_json = answer.content_type == "application/json"
-            return answer.status, answer.headers, await answer.json() if has_json else None
+        self.url, self.key = json.loads(file.read_text()).values()
 
     async def take(self, **headers: str) -> dict[str, Any]:
         while True:
-            url = f"{self.address['url']}/episodes"
-            status, headers_of, found = await self.ask("POST", url, self.address["key"], **headers)
+            status, found = await self.ask(f"{self.url}/episodes", self.key, **headers)
             if status == 200:
                 return dict(found)
-            assert (status, headers_of["Retry-After"]) == (429, "1"), found
+            assert status == 429, found
             await asyncio.sleep(0.01)
 
     async def turn(self, episode: dict[str, Any], *messages: Any) -> tuple[int, Any]:
         url = f"{episode['base_url']}/chat/completions"
-        body = {"messages": messages or [USER]}
-        status, _, found = await self.ask("POST", url, episode["api_key"], body)
+        status, found = await self.ask(url, episode["api_key"], {"messages": messages or [USER]})
         return status, found["choices"][0]["message"] if status == 200 else found["error"]
 
-    async def end(self, episode: dict[str, Any], **how: Any) -> tuple[int, Any]:
-        status, _, found = await self.ask(
-            "POST", f"{episode['base_url']}/end", episode["api_key"], how
-        )
-        return status, found
+    async def end(self, episode: dict[str, Any], body: Any) -> tuple[int, Any]:
+        return await self.ask(f"{episode['base_url']}/end", episode["api_key"], body)
 
 
-Work = Callable[[Outside], Awaitable[None]]
 Play = Callable[..., ExternalAgents]
-
-
-def played(
-    folder: Path,
-    work: Work,
-    rollouts: list[Rollout],
-    *,
-    turn_timeout_s: float = DEADLINE_S,
-    later_timeout_s: float | None = None,
-    endpoint: Endpoint = Endpoint(),  # noqa: B008
-    max_turns: int = 8,
-) -> ExternalAgents:
-    """Plays rollouts to their ends beside `work`, which is done outside, and scores them. From the
-    first turn on, `later_timeout_s` is in the place of `turn_timeout_s`."""
-    policy = policy_of(CHATML)
-    sampling = Sampling(n=len(rollouts), max_tokens=2000, stop_tokens=tuple(sorted(policy.ends)))
-    prompt = Prompt(id=0, token_ids=[], text="2+3=", columns={"answer": "5"})
-    settings: Any = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": DEADLINE_S}
-    played_by = of_run(Agent(port=0), max_turns=max_turns, max_turn_tokens=200, **settings)
-    agents = played_by.external
-    assert agents is not None
-    sampler = Sampler(len(policy.tokenizer))
-
-    async def write(*words: Any, **how: Any) -> None:
-        agents.turn_timeout_s = later_timeout_s or turn_timeout_s
-        await sampler.write(*words, **how)
-
-    episodes = Episodes(played_by, write, policy)
-
-    async def run() -> None:
-        assert "from the first step on" in await agents.listen(endpoint, folder)
-        tls = aiohttp.TCPConnector(ssl=endpoint.location(0).context() or True)
-        async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession(connector=tls) as session:
-            playing = asyncio.ensure_future(
-                episodes.generate(prompt, rollouts, sampling, priority=0)
-            )
-            while not is_served(folder / "agents" / "address.json"):
-                await asyncio.sleep(0.01)
-            working = asyncio.ensure_future(work(Outside(agents, session, folder)))
-            try:
-                await asyncio.gather(playing, working)
-            finally:
-                for task in (playing, working):
-                    task.cancel()
-                agents.close()
-        await score(prompt, rollouts, decode=policy.decode, rewards=no_rewards)
-        assert not agents.playing
-
-    asyncio.run(run())
-    assert not (folder / "agents").exists()
-    return agents
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    return partial(played, tmp_path)
+    def played(
+        work: Callable[[Outside], Awaitable[None]],
+        rollouts: list[Rollout],
+        endpoint: Endpoint = Endpoint(),  # noqa: B008
+        **limits: Any,
+    ) -> ExternalAgents:
+        """Plays rollouts to their ends beside `work`, which is done outside, and scores them."""
+        played_by = of_run(Agent(port=0), max_turn_tokens=200, **limits)
+        agents = played_by.external
+        assert agents is not None
+        group = made.group(0, *rollouts, prompt=[], text="2+3=", columns={"answer": "5"})
+
+        async def outside() -> None:
+            tls = aiohttp.TCPConnector(ssl=endpoint.location(0).context() or True)
+            async with aiohttp.ClientSession(connector=tls) as session:
+                await work(Outside(agents, session, tmp_path))
+
+        async def run() -> None:
+            assert "from the first step on" in await agents.listen(endpoint, tmp_path)
+            try:
+                await play_to_the_end(played_by, CallingSampler(), group, outside())
+            finally:
+                agents.close()
+
+        asyncio.run(run())
+        assert not agents.playing and not (tmp_path / "agents").exists()
+        return agents
+
+    return played
 
 
 def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count(
@@ -151,6 +109,7 @@ def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count
     rollout = Rollout()
 
     async def work(outside: Outside) -> None:
+        outside.agents.turn_timeout_s = 0.1
         silent = await outside.take()
         while not outside.agents.counts["restarted"]:
             await asyncio.sleep(0.01)
@@ -158,9 +117,9 @@ def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count
         other = await outside.take()
         assert (await outside.turn(silent))[0] == 410
         assert (await outside.turn(other))[0] == 200
-        await outside.end(other, reward=1)
+        await outside.end(other, {"reward": 1})
 
-    agents = play(work, [rollout], turn_timeout_s=0.1, later_timeout_s=DEADLINE_S)
+    agents = play(work, [rollout])
     assert agents.counts == {"restarted": 1} and rollout.reward == 1
 
 
@@ -169,14 +128,15 @@ def test_an_agent_that_is_silent_after_a_turn_is_a_counted_time_out(play: Play) 
 
     async def work(outside: Outside) -> None:
         episode = await outside.take()
+        outside.agents.turn_timeout_s = 0.2
         assert (await outside.turn(episode))[0] == 200
         while not rollout.finished:
             await asyncio.sleep(0.01)
         status, error = await outside.turn(episode, {"role": "user", "content": "late"})
         assert status == 410 and "the episode has ended" in error["message"]
-        assert (await outside.end(episode, reward=1))[0] == 410
+        assert (await outside.end(episode, {"reward": 1}))[0] == 410
 
-    play(work, [rollout], later_timeout_s=0.2)
+    play(work, [rollout])
     assert rollout.failure == "tool_timeout: the agent has asked for nothing in 0.2 s"
     assert rollout.reward is None
 
@@ -201,17 +161,16 @@ def test_an_end_is_a_reward_or_an_error_and_comes_once(play: Play) -> None:
 
     async def work(outside: Outside) -> None:
         episode = await outside.take()
-        status, found = await outside.end(episode, reward=1)
+        status, found = await outside.end(episode, {"reward": 1})
         assert status == 400 and "has not written a turn yet" in found["error"]["message"]
         await outside.turn(episode)
-        url = f"{episode['base_url']}/end"
-        for body in ("{", "[]", '{"score": 1}', '{"reward": NaN}', "[" * 5000, '{"error": 7}'):
-            assert (await outside.ask("POST", url, episode["api_key"], body))[0] == 400, body
-        assert await outside.end(episode) == (200, {})
-        assert (await outside.end(episode, reward=1))[0] == 410
+        for body in ("{", [], {"score": 1}, {"reward": math.nan}, "[" * 5000, {"error": 7}):
+            assert (await outside.end(episode, body))[0] == 400, body
+        assert await outside.end(episode, {}) == (200, {})
+        assert (await outside.end(episode, {"reward": 1}))[0] == 410
         assert (await outside.turn(episode, USER))[0] == 410
         broken = await outside.take()
-        assert await outside.end(broken, error="no browser" + "." * 1000) == (200, {})
+        assert await outside.end(broken, {"error": "no browser" + "." * 1000}) == (200, {})
 
     play(work, rollouts)
     assert [rollout.reward for rollout in rollouts] == [0, None]
@@ -229,10 +188,9 @@ def test_nobody_without_the_key_takes_reads_samples_or_ends(play: Play) -> None:
     )
 
     async def work(outside: Outside) -> None:
-        run = outside.address["url"]
         mine, other, ended = [await outside.take() for _ in rollouts]
         await outside.turn(ended)
-        await outside.end(ended)
+        await outside.end(ended, {})
         wrong = {
             "no key": (mine, None),
             "an empty one": (mine, ""),
@@ -246,24 +204,16 @@ def test_nobody_without_the_key_takes_reads_samples_or_ends(play: Play) -> None:
         body = {"messages": [USER], "reward": 1}
         for why, (episode, key) in wrong.items():
             for method, route in routes:
-                url = f"{run}/{episode['api_key']}{route}"
-                status, _, found = await outside.ask(method, url, key, body)
+                url = f"{outside.url}/{episode['api_key']}{route}"
+                status, found = await outside.ask(url, key, body, method)
                 assert status == 401 and "choices" not in found, (why, route)
             if key != KEY:
-                status, _, found = await outside.ask("POST", f"{run}/episodes", key)
-                assert status == 401 and found["error"]["message"] == (
-                    "the API key is not the run's key for agents"
-                ), why
+                status, found = await outside.ask(f"{outside.url}/episodes", key)
+                assert status == 401 and "not the run's key" in found["error"]["message"], why
         for method, route in routes:
             for gone in ("0" * 32, ended["api_key"]):
-                url = f"{run}/{gone}{route}"
-                assert (await outside.ask(method, url, gone, body))[0] == 410
-            # No word for a password, no key in another place.
-            url = f"{run}/{mine['api_key']}{route}"
-            key = mine["api_key"]
-            password = {"Authorization": f"Basic {key}"}
-            for headers in ({"Authorization": key}, password, {"X-API-Key": key}):
-                assert (await outside.ask(method, url, None, body, **headers))[0] == 401
+                found = await outside.ask(f"{outside.url}/{gone}{route}", gone, body, method)
+                assert found[0] == 410
         for method, path in (
             ("GET", "/episodes"),
             ("POST", "/run"),
@@ -272,10 +222,11 @@ def test_nobody_without_the_key_takes_reads_samples_or_ends(play: Play) -> None:
             ("DELETE", f"/{mine['api_key']}/v1/models"),
             ("GET", f"/{mine['api_key']}/v1/chat/completions"),
         ):
-            assert (await outside.ask(method, f"{run}{path}", KEY))[0] in (404, 405)
+            found = await outside.ask(f"{outside.url}{path}", KEY, method=method)
+            assert found[0] in (404, 405)
         for episode in (mine, other):
             assert (await outside.turn(episode))[0] == 200
-            await outside.end(episode, reward=0.5)
+            await outside.end(episode, {"reward": 0.5})
 
     play(work, rollouts)
     assert sorted(rollout.reward or 0 for rollout in rollouts) == [0, 0.5, 0.5]
@@ -307,10 +258,10 @@ def test_an_agent_that_plays_is_no_outage(play: Play, short_outage: None) -> Non
         episode = await outside.take()
         await outside.turn(episode)
         await asyncio.sleep(1.5)  # the other one waits
-        await outside.end(episode)
+        await outside.end(episode, {})
         other = await outside.take()
         await outside.turn(other)
-        await outside.end(other)
+        await outside.end(other, {})
 
     play(work, rollouts)
 
@@ -321,23 +272,14 @@ def test_a_tunnel_and_tls_have_their_part_in_the_address_of_an_episode(
     rollout = Rollout()
 
     async def work(outside: Outside) -> None:
-        assert outside.address["url"].startswith("https://127.0.0.1:")
+        assert outside.url.startswith("https://127.0.0.1:")
         episode = await outside.take(Host="gpu7:80")
         assert episode["base_url"] == f"https://gpu7:80/{episode['api_key']}/v1"
-        episode["base_url"] = episode["base_url"].replace("https://gpu7:80", outside.address["url"])
+        episode["base_url"] = episode["base_url"].replace("https://gpu7:80", outside.url)
         assert (await outside.turn(episode))[0] == 200
-        await outside.end(episode, reward=1)
+        await outside.end(episode, {"reward": 1})
 
     cert, tls_key = self_signed(tmp_path)
     endpoint = Endpoint(tls_cert=cert, tls_key=tls_key)
     play(work, [rollout], endpoint=endpoint)
     assert rollout.reward == 1
-
-
-def test_two_runs_have_two_keys_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ExternalAgents(Agent(port=0), 1.0)._key == KEY, "it leaves the environment"
-    first, second = (ExternalAgents(Agent(port=0), 1.0)._key for _ in range(2))
-    assert first != second and KEY not in (first, second) and len(first) > 40
-    monkeypatch.setenv("LRL_AGENT_KEY", "1234")
-    with pytest.raises(ConfigError, match="LRL_AGENT_KEY has 4"):
-        ExternalAgents(Agent(port=0), 1.0)

@@ -12,29 +12,32 @@ import contextlib
 import copy
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from lrl.advantages import GroupMean
 from lrl.environments import Agent, Message, ToolCall
 from lrl.rollouts.controller import score
+from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
 from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.packing import Packer
+from lrl.system.event_loop import together
 from lrl.types import Group, Prompt, Rollout, Sampling
+from tests import made
 from tests.chat_templates import CHATML
-from tests.environments.agents import ADD
+from tests.environments.agents import ADD, ask
 from tests.environments.here import Here, of_run
+from tests.environments.test_agent import DEADLINE_S
 from tests.policies import packed
 from tests.rollouts.episodes.test_branches import Sampler, trained_tokens
 from tests.rollouts.episodes.test_observations import policy_of
 
-SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object"}}}
+SUB = {"type": "function", "function": {"name": "sub"}}
 MOVES = ("ask", "ask", "again", "edit", "tools", "together", "retry", "drop", "forge", "raise")
 moves = st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 7)), min_size=1, max_size=8)
 
@@ -43,21 +46,18 @@ class Speaker:
     """The requests of one agent."""
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str, api_key: str) -> None:
-        self.session = session
-        self.url = f"{base_url}/chat/completions"
-        self.headers = {"Authorization": f"Bearer {api_key}"}
+        self.to = session, f"{base_url}/chat/completions", api_key
         self.asked: list[tuple[dict[str, Any], Message]] = []
         """Each request with its answer."""
 
     async def ask(self, body: dict[str, Any], **headers: str) -> Message:
-        async with self.session.post(self.url, json=body, headers=self.headers | headers) as answer:
-            found = await answer.json()
-            if answer.status == 410:
-                raise asyncio.CancelledError  # the episode has ended
-            assert answer.status == 200, found
-            message: Message = found["choices"][0]["message"]
-            self.asked.append((body, message))
-            return message
+        status, found = await ask(*self.to, body, **headers)
+        if status == 410:
+            raise asyncio.CancelledError  # the episode has ended
+        assert status == 200, found
+        message: Message = found["choices"][0]["message"]
+        self.asked.append((body, message))
+        return message
 
     def continued(self, number: int) -> dict[str, Any]:
         """A request that adds to one that was answered."""
@@ -114,14 +114,14 @@ async def wander(*, base_url: str, api_key: str, plan: Any, **columns: Any) -> f
 class CallingSampler(Sampler):
     """Its turns may have calls."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-        super().__init__(len(tokenizer), seed)
-        self.tokenizer = tokenizer
+    def __init__(self, seed: int = 7) -> None:
+        self.policy = replace(policy_of(CHATML), skip_special_tokens=True)
+        super().__init__(len(self.policy.tokenizer), seed)
 
     async def find_calls(
         self, token_ids: list[int], number: int, tools: Sequence[dict[str, Any]]
     ) -> tuple[str, list[ToolCall]]:
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True)
         if sum(token_ids) % 3:
             return text, []
         name = tools[0]["function"]["name"]
@@ -135,23 +135,32 @@ async def no_rewards(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
             rollout.reward = sum(rollout.turn_rewards)
 
 
-def play(plan: Any, seed: int, max_tokens: int, max_turns: int) -> tuple[Group, Sampler]:
-    policy = replace(policy_of(CHATML), skip_special_tokens=True)
-    sampler = CallingSampler(policy.tokenizer, seed)
-    host = Here(Agent(wander))
-    played_by = of_run(host, max_turns=max_turns, max_turn_tokens=40, episode_timeout_s=60.0)
+async def play_to_the_end(
+    played_by: EnvironmentOfRun,
+    sampler: CallingSampler,
+    group: Group,
+    *meanwhile: Awaitable[None],
+    max_tokens: int = 2000,
+) -> None:
+    """Plays episodes and scores them, beside other work."""
+    policy = sampler.policy
     episodes = Episodes(played_by, sampler.write, policy, sampler.find_calls)
-    prompt = Prompt(id=0, token_ids=[], text="go", columns={"plan": plan})
-    group = Group(index=0, prompt=prompt, rollouts=[Rollout() for _ in range(3)])
-    sampling = Sampling(n=3, max_tokens=max_tokens, stop_tokens=tuple(sorted(policy.ends)))
+    sampling = Sampling(
+        n=len(group.rollouts), max_tokens=max_tokens, stop_tokens=tuple(sorted(policy.ends))
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        playing = episodes.generate(group.prompt, group.rollouts, sampling, priority=0)
+        await together([playing, *meanwhile])
+        how: Any = {"decode": policy.decode, "rewards": no_rewards, "judges_last_turn": True}
+        await score(group.prompt, group.rollouts, **how)
 
-    async def work() -> None:
-        async with asyncio.timeout(60):
-            await episodes.generate(prompt, group.rollouts, sampling, priority=0)
-            how: Any = {"decode": policy.decode, "rewards": no_rewards, "judges_last_turn": True}
-            await score(prompt, group.rollouts, **how)
 
-    asyncio.run(work())
+def play(plan: Any, seed: int, max_tokens: int, max_turns: int) -> tuple[Group, Sampler]:
+    sampler, host = CallingSampler(seed), Here(Agent(wander))
+    played_by = of_run(host, max_turns=max_turns, max_turn_tokens=40)
+    rollouts = [Rollout() for _ in range(3)]
+    group = made.group(0, *rollouts, prompt=[], text="go", columns={"plan": plan})
+    asyncio.run(play_to_the_end(played_by, sampler, group, max_tokens=max_tokens))
     assert host.open_now == 0
     return group, sampler
 

@@ -6,24 +6,21 @@ Covers lrl/environments/base.py, play.py.
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
-import pickle
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import psutil
 import pytest
 
 from lrl.environments import Agent, Environment
-from lrl.environments.play import Player, Reply
+from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool, read_reply
 from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt
-from lrl.workers.worker import RunningCode, line
 from tests.environments.agents import gives_up, runs
+from tests.environments.here import Here
 from tests.environments.test_agent_command import leaves, left
 from tests.environments.worlds import AsksTwice, Odd, Unloadable
 from tests.event_loop import LOOP
@@ -34,24 +31,26 @@ from tests.workers.jobs import PROMPT, pid_of, say
 TIMEOUT_S = 2.0
 
 
-def processes() -> EnvironmentPool:
-    return EnvironmentPool(Odd(60.0), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
+def processes(environment: Environment = Odd(), **limits: Any) -> EnvironmentPool:  # noqa: B008
+    usual = {"turn_timeout_s": TIMEOUT_S, "memory_gib": 1.0}
+    return EnvironmentPool(environment, 1, **usual | limits)
 
 
-def run(play: Callable[[EnvironmentPool], Awaitable[Any]], agent: Agent | None = None) -> Any:
-    """Runs `play` with the processes, which play episodes of `Odd` or of an agent, and ends them."""
-    made = processes()
-    if agent is not None:
-        made = EnvironmentPool(agent, workers=1, turn_timeout_s=60.0, memory_gib=None)
-
-    async def played() -> Any:
-        return await play(made)
-
+def run(
+    play: Callable[[EnvironmentPool], Coroutine[Any, Any, Any]],
+    made: EnvironmentPool | None = None,
+) -> Any:
+    """Runs `play` with processes, and ends them."""
+    made = made or processes()
     try:
         made.start(LOOP)
-        return run_on_loop(played())
+        return run_on_loop(play(made))
     finally:
         made.close()
+
+
+def of_agents(agent: Callable[..., Any]) -> EnvironmentPool:
+    return processes(Agent(agent), turn_timeout_s=60.0, memory_gib=None)
 
 
 async def ending(work: Awaitable[Reply]) -> str:
@@ -87,6 +86,7 @@ BROKEN = {
     "pair": "environment_error: ValueError: not enough values to unpack",
     "swapped": "environment_error: TypeError: reply gives (observation, done, reward)",
     "nan": "environment_error: TypeError: the reward is nan; give a finite number",
+    "long": "environment_error: ValueError: the reply has 67,1",
     "set": "environment_error: TypeError: Object of type set is not JSON serializable",
     "number": "environment_error: TypeError: the observation is 7; give text, a list of token",
 }
@@ -111,7 +111,7 @@ def test_an_agent_reaches_its_policy_past_a_proxy_and_ends_its_episode_before_it
         await asyncio.sleep(3.0)  # the policy writes, for longer than the agent waits
         return await ending(episode.reply(say("go")))
 
-    assert run(play, Agent(gives_up)) == str(Reply("", True, 0.5))
+    assert run(play, of_agents(gives_up)) == str(Reply("", True, 0.5))
 
 
 def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:
@@ -153,40 +153,14 @@ def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_aga
     assert {name: found[name][: len(DEADLY[name])] for name in DEADLY} == DEADLY
 
 
-def answers(environment: Environment, turns: Sequence[str]) -> list[dict[str, Any]]:
-    """What a process says of an episode whose turns are these, each as soon as it waits."""
-    said: list[dict[str, Any]] = []
-
-    async def play() -> None:
-        def send(message: dict[str, Any]) -> None:
-            said.append(json.loads(line(message)))
-
-        worker = Player(environment, 60.0)
-        worker.begin(RunningCode(), send)
-        packed = base64.b64encode(pickle.dumps(("go", {}))).decode()
-        worker.obey({"job": 7, "begin": packed})
-        for text in (*turns, ""):
-            for _ in range(50):  # its tasks wait for nothing else
-                await asyncio.sleep(0)
-            if text:
-                worker.obey({"job": 7, "turn": say(text)._asdict()})
-
-    asyncio.run(play())
-    return said
-
-
-def test_a_reply_that_is_too_long_to_send_fails_its_episode_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("lrl.workers.worker.LONGEST_LINE", 1000)
-    _, last = answers(Odd(), ["x" * 2000])
-    assert last["failed"][0] == "exception" and "at most 1,000 are sent" in last["failed"][1]
-
-
 def test_an_environment_that_asks_for_two_turns_at_once_fails() -> None:
-    first, last = answers(AsksTwice(), ["one", "two"])
-    assert first["answer"]["observation"] == "1"
-    assert "await one after the other" in last["failed"][1]
+    async def play() -> None:
+        episode = Here(AsksTwice()).open(Prompt(id=0, token_ids=[], text="go"))
+        assert (await episode.begin()).observation == "1"
+        await episode.reply(say("one"))
+
+    with pytest.raises(EpisodeError, match="await one after the other"):
+        asyncio.run(play())
 
 
 @pytest.mark.parametrize("ends", ["its episode", "close", "kill"])
@@ -209,7 +183,7 @@ def test_what_a_function_has_started_ends_with_its_episode_and_its_process(ends:
                 await asyncio.sleep(0.02)
             assert psutil.pid_exists(pid_of(made.workers))
 
-    run(play, Agent(runs))
+    run(play, of_agents(runs))
     wait_for_none(left, 20.0, "what the function has started")
 
 
@@ -226,7 +200,7 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
     with pytest.raises(ConfigError, match="no such token"):
         made.start(LOOP, PROMPT, say("a"), refuse)
     made.close()
-    made = EnvironmentPool(Unloadable(), 1, turn_timeout_s=20.0, memory_gib=1.0)
+    made = processes(Unloadable())
     with pytest.raises(ConfigError, match="cannot be loaded in a worker: RuntimeError: no screen"):
         made.start(LOOP, PROMPT, say("0"))
 

@@ -35,9 +35,6 @@ class Odd(Turns):
 
     deterministic = True
 
-    def __init__(self, seconds: float = 60.0) -> None:
-        self.seconds = seconds
-
     async def start(self, prompt: str, **columns: Any) -> str:
         self.history = [prompt]
         return f"{prompt} {columns.get('level', '')}".strip()
@@ -56,17 +53,19 @@ class Odd(Turns):
             case "leak":
                 return bytearray(2**40)
             case "hang":
-                time.sleep(self.seconds)
+                time.sleep(60.0)
             case "wait":
-                await asyncio.sleep(self.seconds)
+                await asyncio.sleep(60.0)
             case "cancel":
                 raise asyncio.CancelledError
             case "deaf":
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(self.seconds)
-                await asyncio.sleep(self.seconds)
+                    await asyncio.sleep(60.0)
+                await asyncio.sleep(60.0)
             case "thread":
-                await asyncio.to_thread(time.sleep, self.seconds)
+                await asyncio.to_thread(time.sleep, 60.0)
+            case "long":
+                return "x" * 2**26, False, 0.0
             case "swapped":
                 return "one", 1.0, True
             case "pair":

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from lrl.checkpoints.run_folder import OwnerOnlyFolder
+from lrl.environments import Agent
+from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
 from lrl.members.find_run import find_run
 from lrl.members.registry import RegistryServer, RunFile, remove_run_file, write_run_file
@@ -131,16 +133,22 @@ def test_on_the_runs_machine_no_token_is_typed(
     assert find_run(str(tmp_path)).spec() == spec_of()
 
 
-def test_a_run_takes_the_token_that_it_is_started_with_and_none_that_is_easily_guessed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("variable", "secret"),
+    [
+        ("LRL_TOKEN", lambda: AsyncSingleDevice().token),
+        ("LRL_AGENT_KEY", lambda: ExternalAgents(Agent(port=0), 1.0)._key),
+    ],
+)
+def test_a_run_takes_the_secret_that_it_is_started_with_and_none_that_is_easily_guessed(
+    variable: str, secret: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    assert AsyncSingleDevice().token == TOKEN and "LRL_TOKEN" not in os.environ
-    assert len(AsyncSingleDevice().token) > 40
-    assert AsyncSingleDevice().token != AsyncSingleDevice().token
-    monkeypatch.setenv("LRL_TOKEN", "1234")
-    with pytest.raises(ConfigError, match="LRL_TOKEN has 4 characters.*openssl rand -hex 32"):
-        AsyncSingleDevice()
+    monkeypatch.setenv(variable, TOKEN)
+    assert secret() == TOKEN and variable not in os.environ
+    assert len(secret()) > 40 and secret() != secret()
+    monkeypatch.setenv(variable, "1234")
+    with pytest.raises(ConfigError, match=f"{variable} has 4 characters.*openssl rand -hex 32"):
+        secret()
 
 
 @pytest.mark.parametrize("scheme", ["https", "HTTPS"])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,6 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ToolCallParser
 from lrl.types import ENVIRONMENT, Group
 from tests.environments.agents import ADD, adds, changes_history
-from tests.environments.elsewhere import agent_elsewhere
 from tests.environments.tool_functions import add
 from tests.lent_server import PARSER, Borrowing, LentServer
 from tests.runs.test_async_run import train
@@ -178,15 +181,34 @@ def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
     assert [report.reward for _, report in evaluation.reports] == [1.0, 1.0]
 
 
+@pytest.fixture
+def agent_elsewhere(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The program of docs/agents.md, as soon as the run of the test serves agents; it ends with the
+    run."""
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    found = re.search(r"```python\n(# plays_elsewhere\.py\n.*?)```", page, re.S)
+    assert found is not None
+    program, address = tmp_path / "plays_elsewhere.py", tmp_path / "agents" / "address.json"
+    program.write_text(found[1])
+    waits = f"until test -e {address}; do sleep 0.1; done"
+    play = f"{waits}; exec {sys.executable} {program} {address}"
+    with subprocess.Popen(["sh", "-c", play]) as process:
+        yield process
+        process.kill()
+
+
 def test_the_program_of_the_page_plays_a_run_and_its_evaluations(
-    policy: Path, lent_server: LentServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: Path,
+    lent_server: LentServer,
+    agent_elsewhere: subprocess.Popen[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A program that fails ends the run after this time.
     monkeypatch.setattr(external_agents, "OUTAGE_S", 400.0)
     evaluation = evaluated()
-    with agent_elsewhere(tmp_path) as statuses:
-        groups = trained(policy, Agent(port=0), parses(lent_server), tmp_path, evaluation)
-    assert statuses == [0]
+    groups = trained(policy, Agent(port=0), parses(lent_server), tmp_path, evaluation)
+    assert agent_elsewhere.wait(60.0) == 0
     assert not (tmp_path / "agents").exists()
     assert len({group.index for group in groups}) == len(groups) == 2
     assert [report.failures for _, report in evaluation.reports] == [0, 0]

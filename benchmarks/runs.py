@@ -8,7 +8,6 @@ long as all runs have policies of one architecture.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -101,8 +100,6 @@ class Borrowing(lrl.AsyncSingleDevice):
         devices = {"generator_devices": 1 + len(others)}
         super().__init__(weight_transfer=server.backend, server=settings, **(devices | how))
         self.lent = [server, *others]
-        # The server's supervisor removes the weights' file if this process is killed.
-        self.run_id = server.run_id
 
     def make_servers(self, run: Run) -> list[Server]:
         return list(self.lent)
@@ -118,10 +115,9 @@ def lent_servers(
 ) -> Iterator[list[LentServer]]:
     """Lends servers to one run at a time; they start with their first run and end with this
     context. `model` is a policy of the runs' architecture; `devices` are CUDA indices of each."""
-    run_id = secrets.token_hex(4)
     with ExitStack() as ends:
         servers = [
-            LentServer(str(model), settings, "shared_memory", list(devices), folder, n, run_id)
+            LentServer(str(model), settings, "shared_memory", list(devices), folder, n)
             for n in range(count)
         ]
         for server in servers:

@@ -23,8 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -142,12 +140,11 @@ class Trainer:
         return [partial(fetch, number) for number in range(len(generators))]
 
 
-def generators_on(machines: Sequence[Machine], folder: Path) -> list[FetchingGenerator]:
+def generators_on(machines: Sequence[Machine]) -> list[FetchingGenerator]:
     found: list[FetchingGenerator] = []
     for number, machine in enumerate(machines):
         settings = ServerSettings(dtype="bfloat16", insecure=True, host=machine.address)
-        make = partial(FetchingGenerator, folder, number, settings)
-        found.append(on_machine(machine, make))
+        found.append(on_machine(machine, partial(FetchingGenerator, number, settings)))
     while not all(one.http.started for one in found):
         time.sleep(0.01)
     return found
@@ -156,9 +153,9 @@ def generators_on(machines: Sequence[Machine], folder: Path) -> list[FetchingGen
 def measure(sources: int, receivers: int, megabytes: float, mbit: int) -> list[dict[str, Any]]:
     """Returns seconds and bytes of the first version, and of the next one by differences."""
     found = []
-    with slow_links(sources + receivers, mbit) as machines, TemporaryDirectory() as folder:
+    with slow_links(sources + receivers, mbit) as machines:
         trainer = Trainer(machines[:sources], megabytes)
-        generators = generators_on(machines[sources:], Path(folder))
+        generators = generators_on(machines[sources:])
         for way in ("whole", "differences"):
             header = trainer.stage()
             started = time.monotonic()

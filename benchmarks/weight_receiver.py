@@ -1,7 +1,7 @@
 """A receiver of weights: a generator's routes of a sync and of pull, in front of tensors in the
 place of vLLM's model.
 
-    LRL_GENERATOR_FILES=lrl-bench-0- LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
+    LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
 
 Listens at that address and prints its port. An update loads the file as
 `lrl.vllm_plugin.engines.FileEngine` does: its checksum, then a copy of every tensor. vLLM's
@@ -14,7 +14,6 @@ import os
 import shutil
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -23,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from torch import Tensor
 
-from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TokenMiddleware
 from lrl.vllm_plugin.fetched_files import PullRoutes
 from lrl.weights.version_file import check_file
@@ -69,14 +67,12 @@ class Receiver:
 
 
 def copy(host: str, port: int) -> None:
-    path = Path(os.environ[FILES_VARIABLE], "copy")
     with (
         socket.create_connection((host, port)) as connection,
         connection.makefile("rb") as stream,
-        path.open("wb") as file,
+        os.fdopen(os.memfd_create("copy"), "wb") as file,
     ):
         shutil.copyfileobj(stream, file, 2**20)
-    path.unlink()
 
 
 def main() -> None:

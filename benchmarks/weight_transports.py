@@ -20,7 +20,6 @@ import asyncio
 import gc
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -47,7 +46,6 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.weight_receiver import COPY
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import LOOPBACK, Endpoint
@@ -56,7 +54,6 @@ from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import Sync
 from lrl.weights.transport import Transport
-from lrl.weights.version_file import SHARED_MEMORY
 from tests.weights.whole_weights import WholeWeights
 
 DEADLINE_S = 600.0
@@ -144,7 +141,7 @@ def half(weight: Tensor) -> Tensor:
 
 
 def wire(scene: Scene, size: int) -> dict[str, float]:
-    path = SHARED_MEMORY / f"lrl-bench-wire-{os.getpid()}"
+    path = Path(tempfile.gettempdir(), f"lrl-bench-wire-{os.getpid()}")
     path.write_bytes(os.urandom(size))
     count = len(scene.receivers)
     with socket.create_server((LOOPBACK, 0), backlog=count) as listener:
@@ -214,12 +211,11 @@ def copy_of(network: LlamaForCausalLM) -> Version:
 
 @contextmanager
 def receivers(count: int, loop: LoopThread, folder: Path) -> Iterator[list[Generator]]:
-    token, run_id = secrets.token_hex(16), f"bench-{secrets.token_hex(4)}"
+    token = secrets.token_hex(16)
     with ExitStack() as ends:
         made = []
         for number in range(count):
-            files = tempfile.mkdtemp(prefix=f"lrl-{run_id}-generator-{number}-", dir=SHARED_MEMORY)
-            environment = {**os.environ, FILES_VARIABLE: files, TOKEN_VARIABLE: token}
+            environment = {**os.environ, TOKEN_VARIABLE: token}
             errors = ends.enter_context((folder / f"receiver-{number}.log").open("w"))
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.weight_receiver", LOOPBACK],
@@ -228,7 +224,7 @@ def receivers(count: int, loop: LoopThread, folder: Path) -> Iterator[list[Gener
                 text=True,
                 env=environment,
             )
-            ends.callback(end, process, files)
+            ends.callback(end, process)
             assert process.stdout is not None, "it is a pipe"
             location = Endpoint(LOOPBACK).location(int(process.stdout.readline()))
             server: Any = SimpleNamespace(
@@ -246,10 +242,9 @@ def receivers(count: int, loop: LoopThread, folder: Path) -> Iterator[list[Gener
         yield made
 
 
-def end(process: subprocess.Popen[str], files: str) -> None:
+def end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait(60)
-    shutil.rmtree(files)
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:

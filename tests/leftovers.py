@@ -97,26 +97,14 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
-    """How the names of files in shared memory begin that the supervisors among `processes` will
-    remove; also those of another checkout, whose tests run beside these."""
-    found: list[str] = []
-    for said in map(words, processes):
-        for place, word in enumerate(said):
-            if word.endswith(SUPERVISOR):
-                found += said[place + 2 : place + 3]
-    return tuple(found)
-
-
 def left_in_shared_memory(before: set[str]) -> set[str]:
-    """New files there that belong to nobody who lives: no process has mapped them, and no
-    supervisor will remove them. Semaphores are Python's, whose tracker removes those of a killed
-    process when its own ends, which may be that of a test beside this one."""
-    used, kept = mapped(psutil.pids()), ("sem.", *prefixes(every_process()))
+    """New files there that no process has mapped. Semaphores are Python's, whose tracker removes
+    those of a killed process when its own ends, which may be that of a test beside this one."""
+    used = mapped(psutil.pids())
     new = [
         entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used
     ]
-    return {entry.name for entry in new if not entry.name.startswith(kept)}
+    return {entry.name for entry in new if not entry.name.startswith("sem.")}
 
 
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

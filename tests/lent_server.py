@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ def start_server(model: Path, folder: Path) -> Server:
     settings = ServerSettings(
         max_model_len=1024, max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, tool_parser=PARSER
     )
-    run = (folder, 0, secrets.token_hex(4), None, {}, Pull.middleware)
-    server = Server(str(model), settings, "shared_memory", [], *run)
+    server = Server(
+        str(model), settings, "shared_memory", [], folder, 0, middleware=Pull.middleware
+    )
     server.start()
     server.wait_ready()
     return server
@@ -70,12 +70,10 @@ class LentServer:
         """It keeps running."""
 
 
-def server_elsewhere(
-    url: str, token: str, settings: ServerSettings, run_id: str = ""
-) -> LentServer:
+def server_elsewhere(url: str, token: str, settings: ServerSettings) -> LentServer:
     """The server of another program, whose processes are not ours to bind."""
     server = JoinedServer(0, Location(url), token, settings)
-    vars(server).update(run_id=run_id, processes=list)
+    vars(server).update(processes=list)
     return LentServer(server)
 
 
@@ -102,8 +100,6 @@ class Borrowing(lrl.AsyncSingleDevice):
         for server in servers:
             if server.url.startswith("http:"):  # the one with TLS has a single run
                 end_half_sync(server.url, server.token)
-        # Should the tests be killed, the server's supervisor removes the weights' file.
-        self.run_id = servers[0].run_id
 
     def make_servers(self, run: Run) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""

@@ -46,8 +46,6 @@ temporary folder of a cluster can be longer."""
 
 SEED_VARIABLE = "PL_GLOBAL_SEED"
 """Lightning's `seed_everything` sets it."""
-FILES_VARIABLE = "LRL_GENERATOR_FILES"
-"""Names the folder to a server in which it keeps files in shared memory."""
 TRAINER_ONLY = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
@@ -78,8 +76,6 @@ class Server:
     """The run's; the log is `generator-<number>.log` in it."""
     number: int
     """In the fleet."""
-    run_id: str
-    """Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone."""
     token: str = ""
     """That callers need (`lrl.system.auth`); empty makes one."""
     transport_environment: Mapping[str, str] = field(default_factory=dict)
@@ -110,11 +106,6 @@ class Server:
         self.url = self.location.url
 
     @property
-    def own_files(self) -> str:
-        """Prefix of its own folder in /dev/shm."""
-        return f"lrl-{self.run_id}-generator-{self.number}-"
-
-    @property
     def alive(self) -> bool:
         """Whether it runs; it may still be starting."""
         return self._supervisor is not None and self._supervisor.poll() is None
@@ -129,11 +120,9 @@ class Server:
         """Starts the supervisor, which starts vLLM, and returns at once."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._scratch = make_scratch()
-        files = tempfile.mkdtemp(prefix=self.own_files, dir=supervisor.SHM)
-        owned = [str(os.getpid()), f"lrl-{self.run_id}-", self.own_files, self._scratch]
         command = [
             *(() if self.devices or trainer_has_all_cores() else NICE),
-            *(sys.executable, "-P", supervisor.__file__, *owned),
+            *(sys.executable, "-P", supervisor.__file__, str(os.getpid()), self._scratch),
             *self.command(),
         ]
         self._starts += 1
@@ -145,7 +134,7 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                env=self.environment() | {FILES_VARIABLE: files},
+                env=self.environment(),
                 start_new_session=True,
             )
         self._deadline = time.monotonic() + self.settings.start_timeout_s
@@ -194,7 +183,7 @@ class Server:
             log.warning("%s did not stop within stop_timeout_s=%g; killing it", self.name, limit_s)
             running.kill()
         if running.wait() < 0:
-            supervisor.clear(self._scratch, self.own_files)
+            supervisor.clear(self._scratch)
 
     def log_tail(self) -> str:
         """Returns the `end_of` its log since the last start; empty before the first."""

@@ -1,10 +1,10 @@
 """The supervisor process of one generator: starts vLLM, and ends all of it on request or when the
 trainer is gone.
 
-    python -P supervisor.py OWNER RUN_PREFIX OWN_PREFIX SCRATCH COMMAND ...
+    python -P supervisor.py OWNER SCRATCH COMMAND ...
 
 OWNER is the trainer's process id. At every end vLLM's temporary folder SCRATCH is removed, and what
-begins with OWN_PREFIX in /dev/shm; RUN_PREFIX only when the trainer is gone.
+it had in /dev/shm.
 
 It runs in its own session, which no Ctrl-C reaches. Its stdin is a pipe from the trainer: a byte
 means "stop, the run continues", and its end without one that the trainer has ended, by whatever
@@ -28,7 +28,6 @@ import os
 import select
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -117,22 +116,19 @@ def mapped(pids: Iterable[int]) -> set[int]:
     return inodes
 
 
-def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
-    """Removes what this user has in /dev/shm: files with one of `inodes`, and files and folders
-    with a name that begins with one of `prefixes`."""
+def remove_shared(inodes: set[int]) -> None:
+    """Removes what this user has in /dev/shm with one of `inodes`, unless a process has mapped
+    it."""
+    unused = inodes - mapped(psutil.pids())
     for path in SHM.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another supervisor of the run was quicker
             found = path.lstat()
-            is_folder = stat.S_ISDIR(found.st_mode)
-            if found.st_uid != os.geteuid():
-                continue
-            if found.st_ino in inodes or path.name.startswith(prefixes):
-                shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink()
+            if found.st_uid == os.geteuid() and found.st_ino in unused:
+                path.unlink()
 
 
-def clear(scratch: str, own_prefix: str) -> None:
-    """Cleans up after a killed supervisor: ends vLLM, and removes its files, such as fetched
-    weights. See `supervise` for the arguments."""
+def clear(scratch: str) -> None:
+    """Cleans up after a killed supervisor: ends vLLM, and removes its files."""
     shared: set[int] = set()
 
     def scan() -> list[psutil.Process]:
@@ -146,7 +142,7 @@ def clear(scratch: str, own_prefix: str) -> None:
         return living
 
     wait_or_kill(scan, End.STOPPED.value)  # vLLM has got its SIGTERM with the supervisor's end
-    remove_shared((own_prefix,), shared - mapped(psutil.pids()))
+    remove_shared(shared)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -167,9 +163,7 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
             scanned_at = time.monotonic()
 
 
-def supervise(
-    owner: int, run_prefix: str, own_prefix: str, *, scratch: str, command: list[str]
-) -> int:
+def supervise(owner: int, scratch: str, command: list[str]) -> int:
     """Runs `command` until the first reason to end it, ends all of it, and removes its files;
     returns its exit status as a shell gives it."""
     stop_signals: list[int] = []
@@ -185,11 +179,7 @@ def supervise(
         living = [process.pid for process in tree.scan()]
         log.info("%s after exit status %s; ending %s", why.name, child.returncode, living)
         tree.end(why.value)
-        run_is_over = why is End.OWNER_GONE or os.getppid() != owner
-        remove_shared(
-            (own_prefix, run_prefix) if run_is_over else (own_prefix,),
-            tree.shared - mapped(psutil.pids()),
-        )
+        remove_shared(tree.shared)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return shell_status(child.returncode)
@@ -197,5 +187,5 @@ def supervise(
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    owner, run_prefix, own_prefix, scratch, *command = sys.argv[1:]
-    sys.exit(supervise(int(owner), run_prefix, own_prefix, scratch=scratch, command=command))
+    owner, scratch, *command = sys.argv[1:]
+    sys.exit(supervise(int(owner), scratch, command))

@@ -257,9 +257,6 @@ class JoiningGenerator(JoinSession):
             devices=self.devices,
             folder=folder,
             number=number,
-            # Another run id: this supervisor must not remove the files in /dev/shm that belong to
-            # the run itself.
-            run_id=f"{spec.run_id}-joined-{number}",
             token=self.client.token,
             transport_environment=transport.server_environment(number) | spec.environment,
             middleware=transport.middleware,

@@ -7,7 +7,6 @@ come on top. So a fault surely cannot work, and a run that passes may still be t
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from lrl.rewards import Reward
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.prompts import Prompts
 from lrl.system.machine import GIB, in_gib
-from lrl.weights.version_file import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -141,10 +139,6 @@ def check_resources(run: Run, shape: Shape) -> None:
         check_gpu(strategy, of_a_rank)
     else:
         check_memory(strategy, of_a_rank, copy)
-    transport, servers = strategy.choose_transport(), strategy.placements()
-    travels = min(trained, copy) if transport.narrows else trained
-    pools = 1 + bool(strategy.num_evaluation_generators)
-    check_shared_memory(transport.backend, transport.stored_bytes(travels, pools, len(servers)))
 
 
 def memory_here() -> int:
@@ -184,16 +178,4 @@ def check_gpu(strategy: GeneratorDevices, of_a_rank: int) -> None:
             f"GPU memory: weights, gradients and moments take {takes} GiB, beside a generator's "
             f"{other} (strategy.server.gpu_memory_utilization), and the GPU has {has}. Take a "
             "smaller model.model, model.dtype bfloat16 or a lower share."
-        )
-
-
-def check_shared_memory(transport: str, needed: int) -> None:
-    """Checks that the staged weights fit: a write beyond its end kills the trainer."""
-    free = shutil.disk_usage(SHARED_MEMORY).free
-    if needed > free:
-        takes, has = in_gib(needed, free)
-        raise ConfigError(
-            f"{SHARED_MEMORY} has {has} GiB free, and strategy.weight_transfer {transport} takes "
-            f"{takes}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, "
-            "or `docker run --shm-size` for a container."
         )

@@ -296,7 +296,6 @@ class GeneratorDevices(GracefulShutdown):
                 devices=devices,
                 folder=run_folder(run.trainer),
                 number=number,
-                run_id=self.run_id,
                 token=self.token,
                 transport_environment=transport.server_environment(number),
                 middleware=transport.middleware,

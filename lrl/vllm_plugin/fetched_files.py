@@ -1,7 +1,7 @@
 """Fetches a generator's versions of the weights: an ASGI middleware of vLLM's API server, guarded
 by the run's token.
 
-    POST /lrl/fetch               fetches a version into this machine's shared memory
+    POST /lrl/fetch               fetches a version into a file in this machine's memory
     GET  /lrl/parts/CHECKSUM/...  serves the blocks of a version that are here to other generators
 
 Of the machines that fetch, one takes a block from the trainer's rank that holds it, another one for
@@ -9,8 +9,8 @@ each block, and all others take it from that machine. So a rank sends each block
 machines there are, and no link carries more than its share. Whoever fails is passed over: then the
 block comes from the trainer.
 
-There is one file at rest, the generator's version, which the next differences need. A file gets its
-name when all its blocks are right, so a damaged one is never loaded.
+There is one file at rest, the generator's version, which the next differences need. The trainer
+learns a file's path when all its blocks are right, so a damaged one is never loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from starlette.requests import Request
@@ -34,11 +33,10 @@ from starlette.responses import JSONResponse, Response
 from xxhash import xxh3_64_intdigest
 
 from lrl.errors import BadTransfer, FetchFailed
-from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TOKEN_VARIABLE, bearer
 from lrl.system.endpoint import Location, connect
 from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport, restore
-from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
+from lrl.weights.version_file import Block, Header, path_of, read_header, require_memory
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -74,7 +72,7 @@ class PullRoutes:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.files = FetchedFiles(Path(os.environ[FILES_VARIABLE]), os.environ[TOKEN_VARIABLE])
+        self.files = FetchedFiles(os.environ[TOKEN_VARIABLE])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = (scope["method"], scope["path"]) if scope["type"] == "http" else ("", "")
@@ -110,12 +108,10 @@ class FetchedFiles:
     """The versions of one generator.
 
     Args:
-        folder: Where they lie, and nothing else; closed to other users.
         token: The run's token, for the sources.
     """
 
-    def __init__(self, folder: Path, token: str) -> None:
-        self._folder = folder
+    def __init__(self, token: str) -> None:
         self._token = token
         self._one_at_a_time = threading.Lock()
         self._whole: VersionFile | None = None
@@ -136,24 +132,24 @@ class FetchedFiles:
         """Raises FetchFailed if the version did not arrive in time, and OSError without room for
         it."""
         with self._one_at_a_time:
-            path = self._folder / order.checksum
-            for held in (str(path), order.beside):
-                if os.access(held, os.R_OK) and read_header(held).checksum == order.checksum:
+            own = self._whole.path if self._whole is not None else ""
+            for held in (own, order.beside):
+                # A file: its process may have ended, and another have the number.
+                if os.path.isfile(held) and read_header(held).checksum == order.checksum:
                     return FetchReport(held, "held")
             fetch = Fetch(order, self._token, self._whole)
             if self._draft is None or self._draft.header != fetch.header:
                 if self._draft is not None:
-                    self._draft.remove()
+                    self._draft.close()
                 self._draft = None  # there may be no room for the next one
-                self._draft = VersionFile(path, fetch.header)
+                self._draft = VersionFile(fetch.header)
             fetch.fill(self._draft)
             if self._whole is not None:
-                self._whole.remove()
-            self._draft.draft.rename(path)
+                self._whole.close()
             self._whole = self._draft
             self._draft = None
             return FetchReport(
-                str(path),
+                self._whole.path,
                 fetch.how,
                 from_trainer=sum(fetch.from_trainer),
                 from_peers=sum(fetch.from_peers),
@@ -163,20 +159,18 @@ class FetchedFiles:
 class VersionFile:
     """A version on its way into its file, and then in it; raises OSError without room for it."""
 
-    def __init__(self, path: Path, header: Header) -> None:
-        require_room(path.parent, header.size)
-        self.path = path
+    def __init__(self, header: Header) -> None:
+        require_memory(header.size)
         self.header = header
-        self.draft = path.with_suffix(".draft")
         self.here = set[int]()
         """Numbers of the blocks that are right."""
         self.differences = dict[int, bytes]()
         """Those that came, for other generators."""
-        self.draft.unlink(missing_ok=True)  # of an attempt for which there was no room
-        self._file = open_new(self.draft)
+        self._file = os.fdopen(os.memfd_create("lrl-weights"), "r+b")
         self._file.write(header.text)
         self._file.truncate(header.size)
         self._file.flush()
+        self.path = path_of(self._file.fileno())
 
     def read(self, block: Block) -> bytes:
         return block.read(self._file.fileno())
@@ -185,10 +179,8 @@ class VersionFile:
         block.write(self._file.fileno(), content)
         self.here.add(block.number)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         self._file.close()
-        self.path.unlink(missing_ok=True)
-        self.draft.unlink(missing_ok=True)
 
 
 class Fetch:

@@ -2,7 +2,7 @@
 `lrl.vllm_plugin.fetched_files`.
 
     every rank stages its part -> order -> machines fetch from all ranks, and from each other, while
-    their generators write -> pause -> each loads the file from its own shared memory
+    their generators write -> pause -> each loads the file from its machine's memory
 """
 
 import asyncio
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 class Pull(Transport):
     backend = "pull"
     copies = True
-    narrows = True
     middleware = ("lrl.vllm_plugin.fetched_files.PullRoutes",)
 
     @classmethod
@@ -49,11 +48,6 @@ class Pull(Transport):
             "reaches. Start it with an address that this one reaches, and tls_cert and tls_key or "
             "insecure."
         )
-
-    @classmethod
-    def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """Two files for each pool that has generators here; the trainer's own are in no folder."""
-        return min(pools, generators) * 2 * weight_bytes
 
     def __init__(self, policy: Policy, name: str) -> None:
         super().__init__(policy, name)

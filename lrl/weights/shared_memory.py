@@ -1,18 +1,15 @@
-"""Weights through a file in shared memory: for any single machine, with or without GPUs.
+"""Weights through a file in memory: for any single machine, with or without GPUs.
 
 Every rank writes its part of one file while the generators still write; in the pause they only load
-it. Each version has a folder of its own, under a name that nobody can guess and closed to other
-users, who could otherwise put a link or a file of theirs in its place. The name begins with the
-run's id, by which the supervisor finds those of a killed run."""
+it. The file has no name that another user could guess, open or replace: generators open it through
+the trainer's process."""
 
-import shutil
-import tempfile
-from pathlib import Path
+import os
 
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.staging import StageOrder
 from lrl.weights.transport import Machine, Policy, Transport
-from lrl.weights.version_file import SHARED_MEMORY, open_new
+from lrl.weights.version_file import path_of
 
 
 class SharedMemory(Transport):
@@ -34,34 +31,27 @@ class SharedMemory(Transport):
             "start the run with strategy.weight_transfer: pull, or nccl on GPUs."
         )
 
-    @classmethod
-    def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """A file for each pool, and one more: a new version is written next to the older one."""
-        return (pools + 1) * weight_bytes
-
     def __init__(self, policy: Policy, name: str) -> None:
         super().__init__(policy, name)
-        self._file: Path | None = None
+        self._file = -1
         self._checksum = ""
 
     def stage(self) -> None:
-        """Writes the weights next to the older file, then removes that one."""
-        folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self.name}-", dir=SHARED_MEMORY))
-        file = folder / "weights.safetensors"
+        """Writes the weights next to the older file, then frees that one."""
+        file = os.memfd_create(self.name)
         try:
-            open_new(file).close()
-            header = self.policy.stage_weights(StageOrder(self.name, None, str(file)))
+            header = self.policy.stage_weights(StageOrder(self.name, None, path_of(file)))
         except BaseException:
-            shutil.rmtree(folder)
+            os.close(file)
             raise
         self.close()
         self._file = file
         self._checksum = header.checksum
 
     def send(self, calls: PoolCalls) -> None:
-        calls.update(lambda one: {"file": str(self._file), "checksum": self._checksum})
+        calls.update(lambda one: {"file": path_of(self._file), "checksum": self._checksum})
 
     def close(self) -> None:
-        if self._file is not None:
-            shutil.rmtree(self._file.parent, ignore_errors=True)
-            self._file = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -13,17 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from torch import Tensor
 
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
-from lrl.system.machine import in_gib
 from lrl.system.ranks import Ranks
-from lrl.weights.version_file import Header, Pieces, held_rows, require_room, spec_of, sums_of
+from lrl.weights.version_file import Header, Pieces, held_rows, require_memory, spec_of, sums_of
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
@@ -138,17 +135,13 @@ def _write_part(
     descriptor, sums, fault = -1, list[int](), ""
     blocks = empty.parts[rank]
     try:
-        if not order.file:
-            needed, free = sum(block.nbytes for block in blocks), psutil.virtual_memory().available
-            if needed > free:
-                takes, has = in_gib(needed, free)
-                raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
-            descriptor = os.memfd_create(order.pool)
-        else:
+        require_memory(sum(block.nbytes for block in blocks))
+        if order.file:
+            descriptor = os.open(order.file, os.O_RDWR)
             if rank == 0:
-                require_room(Path(order.file).parent, empty.size)
-                os.truncate(order.file, empty.size)
-            descriptor = os.open(order.file, os.O_RDWR | os.O_NOFOLLOW)
+                os.truncate(descriptor, empty.size)
+        else:
+            descriptor = os.memfd_create(order.pool)
         _write(rows, empty, order, descriptor)
         sums = sums_of(blocks, descriptor)
     except OSError as error:

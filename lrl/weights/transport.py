@@ -66,8 +66,6 @@ class Transport:
     """All generators take part in one transfer; a change of the pool has all connect anew."""
     copies = False
     """`stage` copies the weights, so that the policy may change while they are sent."""
-    narrows = False
-    """The weights travel in the generators' number format, if that is smaller."""
     middleware: tuple[str, ...] = ()
     """Class paths of the routes that its servers need besides vLLM's."""
     fetched_bytes = 0
@@ -100,12 +98,6 @@ class Transport:
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
         """Variables in `own` that all processes of a transfer must have alike."""
         return {}
-
-    @classmethod
-    def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """Most bytes in this machine's shared memory for `pools` pools of `generators` together;
-        `weight_bytes` are those of one copy as it travels."""
-        return 0
 
     def __init__(self, policy: Policy, name: str) -> None:
         self.policy = policy

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -31,7 +31,6 @@ from lrl.training.merging import DOWN, UP, merge
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
 
-SHARED_MEMORY = Path("/dev/shm")
 FORMATS = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"},
@@ -220,14 +219,14 @@ def _encoded(table: dict[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read_header(path: Path | str) -> Header:
+def read_header(path: str) -> Header:
     with open(path, "rb") as file:
         length = file.read(8)
         size = int.from_bytes(length, "little")
         return Header(length + file.read(min(size, os.path.getsize(path))))
 
 
-def check_file(path: Path | str, checksum: str) -> None:
+def check_file(path: str, checksum: str) -> None:
     """Raises ValueError unless a file is the whole version whose header has this checksum."""
     header = read_header(path)
     if header.checksum != checksum:
@@ -286,17 +285,15 @@ def merged(
         raise ValueError(f"There is no weight for the trainer's adapter {min(left)}.")
 
 
-def open_new(path: Path) -> BinaryIO:
-    """Opens a new file that only this user reads; FileExistsError if there is one, or a link."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b")
+def require_memory(nbytes: int) -> None:
+    """Raises OSError if weights of this size do not fit into the free memory."""
+    free = psutil.virtual_memory().available
+    if nbytes > free:
+        takes, has = in_gib(nbytes, free)
+        raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
 
 
-def require_room(folder: Path, needed: int) -> None:
-    """Raises OSError if `folder` has not `needed` bytes free."""
-    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    if needed > free:
-        takes, has = in_gib(needed, free)
-        raise OSError(
-            f"{folder} has {has} GiB free and the weights take {takes} GiB, twice that while a new "
-            "version replaces the old one. Enlarge it."
-        )
+def path_of(descriptor: int) -> str:
+    """Returns the path by which this user's other processes on this machine open a file that this
+    process has open: one in memory has no name, and the kernel frees it with its last process."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"

@@ -186,13 +186,6 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_a_servers_own_files_are_the_runs_and_no_other_servers(tmp_path: Path) -> None:
-    one, ten = (
-        Server("m", ServerSettings(), "pull", [], tmp_path, number, "ab12") for number in (1, 10)
-    )
-    assert one.own_files.startswith("lrl-ab12-") and not ten.own_files.startswith(one.own_files)
-
-
 def test_the_end_of_a_log_has_the_cause_once_however_much_follows_it() -> None:
     died = "(EngineCore pid=7) ERROR 11-28 00:21:34 [core.py:1512] RuntimeError: head_dim=16"
     ends = (

@@ -4,7 +4,6 @@ starts quickly."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -59,22 +58,14 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.prefix = f"lrl-{uuid.uuid4().hex[:8]}-"
-        self.own = f"{self.prefix}generator-0-"
         self.scratch = folder / "scratch"
-        self.shared = supervisor.SHM / f"psm_{self.prefix}"  # vLLM's file
-        self.weights = supervisor.SHM / f"{self.prefix}0-weights"
-        self.fetched = supervisor.SHM / f"{self.own}weights"
-        self.others = supervisor.SHM / f"{self.prefix}generator-01-weights"
-        for made in (self.weights, self.fetched, self.others, self.scratch):
-            made.mkdir(mode=0o700)
-            (made / "weights.safetensors").write_bytes(b"weights")
+        self.scratch.mkdir(mode=0o700)
+        self.shared = supervisor.SHM / f"psm_{uuid.uuid4().hex[:8]}"  # vLLM's file
 
     def command(self, owner: int, *program: str) -> list[str]:
         """Returns the supervisor's command line."""
         program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
-        names = (str(owner), self.prefix, self.own, str(self.scratch))
-        return [sys.executable, supervisor.__file__, *names, *program]
+        return [sys.executable, supervisor.__file__, str(owner), str(self.scratch), *program]
 
     def start(self, *program: str) -> subprocess.Popen[bytes]:
         """Starts a supervisor owned by this test."""
@@ -96,8 +87,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
     run.shared.unlink(missing_ok=True)
-    for folder in (run.weights, run.fetched, run.others):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -108,7 +97,6 @@ def assert_nothing_is_left(run: Run, tree: Sequence[psutil.Process]) -> None:
     wait_for(lambda: all(map(gone, tree)), what="the end of the tree")
     wait_for(lambda: not run.shared.exists(), what="the removal of the tree's shared memory")
     wait_for(lambda: not run.scratch.exists(), what="the removal of the temporary folder")
-    wait_for(lambda: not run.fetched.exists(), what="the removal of the generator's own files")
 
 
 def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
@@ -118,7 +106,7 @@ def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("end", ["asked", "SIGTERM to the supervisor", "SIGKILL to the root"])
-def test_no_process_of_the_tree_and_no_file_but_the_runs_own_is_left(end: str, run: Run) -> None:
+def test_no_process_or_file_of_the_tree_is_left(end: str, run: Run) -> None:
     process = run.start()
     root, orphan = run.tree()
     if end == "asked":
@@ -134,7 +122,6 @@ def test_no_process_of_the_tree_and_no_file_but_the_runs_own_is_left(end: str, r
         root.kill()
     process.wait(60)
     assert_nothing_is_left(run, (root, orphan))
-    assert run.weights.exists() and run.others.exists(), "the trainer lives and may need its files"
 
 
 @pytest.mark.parametrize("habit", ["plain", "forks"])
@@ -148,7 +135,6 @@ def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
     owner.kill()
     assert owner.stdout is not None
     assert_nothing_is_left(run, tree)
-    wait_for(lambda: not run.weights.exists(), what="the removal of the run's own files")
     if habit == "forks":
         os.kill(int(owner.stdout.readline()), signal.SIGKILL)
 
@@ -160,27 +146,21 @@ def test_the_root_ends_with_a_killed_supervisor_and_what_remains_can_be_cleared(
     process.wait()
     wait_for(lambda: gone(root), what="the end of the root")
     assert run.scratch.is_dir(), "no process removes the temporary folder"
-    supervisor.clear(str(run.scratch), run.own)
-    assert gone(orphan) and not run.scratch.exists() and not run.fetched.exists()
-    assert run.weights.exists() and run.others.exists(), "the trainer lives and may need its files"
+    supervisor.clear(str(run.scratch))
+    assert gone(orphan) and not run.scratch.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_another_user_has_put_there_stays_and_keeps_nothing_of_the_run(
-    kind: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_what_another_user_has_put_there_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(supervisor, "SHM", tmp_path)
-    planted, link, own = (tmp_path / f"lrl-run-{name}" for name in ("a", "b", "c"))
-    planted.touch() if kind == "file" else planted.mkdir()
-    os.chown(planted, 65534, 65534)
-    treasure = tmp_path / "treasure"
-    treasure.mkdir()
-    link.symlink_to(treasure)
-    own.mkdir(mode=0o700)
-    supervisor.remove_shared(("lrl-run-",), set())
-    assert planted.exists() and treasure.is_dir()
-    assert not own.exists() and not link.is_symlink()
+    theirs, own = tmp_path / "theirs", tmp_path / "own"
+    for file in (theirs, own):
+        file.touch()
+    os.chown(theirs, 65534, 65534)
+    supervisor.remove_shared({theirs.stat().st_ino, own.stat().st_ino})
+    assert theirs.exists() and not own.exists()
 
 
 def test_shared_memory_that_others_still_use_stays(run: Run) -> None:

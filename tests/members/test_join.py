@@ -107,9 +107,6 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert -1 not in places and places == sorted(places), said
     _, server = Remembered.made
     assert not server.alive and fleet.left == 1 and fleet.alive == 1
-    weights = f"lrl-{SPEC.run_id}-0-"  # as `lrl.callbacks.weight_sync` and its transport name it
-    assert not weights.startswith(f"lrl-{server.run_id}-"), "its supervisor may not remove them"
-    assert server.run_id.startswith(SPEC.run_id), "the run's own supervisors may remove its files"
     token = server.token
     assert token == fleet.generators[0].server.token and token not in said
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

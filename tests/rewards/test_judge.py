@@ -328,7 +328,7 @@ def test_in_vllm_scores_are_those_of_transformers_and_no_input_is_cut(tmp_path):
     texts = [f"What is {number} + {number}?" * (1 + number % 5) for number in range(32)]
     own = torch.cat([own_score(text) for text in texts]).squeeze()
     settings = ServerSettings(kv_cache_gib=0.1)
-    server = PoolingServer(str(tmp_path / "model"), settings, "", [], tmp_path, 0, "reward")
+    server = PoolingServer(str(tmp_path / "model"), settings, "", [], tmp_path, 0)
     server.start()
     try:
         server.wait_ready()

@@ -53,14 +53,14 @@ class Telling(L.Callback):
             file.write(json.dumps(line) + "\n")
 
 
-def train(policy: Path, folder: Path, port: int, url: str, token: str, run_id: str) -> None:
+def train(policy: Path, folder: Path, port: int, url: str, token: str) -> None:
     """A run with the server of another process, which saves at every step and resumes from what is
     there."""
     saved = folder / "checkpoints" / "last.ckpt"
     agents = Agent(port=port)
     agents.stop = tuple(string.ascii_letters)  # else a turn of this policy has hundreds of tokens
     fit(
-        server_elsewhere(url, token, lrl.ServerSettings(dtype="float32"), run_id),
+        server_elsewhere(url, token, lrl.ServerSettings(dtype="float32")),
         policy,
         folder,
         steps=STEPS,
@@ -86,7 +86,7 @@ def start(
 ) -> Iterator[Callable[[], Fork]]:
     """Starts the run, or starts it again."""
     port, started = free_port(), []
-    where = (lent_server.url, lent_server.token, lent_server.run_id)
+    where = (lent_server.url, lent_server.token)
 
     def start() -> Fork:
         variables = {name: os.environ[name] for name in (MARK, "TMPDIR")}

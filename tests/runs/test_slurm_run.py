@@ -61,7 +61,6 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
             worker_launcher=Slurm(1),
         )
         assert not others_living(strategy.run_id)
-    assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
     assert strategy.choose_transport().backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2
     pool = trainer.datamodule.reward_pool  # type: ignore[attr-defined]

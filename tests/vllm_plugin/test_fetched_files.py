@@ -3,11 +3,14 @@ die."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +24,7 @@ from lrl.vllm_plugin import fetched_files
 from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.weights.parts import PARTS, FetchOrder
 from lrl.weights.staging import StageOrder, Staging
+from lrl.weights.version_file import path_of
 from tests.certificates import self_signed, signed_by
 from tests.http_call import call
 from tests.weights.scripted_source import Fault, ScriptedSource, scripted
@@ -34,14 +38,14 @@ NOBODY = Location("http://127.0.0.1:9")
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FetchedFiles:
+def files(monkeypatch: pytest.MonkeyPatch) -> FetchedFiles:
     monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.001)
-    (tmp_path / "shm").mkdir()
-    return FetchedFiles(tmp_path / "shm", TOKEN)
+    return FetchedFiles(TOKEN)
 
 
-def names(files: FetchedFiles) -> set[str]:
-    return {path.name for path in files._folder.iterdir()}
+def held(files: FetchedFiles) -> list[str]:
+    """Checksums of the versions in memory, whole or not."""
+    return [file.header.checksum for file in (files._whole, files._draft) if file is not None]
 
 
 class Trainer:
@@ -106,29 +110,31 @@ def test_who_holds_the_version_before_fetches_differences_and_others_the_whole_a
     assert first.how == "whole" and first.from_trainer == 300 * 256 * 2 + 65 * 4
     assert trainer.is_in(first.file)
     trainer.step()
-    second = files.fetch(trainer.stage())
+    asked = trainer.stage()
+    second = files.fetch(asked)
     assert second.how == "delta" and second.from_trainer < first.from_trainer / 10
-    assert trainer.is_in(second.file) and Path(first.file).name not in names(files)
+    assert trainer.is_in(second.file) and held(files) == [asked.checksum]
     for _ in range(2):
         trainer.step()
         fourth = trainer.stage()
     assert files.fetch(fourth).how == "whole", "it missed a version"
-    assert names(files) == {fourth.checksum}
+    assert held(files) == [fourth.checksum]
 
 
-def test_what_is_held_or_beside_is_not_fetched_again(
-    trainer: Trainer, files: FetchedFiles, tmp_path: Path
-) -> None:
+def test_what_is_held_or_beside_is_not_fetched_again(trainer: Trainer, files: FetchedFiles) -> None:
     asked = trainer.stage()
     path = files.fetch(asked).file
     trainer.close()
     again = files.fetch(asked)
     assert (again.how, again.from_trainer, again.file) == ("held", 0, path)
-    (tmp_path / "other").mkdir()
-    other = FetchedFiles(tmp_path / "other", TOKEN)
+    other = FetchedFiles(TOKEN)
     assert other.fetch(replace(asked, beside=path)).file == path
-    with pytest.raises(FetchFailed):
-        other.fetch(replace(asked, beside=f"{path}-gone"))
+    reading, writing = os.pipe()  # nobody ever writes to it
+    for another in (f"{path}0", path_of(reading)):
+        with pytest.raises(FetchFailed):
+            other.fetch(replace(asked, beside=another))
+    os.close(reading)
+    os.close(writing)
 
 
 def test_a_base_that_was_damaged_is_noticed_and_the_whole_is_fetched(
@@ -153,7 +159,7 @@ def test_a_broken_transfer_is_resumed_with_the_blocks_that_are_missing(
         pytest.raises(FetchFailed, match="from rank 0 at"),
     ):
         files.fetch(replace(asked, ranks=[broken.location]))
-    assert names(files) == {f"{asked.checksum}.draft"}
+    assert held(files) == [asked.checksum] and files._whole is None
     with source(one_rank) as whole:
         assert one_rank.is_in(files.fetch(replace(asked, ranks=[whole.location])).file)
         assert len(whole.asked) == blocks - 20
@@ -174,9 +180,8 @@ def test_whatever_breaks_a_version_is_whole_or_it_is_not_there(
     of_rank: list[Fault],
     of_peer: list[Fault],
     holds_the_version_before: bool,
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    trainer, files = Trainer(ranks), FetchedFiles(tmp_path_factory.mktemp("shm"), TOKEN)
+    trainer, files = Trainer(ranks), FetchedFiles(TOKEN)
     with pytest.MonkeyPatch.context() as patch, closing(trainer):
         patch.setattr(fetched_files, "BACKOFF_S", 0.001)
         first = trainer.stage()
@@ -191,7 +196,7 @@ def test_whatever_breaks_a_version_is_whole_or_it_is_not_there(
                     report = files.fetch(order)
                     break
                 except FetchFailed:
-                    assert order.checksum not in names(files)
+                    assert files._whole is None or files._whole.header.checksum == first.checksum
         assert trainer.is_in(report.file)
 
 
@@ -228,13 +233,11 @@ def test_a_stalled_transfer_ends_at_its_deadline_with_each_reason(
 def test_without_room_nothing_is_written(
     one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(folder: Path, needed: int) -> None:
-        raise OSError("0.0 GiB free")
-
-    monkeypatch.setattr(fetched_files, "require_room", full)
-    with pytest.raises(OSError, match="GiB free"):
-        files.fetch(one_rank.stage())
-    assert names(files) == set()
+    asked = one_rank.stage()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64))
+    with pytest.raises(OSError, match="GiB are free"):
+        files.fetch(asked)
+    assert held(files) == []
 
 
 @pytest.mark.parametrize(

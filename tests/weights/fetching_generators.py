@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -21,7 +20,6 @@ from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
 from lrl.generators.generator import Generator
-from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
 from lrl.system.endpoint import Endpoint
@@ -69,19 +67,14 @@ class ModelOfVllm:
 
 
 class FetchingGenerator(Generator):
-    """One of them, with its files in a folder of its own."""
-
-    def __init__(self, folder: Path, number: int, settings: ServerSettings) -> None:
+    def __init__(self, number: int, settings: ServerSettings) -> None:
         self.vllm = ModelOfVllm()
-        self.folder = folder / f"machine-{number}"
-        self.folder.mkdir()
-        environment = {FILES_VARIABLE: str(self.folder), TOKEN_VARIABLE: TOKEN}
-        with mock.patch.dict(os.environ, environment):
+        with mock.patch.dict(os.environ, {TOKEN_VARIABLE: TOKEN}):
             self.routes = PullRoutes(self.vllm)
             app = TokenMiddleware(self._freezing)
         endpoint: Endpoint = settings
         listener = socket.create_server((endpoint.host, 0))
-        tls = {"ssl_certfile": endpoint.tls_cert, "ssl_keyfile": endpoint.tls_key}
+        tls: dict[str, Any] = {"ssl_certfile": endpoint.tls_cert, "ssl_keyfile": endpoint.tls_key}
         config = uvicorn.Config(
             app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1, **tls
         )
@@ -102,10 +95,6 @@ class FetchingGenerator(Generator):
             return
         await self.routes(scope, receive, send)
 
-    @property
-    def files(self) -> set[str]:
-        return {path.name for path in self.folder.iterdir()}
-
     def die(self) -> None:
         """Ends the server with all its connections."""
         self.http.should_exit = self.http.force_exit = True
@@ -113,10 +102,8 @@ class FetchingGenerator(Generator):
 
 
 @contextmanager
-def fetching_generators(
-    count: int, folder: Path, settings: ServerSettings
-) -> Iterator[list[FetchingGenerator]]:
-    made = [FetchingGenerator(folder, number, settings) for number in range(count)]
+def fetching_generators(count: int, settings: ServerSettings) -> Iterator[list[FetchingGenerator]]:
+    made = [FetchingGenerator(number, settings) for number in range(count)]
     try:
         end = time.monotonic() + 300
         while not all(generator.http.started for generator in made):

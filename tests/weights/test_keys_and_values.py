@@ -47,7 +47,7 @@ class OneGenerator(Scene):
             [self.generator],
             WholeWeights(lambda: iter(())),
             SharedMemory,
-            name=f"{server.run_id}-keys",
+            name="keys",
             keys_and_values=keys_and_values,
         )
 

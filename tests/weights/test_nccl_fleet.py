@@ -81,11 +81,7 @@ def servers(
     policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, GlooServer]]:
     """Two servers, started at once."""
-    folder, run_id, token = (
-        tmp_path_factory.mktemp("nccl"),
-        secrets.token_hex(4),
-        secrets.token_urlsafe(32),
-    )
+    folder, token = tmp_path_factory.mktemp("nccl"), secrets.token_urlsafe(32)
     common: dict[str, Any] = {
         "max_model_len": 160,
         "max_num_seqs": 8,
@@ -95,7 +91,7 @@ def servers(
     found = {}
     for number, (name, workers) in enumerate(WORKERS.items()):
         settings = ServerSettings(**common, tensor_parallel_size=workers)
-        place = (str(policy_folder), settings, "nccl", [], folder, number, run_id, token)
+        place = (str(policy_folder), settings, "nccl", [], folder, number, token)
         found[name] = GlooServer(*place, told=folder / f"{name}.told")
     try:
         for server in found.values():

@@ -213,7 +213,7 @@ def test_a_real_generator_whose_weights_are_a_hundred_steps_old_is_found_when_it
         [Generator(lent_server, 8)],
         WholeWeights(policy.network.named_parameters),
         SharedMemory,
-        name=f"{lent_server.run_id}-stale",
+        name="stale",
         prove_every_n_syncs=2,
     )
     with closing(scene):

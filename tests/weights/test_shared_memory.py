@@ -1,18 +1,20 @@
-"""The transport that writes files."""
+"""The transport that writes files in memory."""
 
 import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from lrl.weights import shared_memory
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.version_file import open_new
 from tests.weights.whole_weights import WholeWeights
 
 
@@ -26,76 +28,54 @@ def weights_of(value: float) -> WholeWeights:
 
 
 @pytest.fixture
-def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMemory, Path]:
-    """The transport, and the folder in the place of shared memory."""
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
-    return SharedMemory(weights_of(0.0), "run-0"), tmp_path
+def transport() -> Iterator[SharedMemory]:
+    with closing(SharedMemory(weights_of(0.0), "run-0")) as made:
+        yield made
 
 
-def stage(transport: SharedMemory, value: float) -> None:
+def stage(transport: SharedMemory, value: float) -> str:
+    """Returns the path that the generators get."""
     transport.policy = weights_of(value)
     transport.stage()
+    sent: list[dict[str, Any]] = []
+    transport.send(SimpleNamespace(update=lambda info: sent.append(info(None))))  # type: ignore[arg-type]
+    return sent[0]["file"]
 
 
-def staged_in(shared: Path) -> Path:
-    """Returns the only file there; raises ValueError if there is another number of them."""
-    (file,) = shared.glob("lrl-run-0-*/*")
-    return file
-
-
-def test_a_reader_of_the_older_file_reads_all_of_it(connected: tuple[SharedMemory, Path]) -> None:
-    transport, shared = connected
-    stage(transport, 1.0)
-    with staged_in(shared).open("rb") as reader:
-        begun, old = reader.read(10), staged_in(shared).read_bytes()
-        stage(transport, 2.0)
+def test_a_reader_of_the_older_file_reads_all_of_it(transport: SharedMemory) -> None:
+    with open(stage(transport, 1.0), "rb") as reader, open(reader.name, "rb") as whole:
+        begun, old = reader.read(10), whole.read()
+        newer = stage(transport, 2.0)
         assert begun + reader.read() == old
-    assert load_file(staged_in(shared))["head"].tolist() == [2.0] * 3
+    assert load_file(newer)["head"].tolist() == [2.0] * 3
 
 
-def test_no_other_user_can_guess_open_or_redirect_the_file_that_generators_load(
-    connected: tuple[SharedMemory, Path], tmp_path: Path
-) -> None:
-    transport, shared = connected
-    treasure = tmp_path / "treasure"
-    treasure.write_text("mine")
-    for name in ("lrl-run-0.safetensors", "lrl-run-0.draft", "lrl-run-0-weights.safetensors"):
-        (shared / name).symlink_to(treasure)
-    stage(transport, 1.0)
-    stage(transport, 2.0)
-    file = staged_in(shared)
-    assert treasure.read_text() == "mine" and not file.is_symlink()
-    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
-    first = file.parent.name
-    stage(transport, 3.0)
-    assert staged_in(shared).parent.name != first
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_only_the_runs_own_user_opens_the_file(transport: SharedMemory) -> None:
+    path = stage(transport, 1.0)
+    read: Any = partial(subprocess.run, ["cat", path], capture_output=True, timeout=60)
+    assert read().stdout == Path(path).read_bytes() != b""
+    other = read(user=65534, group=65534, extra_groups=[])
+    assert other.stdout == b"" and b"Permission denied" in other.stderr
 
 
-@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to])
-def test_a_file_that_is_there_already_is_not_written(plant: Any, tmp_path: Path) -> None:
-    treasure, file = tmp_path / "treasure", tmp_path / "weights.safetensors"
-    treasure.write_text("mine")
-    plant(file, treasure)
-    with pytest.raises(FileExistsError):
-        open_new(file)
-    assert treasure.read_text() == "mine"
+def test_a_version_is_freed_with_the_next_one_and_at_the_end(transport: SharedMemory) -> None:
+    def is_held(path: str) -> bool:
+        return "run-0" in (os.readlink(path) if os.path.lexists(path) else "")
 
-
-def test_closing_removes_the_file_and_may_be_repeated(connected: tuple[SharedMemory, Path]) -> None:
-    transport, shared = connected
-    stage(transport, 1.0)
+    first, second = stage(transport, 1.0), stage(transport, 2.0)
+    assert not is_held(first) and is_held(second)
     transport.close()
     transport.close()
-    assert list(shared.iterdir()) == []
-    SharedMemory(weights_of(0.0), "run-0").close()
+    assert not is_held(second)
 
 
 def test_without_room_nothing_is_left_and_the_older_version_stays(
-    connected: tuple[SharedMemory, Path], monkeypatch: pytest.MonkeyPatch
+    transport: SharedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, shared = connected
-    stage(transport, 1.0)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
-    with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):
+    path, held = stage(transport, 1.0), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64))
+    with pytest.raises(OSError, match="the weights take .* GiB of memory, and .* are free"):
         stage(transport, 2.0)
-    assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3
+    assert len(os.listdir("/proc/self/fd")) == held
+    assert load_file(path)["head"].tolist() == [1.0] * 3

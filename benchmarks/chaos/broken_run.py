@@ -122,7 +122,11 @@ def measure(args: Namespace, missing: list[Row]) -> Iterator[Row]:
     for row in missing:
         host = HERE if "second_node" in row["settings"] else ""
         settings = TargetSettings(folder=str(args.folder.resolve()), host=host, **row["settings"])
-        yield row | break_run(settings, row["faults_asked"])
+        made = row | break_run(settings, row["faults_asked"])
+        yield made
+        ends = [made["left"], *(one["left"] for one in made["faults"] if one["ended"])]
+        if left := [name for one in ends for name in (*one["processes"], *one["shared"])]:
+            raise SystemExit(f"The run has left {', '.join(left)}.")
 
 
 def break_run(settings: TargetSettings, asked: Sequence[Sequence[str]]) -> Row:

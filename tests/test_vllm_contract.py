@@ -48,15 +48,11 @@ def test_lrl_claims_the_releases_that_were_looked_at_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("here", "there", "named"),
     [
-        ("vllm.logprobs:FlatLogprobs", "vllm.logprobs:Other", "no vllm.logprobs:FlatLogprobs"),
-        ('"get_weight_version": "', '"other": "', "AsyncLLM has no get_weight_version"),
-        (
-            '"generate": "method',
-            '"generate": "property',
-            "has generate as a property, and lrl calls",
-        ),
-        ('"src"', '"source"', "PyNcclCommunicator.broadcast does not take src"),
-        ('_keywords": []', '_keywords": ["tenant"]', "AsyncLLM.generate also needs tenant"),
+        ("vllm.logprobs:FlatLogprobs", "vllm.logprobs:Other", "no vllm.logprobs:FlatLogprobs, for"),
+        ("AsyncLLM.generate()", "AsyncLLM.generate", "AsyncLLM.generate()"),
+        ("route /pause", "route /hold", "no route /pause"),
+        ("src, stream", "source, stream", "PyNcclCommunicator.broadcast: missing a required"),
+        ("*, prompt_text", "*, tenant, prompt_text", "AsyncLLM.generate: missing a required"),
     ],
 )
 def test_a_change_of_vllm_is_found_and_named(here: str, there: str, named: str) -> None:

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from lrl.generators.generator import Generator
+from lrl.weights.pool_calls import UPDATE
 from lrl.weights.sync import RunEnded
 from tests.callbacks.model_run import ModelRun, serving
 from tests.leftovers import wait_for
-from tests.weights.model_sync import PAUSE, UPDATE, Copying, make_generators
+from tests.weights.model_sync import PAUSE, Copying, make_generators
 
 
 @pytest.fixture

@@ -65,15 +65,15 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
             critic=lrl.Critic(model=folder),
             reference=lrl.Reference(model=folder, coefficient=0.1),
         ),
-        "bfloat16": lambda: of(dtype="bfloat16"),
         "PPO, checkpointing, head in chunks, not clipped": lambda: of(
             objective=objectives.PPO(),
             gradient_checkpointing=True,
             head_chunk_tokens=16,
             max_grad_norm=None,
         ),
-        "CISPO, eager, by a number, abort on mismatch": lambda: of(
+        "CISPO, bfloat16, eager, by a number, abort on mismatch": lambda: of(
             objective=objectives.CISPO(),
+            dtype="bfloat16",
             attention="eager",
             normalise_by=64,
             abort_on_mismatch=100.0,
@@ -96,16 +96,17 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
             ),
         ),
         "TBA, reference": lambda: of(objective=objectives.TBA(), reference=lrl.Reference()),
-        "IcePop, teacher": lambda: of(
-            objective=objectives.IcePop(), reference=lrl.Teacher(model=folder)
+        "IcePop, turns, turn critic with a model, teacher": lambda: of(
+            objective=objectives.IcePop(),
+            data=Turns,
+            critic=lrl.TurnCritic(model=folder),
+            reference=lrl.Teacher(model=folder),
         ),
-        "TOPR, critic": lambda: of(objective=objectives.TOPR(), critic=lrl.Critic()),
-        "turn critic with a model": lambda: of(critic=lrl.TurnCritic(model=folder)),
-        "turns, turn critic, reference": lambda: of(
-            data=Turns, critic=lrl.TurnCritic(), reference=lrl.Reference()
-        ),
-        "resumed, lora, critic": lambda: of(
-            resumes=True, lora=lrl.LoRA(rank=4), critic=lrl.Critic()
+        "TOPR, resumed, lora, critic": lambda: of(
+            objective=objectives.TOPR(),
+            resumes=True,
+            lora=lrl.LoRA(rank=4),
+            critic=lrl.Critic(),
         ),
     }
 

@@ -33,11 +33,8 @@ MORE_WAITS = {
     "DecoupledPPO, lora, its base as reference": 4,
     "REINFORCE, reference in the reward, refreshed": 4,
     "TBA, reference": 4,
-    "IcePop, teacher": 8,
-    "TOPR, critic": 4,
-    "turn critic with a model": 4,
-    "turns, turn critic, reference": 8,
-    "resumed, lora, critic": 4,
+    "IcePop, turns, turn critic with a model, teacher": 12,
+    "TOPR, resumed, lora, critic": 4,
 }
 """Beyond that in a step: one a micro-batch where transformers looks whether rows of copies are
 packed, and one for each read of what a reference or critic computes ahead. Fewer are better: lower

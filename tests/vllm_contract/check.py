@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tests.vllm_contract.relied_on import CALLS, MEMBERS, NAMES
 from tests.vllm_contract.sources import Snapshot, import_name
@@ -42,54 +42,28 @@ def imports_of_vllm() -> dict[tuple[str, str | None], str]:
 
 def broken(snapshot: Snapshot) -> list[str]:
     """Returns what lrl relies on and this vLLM does not have; empty for a vLLM that fits."""
-    found = [
-        *_lost_imports(snapshot),
-        *(lost for where in MEMBERS for lost in _lost_members(snapshot, where)),
-        *(why for call in CALLS for why in _misfits(snapshot, call)),
-    ]
+    wanted = {import_name(*one): f", for {file}" for one, file in imports_of_vllm().items()}
+    for where, names in MEMBERS.items():
+        wanted |= dict.fromkeys((f"{where}.{name}" for name in names.split()), "")
     for kind, names in NAMES.items():
-        found += [f"no {kind} {name}" for name in names.split() if name not in snapshot[kind]]
-    return found
+        wanted |= dict.fromkeys((f"{kind} {name}" for name in names.split()), "")
+    lost = [f"no {name}{why}" for name, why in wanted.items() if name not in snapshot["has"]]
+    return lost + [why for call in CALLS for why in _misfits(snapshot, call)]
 
 
 def _is_vllm(module: str | None) -> bool:
     return (module or "").split(".")[0] == "vllm"
 
 
-def _lost_imports(snapshot: Snapshot) -> Iterator[str]:
-    for (module, name), file in imports_of_vllm().items():
-        if import_name(module, name) not in snapshot["imports"]:
-            yield f"{file}: no {import_name(module, name)}"
-
-
-def _lost_members(snapshot: Snapshot, where: str) -> Iterator[str]:
-    kinds = snapshot["members"].get(where, {})
-    for written in MEMBERS[where].split():
-        name = written.removesuffix("()")
-        kind = kinds.get(name)
-        if kind is None:
-            yield f"{where} has no {name}"
-        elif (kind == "method") != (written != name):
-            uses = "calls" if written != name else "reads"
-            yield f"{where} has {name} as a {kind}, and lrl {uses} it"
-
-
 def _misfits(snapshot: Snapshot, call: str) -> Iterator[str]:
     """Yields why lrl's call does not fit the signature."""
     count, names = CALLS[call]
-    where = call.replace(":", ".")
-    signature: dict[str, Any] | None = snapshot["signatures"].get(where)
-    if signature is None:
-        yield f"no function {where}"
+    parameters = snapshot["signatures"].get(call)
+    if parameters is None:
+        yield f"no function {call}"
         return
-    positional, keywords = signature["positional"], names.split()
-    if count > len(positional) and not signature["more_positional"]:
-        yield f"{where} takes {len(positional)} positional arguments, and lrl gives {count}"
-    given = {*positional[:count], *keywords}
-    needed = signature["required"] + signature["required_keywords"]
-    if missing := [one for one in needed if one not in given]:
-        yield f"{where} also needs {', '.join(missing)}"
-    known = {*positional[count:], *signature["keyword_only"]}
-    unknown = [one for one in keywords if one not in known]
-    if unknown and not signature["more_keywords"]:
-        yield f"{where} does not take {', '.join(unknown)}"
+    try:
+        signature = inspect.signature(eval(f"lambda {parameters}: None"))
+        signature.bind(*range(count), **dict.fromkeys(names.split()))
+    except TypeError as error:
+        yield f"{call}: {error}"

@@ -80,17 +80,17 @@ CALLS: dict[str, tuple[int, str]] = {
 the names of the others, in lrl's calls to vLLM and in vLLM's to lrl's replacement."""
 
 NAMES = {
-    "routes": (
+    "route": (
         "/health /inference/v1/generate /pause /resume /is_paused /weight_info "
         "/init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update "
         "/update_weights /finish_weight_update /tokenize /classify /v1/models "
         "/v1/chat/completions /v1/chat/completions/derender /v1/completions"
     ),
-    "variables": (
+    "variable": (
         "VLLM_SERVER_DEV_MODE VLLM_PLUGINS VLLM_NO_USAGE_STATS VLLM_WORKER_MULTIPROC_METHOD "
         "VLLM_ENABLE_V1_MULTIPROCESSING VLLM_CPU_OMP_THREADS_BIND"
     ),
-    "flags": (
+    "flag": (
         "model port host ssl-keyfile ssl-certfile enable-scale-out weight-transfer-config "
         "logprobs-mode generation-config scheduling-policy disable-uvicorn-access-log "
         "max-model-len max-num-seqs dtype quantization tensor-parallel-size enforce-eager "

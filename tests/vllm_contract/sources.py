@@ -8,6 +8,7 @@ The result is a snapshot: plain data that JSON holds, small enough to be kept fo
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -92,58 +93,50 @@ def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]
     entrypoints = sources.texts_below("vllm/entrypoints/")
     flags = sources.texts_below("vllm/engine/arg_utils.py") + entrypoints
     variables = sources.texts_below("vllm/envs.py") + sources.texts_below("vllm/usage/")
-    return {
-        "version": version,
-        "imports": sorted(import_name(*one) for one in imported if sources.gives(*one)),
-        "members": {where: _kinds(sources, where) for where in MEMBERS},
-        "signatures": {call.replace(":", "."): _signature(sources, call) for call in CALLS},
-        "routes": [name for name in NAMES["routes"].split() if f'"{name}"' in entrypoints],
-        "variables": [name for name in NAMES["variables"].split() if name in variables],
-        "flags": [
-            name
-            for name in NAMES["flags"].split()
-            if re.search(rf"^    {name.replace('-', '_')}\b", flags, re.MULTILINE)
-        ],
-    }
+    has = sorted(import_name(*one) for one in imported if sources.gives(*one))
+    for where, names in MEMBERS.items():
+        module, _, name = where.rpartition(".")
+        members = {_written(*member) for member in sources.members(module, name).items()}
+        has += [f"{where}.{member}" for member in names.split() if member in members]
+
+    def is_there(kind: str, name: str) -> bool:
+        if kind == "flag":
+            field = rf"^    {name.replace('-', '_')}\b"
+            return re.search(field, flags, re.MULTILINE) is not None
+        return name in variables if kind == "variable" else f'"{name}"' in entrypoints
+
+    for kind, names in NAMES.items():
+        has += [f"{kind} {name}" for name in names.split() if is_there(kind, name)]
+    signatures = {call: _signature(sources, call) for call in CALLS}
+    return {"version": version, "has": has, "signatures": signatures}
 
 
 def import_name(module: str, name: str | None) -> str:
     return module if name is None else f"{module}:{name}"
 
 
-def _kinds(sources: Sources, where: str) -> dict[str, str]:
-    """Returns the kind of each relied-on member of a class that the class has: `method`, `property`
-    or `value`."""
-    module, _, name = where.rpartition(".")
-    found = sources.members(module, name)
-    wanted = {member.removesuffix("()") for member in MEMBERS[where].split()}
-    return {member: _kind(found[member]) for member in sorted(wanted) if member in found}
-
-
-def _kind(node: ast.AST) -> str:
+def _written(name: str, node: ast.AST) -> str:
+    """Returns the name of a member as `relied_on.MEMBERS` has it."""
     if not isinstance(node, Function):
-        return "value"
+        return name
     decorators = [ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list]
-    return "property" if any(name in PROPERTIES for name in decorators) else "method"
+    return name if any(one in PROPERTIES for one in decorators) else f"{name}()"
 
 
-def _signature(sources: Sources, call: str) -> dict[str, Any] | None:
-    """Returns the parameters of a function without `self`; None if there is no such function."""
+def _signature(sources: Sources, call: str) -> str | None:
+    """Returns the parameters of a function without `self`, every default as None; None if there is
+    no such function."""
     module, _, name = call.partition(":")
     owner, _, function = name.rpartition(".")
     members = sources.members(module, owner) if owner else {name: sources.find(module, name)}
     node = members.get(function)
     if not isinstance(node, Function):
         return None
-    arguments = node.args
-    positional = [argument.arg for argument in arguments.posonlyargs + arguments.args]
-    required = positional[: len(positional) - len(arguments.defaults)]
-    defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return {
-        "positional": [one for one in positional if one not in ("self", "cls")],
-        "required": [one for one in required if one not in ("self", "cls")],
-        "keyword_only": [argument.arg for argument in arguments.kwonlyargs],
-        "required_keywords": [argument.arg for argument, default in defaults if default is None],
-        "more_positional": arguments.vararg is not None,
-        "more_keywords": arguments.kwarg is not None,
-    }
+    found, nothing = copy.deepcopy(node.args), ast.Constant(None)
+    for argument in ast.walk(found):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    found.args = [one for one in found.args if one.arg not in ("self", "cls")]
+    found.defaults = [nothing for _ in found.defaults]
+    found.kw_defaults = [default and nothing for default in found.kw_defaults]
+    return ast.unparse(found)

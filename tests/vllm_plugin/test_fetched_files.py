@@ -19,17 +19,15 @@ from safetensors.torch import load_file
 
 from lrl.errors import FetchFailed
 from lrl.system.endpoint import Endpoint, Location, first_certificate
-from lrl.system.ranks import Ranks
 from lrl.vllm_plugin import fetched_files
 from lrl.vllm_plugin.fetched_files import FetchedFiles
-from lrl.weights.parts import PARTS, FetchOrder
-from lrl.weights.staging import StageOrder, Staging
+from lrl.weights.parts import PARTS, FetchOrder, Part
+from lrl.weights.staging import StageOrder
 from lrl.weights.version_file import path_of
 from tests.certificates import self_signed, signed_by
 from tests.http_call import call
-from tests.weights.scripted_source import Fault, ScriptedSource, scripted
-from tests.weights.test_staging import Weights, pieces
-from tests.weights.threaded_ranks import on_ranks
+from tests.weights.scripted_source import Fault, ScriptedSource
+from tests.weights.whole_weights import SmallPolicy
 
 TOKEN = "secret"
 DEADLINE_S = 300.0
@@ -48,41 +46,24 @@ def held(files: FetchedFiles) -> list[str]:
     return [file.header.checksum for file in (files._whole, files._draft) if file is not None]
 
 
-class Trainer:
-    """Ranks that stage and serve their parts."""
+class Trainer(SmallPolicy):
+    """One whose ranks stage and serve their parts."""
 
     def __init__(self, ranks: int = 1, endpoint: Endpoint = Endpoint()) -> None:  # noqa: B008 - frozen
-        self.ranks = ranks
-        self.stagings = [Staging() for _ in range(ranks)]
-        torch.manual_seed(0)
-        self.weights: Weights = {
-            "matrix": torch.randn(300, 256).bfloat16(),
-            "vector": torch.randn(65),
-        }
-        served = on_ranks(
-            ranks, lambda each: self.stagings[each.rank].serve(endpoint, TOKEN, each)
-        )[0]
-        self.locations = [endpoint.location(port) for port in served if isinstance(port, int)]
-
-    def step(self) -> None:
-        self.weights["matrix"][3] += 1
+        super().__init__(ranks)
+        self.locations = list(map(endpoint.location, self.serve_weights(endpoint, TOKEN)))
 
     def stage(self) -> FetchOrder:
         """Stages the weights as they are, and returns the order to fetch them."""
+        header = self.stage_weights(StageOrder("pool", torch.bfloat16))
+        return FetchOrder(header.checksum, self.locations, [], 0, DEADLINE_S)
 
-        def stage(each: Ranks) -> str:
-            staging, order = self.stagings[each.rank], StageOrder("pool", None)
-            return staging.stage(lambda: pieces(self.weights, each), order, each).checksum
+    @property
+    def parts(self) -> list[Part]:
+        return [one.staging.parts["pool"] for one in self.all]
 
-        return FetchOrder(on_ranks(self.ranks, stage)[0], self.locations, [], 0, DEADLINE_S)
-
-    def is_in(self, file: str) -> bool:
-        found = load_file(file)
-        return all(torch.equal(found[name], weight) for name, weight in self.weights.items())
-
-    def close(self) -> None:
-        for staging in self.stagings:
-            staging.close()
+    def has_sent(self, file: str) -> bool:
+        return self.is_in(load_file(file))
 
 
 @pytest.fixture(params=[1, 3])
@@ -98,22 +79,21 @@ def one_rank() -> Iterator[Trainer]:
 
 
 def source(trainer: Trainer, *faults: Fault) -> AbstractContextManager[ScriptedSource]:
-    """Runs a source that has what all ranks have staged."""
-    parts = {rank: staging.parts["pool"] for rank, staging in enumerate(trainer.stagings)}
-    return scripted(parts, *faults)
+    """Serves what all ranks have staged."""
+    return closing(ScriptedSource(trainer.parts, TOKEN, faults))
 
 
 def test_who_holds_the_version_before_fetches_differences_and_others_the_whole_and_keep_no_other(
     trainer: Trainer, files: FetchedFiles
 ) -> None:
     first = files.fetch(trainer.stage())
-    assert first.how == "whole" and first.from_trainer == 300 * 256 * 2 + 65 * 4
-    assert trainer.is_in(first.file)
+    assert first.how == "whole" and first.from_trainer == 300 * 256 * 2 + 65 * 4 + 3 * 8
+    assert trainer.has_sent(first.file)
     trainer.step()
     asked = trainer.stage()
     second = files.fetch(asked)
     assert second.how == "delta" and second.from_trainer < first.from_trainer / 10
-    assert trainer.is_in(second.file) and held(files) == [asked.checksum]
+    assert trainer.has_sent(second.file) and held(files) == [asked.checksum]
     for _ in range(2):
         trainer.step()
         fourth = trainer.stage()
@@ -145,23 +125,23 @@ def test_a_base_that_was_damaged_is_noticed_and_the_whole_is_fetched(
     content[-1000] ^= 1
     base.write_bytes(content)
     trainer.step()
-    assert trainer.is_in(files.fetch(trainer.stage()).file)
+    assert trainer.has_sent(files.fetch(trainer.stage()).file)
 
 
 def test_a_broken_transfer_is_resumed_with_the_blocks_that_are_missing(
     one_rank: Trainer, files: FetchedFiles
 ) -> None:
     asked = one_rank.stage()
-    blocks = len(one_rank.stagings[0].parts["pool"].blocks)
+    blocks = len(one_rank.parts[0].blocks)
     faults: list[Fault] = ["none"] * 20
     with (
         source(one_rank, *faults, *["cut"] * 1000) as broken,
         pytest.raises(FetchFailed, match="from rank 0 at"),
     ):
-        files.fetch(replace(asked, ranks=[broken.location]))
+        files.fetch(replace(asked, ranks=[broken.location()]))
     assert held(files) == [asked.checksum] and files._whole is None
     with source(one_rank) as whole:
-        assert one_rank.is_in(files.fetch(replace(asked, ranks=[whole.location])).file)
+        assert one_rank.has_sent(files.fetch(replace(asked, ranks=[whole.location()])).file)
         assert len(whole.asked) == blocks - 20
 
 
@@ -190,14 +170,14 @@ def test_whatever_breaks_a_version_is_whole_or_it_is_not_there(
         trainer.step()
         order = trainer.stage()
         with source(trainer, *of_rank) as broken, source(trainer, *of_peer) as peer:
-            order = replace(peers_of(order, peer.location), ranks=[broken.location] * ranks)
+            order = replace(peers_of(order, peer.location()), ranks=[broken.location()] * ranks)
             while True:
                 try:
                     report = files.fetch(order)
                     break
                 except FetchFailed:
                     assert files._whole is None or files._whole.header.checksum == first.checksum
-        assert trainer.is_in(report.file)
+        assert trainer.has_sent(report.file)
 
 
 def peers_of(order: FetchOrder, *peers: Location) -> FetchOrder:
@@ -212,10 +192,10 @@ def test_a_machine_that_fails_once_or_has_nothing_new_for_long_is_asked_no_more(
     monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
     asked = one_rank.stage()
     with source(one_rank, *[fault] * 10_000) as peer:
-        report = files.fetch(peers_of(asked, peer.location))
+        report = files.fetch(peers_of(asked, peer.location()))
     asks = len(peer.asked) <= fetched_files.THREADS
     assert report.from_peers == 0 if fault == "not yet" else asks
-    assert one_rank.is_in(report.file)
+    assert one_rank.has_sent(report.file)
 
 
 def test_a_stalled_transfer_ends_at_its_deadline_with_each_reason(
@@ -227,7 +207,7 @@ def test_a_stalled_transfer_ends_at_its_deadline_with_each_reason(
         source(one_rank, *["stall"] * 1000) as silent,
         pytest.raises(FetchFailed, match="from rank 0 at .*: timed out; the deadline of 1 s"),
     ):
-        files.fetch(replace(asked, ranks=[silent.location], deadline_s=1.0))
+        files.fetch(replace(asked, ranks=[silent.location()], deadline_s=1.0))
 
 
 def test_without_room_nothing_is_written(
@@ -266,4 +246,4 @@ def test_with_tls_only_the_named_certificate_is_trusted(
         plain = Location(url.replace("https", "http"))
         with pytest.raises(FetchFailed):
             files.fetch(replace(asked, ranks=[plain, plain]))
-        assert trainer.is_in(files.fetch(asked).file)
+        assert trainer.has_sent(files.fetch(asked).file)

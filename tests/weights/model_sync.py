@@ -13,78 +13,87 @@ import torch
 
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
+from lrl.generators.server import JoinedServer
+from lrl.generators.settings import ServerSettings
 from lrl.system.endpoint import Location
 from lrl.system.ranks import Ranks
-from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.pool_calls import FINISH, START, UPDATE, PoolCalls
 from lrl.weights.transport import Policy, Transport
 
-INIT, UPDATE = "/init_weight_transfer_engine", "/update_weights"
 PAUSE = "/pause?mode=keep&clear_cache=true"
 
 
-class Client:
-    """The routes of a generator, each of which may be told to fail so many times.
-
-    As in vLLM an update is open until it is finished, and meanwhile no other can be started.
-    """
+class ModelOfVllm:
+    """The routes of a sync, as vLLM and lrl's engines answer them: an update is open until it is
+    finished, and meanwhile no other can be started."""
 
     def __init__(self) -> None:
         self.posted: list[str] = []
+        self.paused = False
+        self.version = "default"
+        self.updating = False
+        self.holds: Any = None
+
+    def answer(self, path: str, body: Any) -> dict[str, Any]:
+        """Raises GeneratorError for an answer of 500."""
+        if path == START and self.updating:
+            raise GeneratorError(f"{path} answered 500: a weight update is already active")
+        if path in (UPDATE, FINISH) and not self.updating:
+            raise GeneratorError(f"{path} answered 500: no weight update is active")
+        if path in ("/pause", "/resume"):
+            self.paused = path == "/pause"
+        if path == UPDATE:
+            self.load(body["update_info"])
+        if path in (START, FINISH):
+            self.updating = path == START
+        if path == FINISH:
+            self.version = body["weight_version"]
+        told = {
+            "/is_paused": {"is_paused": self.paused},
+            "/weight_info": {"weight_version": self.version},
+        }
+        return told.get(path, {})
+
+    def load(self, info: dict[str, Any]) -> None:
+        self.holds = info["value"]
+
+
+class Client(ModelOfVllm):
+    """A generator's client, of which each route may be told to fail so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.last_token_at = 0.0
         self.failing: dict[str, int] = {}
         self.lying: set[str] = set()
         self.silent: set[str] = set()
         self.unanswered: set[str] = set()
         """Done once, and reported as failed."""
-        self.holds: Any = None
-        self.updating = False
         self.logprobs = [-1.0, -1.0]
         """What it answers a proof."""
         self.holding = False
         """Whether a proof waits."""
         self.stuck = ""
         """The route whose calls wait."""
-        self.state = {
-            "/is_paused": {"is_paused": False},
-            "/weight_info": {"weight_version": "default"},
-        }
 
-    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
+    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> Any:
         self.posted.append(route)
         await asyncio.sleep(0)
         end = time.monotonic() + deadline_s
-        while route == self.stuck:
-            if time.monotonic() > end:
-                raise GeneratorTimeout(f"{route} did not answer within {deadline_s} s.")
+        while route == self.stuck and time.monotonic() <= end:
             await asyncio.sleep(0.001)
+        if route == self.stuck or route in self.silent:
+            raise GeneratorTimeout(f"{route} did not answer within {deadline_s} s.")
         if self.failing.get(route, 0) > 0:
             self.failing[route] -= 1
             raise GeneratorError(f"{route} answered 500: no")
-        if route in self.silent:
-            raise GeneratorTimeout(f"{route} did not answer within {deadline_s} s.")
-        if route in self.lying:
-            return
-        self._update(route)
-        if route == "/update_weights":
-            self.holds = body["update_info"]["value"]
-        if route == "/finish_weight_update":
-            self.state["/weight_info"] = {"weight_version": body["weight_version"]}
-        if route == "/resume" or route.startswith("/pause"):
-            self.state["/is_paused"] = {"is_paused": route != "/resume"}
-
+        answer = {} if route in self.lying else self.answer(route.partition("?")[0], body)
         if route in self.unanswered:
             self.unanswered.remove(route)
             raise GeneratorError(f"{route} failed: the connection was cut")
+        return answer
 
-    def _update(self, route: str) -> None:
-        if route == "/start_weight_update":
-            if self.updating:
-                raise GeneratorError(f"{route} answered 500: a weight update is already active")
-            self.updating = True
-        elif route in ("/update_weights", "/finish_weight_update") and not self.updating:
-            raise GeneratorError(f"{route} answered 500: no weight update is active")
-        elif route == "/finish_weight_update":
-            self.updating = False
+    get = post
 
     async def flush(self, deadline_s: float) -> None:
         self.posted.append("flush")
@@ -96,10 +105,6 @@ class Client:
         while self.holding:
             await asyncio.sleep(0.001)
         return self.logprobs
-
-    async def get(self, route: str, *, deadline_s: float) -> Any:
-        await self.post(route, deadline_s=deadline_s)
-        return self.state[route]
 
 
 class Direct(Transport):
@@ -148,15 +153,9 @@ POLICY: Any = SimpleNamespace(whole_weights=weights, ranks=Ranks())
 
 
 def make_generators() -> list[Generator]:
-    generators = []
-    for number in range(2):
-        settings = SimpleNamespace(tensor_parallel_size=1, dtype="float32", quantization=None)
-        settings.extra_args = {}
-        server: Any = SimpleNamespace(
-            url="", token="", location=Location(), alive=True, settings=settings
-        )
-        vars(server).update(name=f"generator {number}", log_tail=lambda: "")
-        generator = Generator(server, 4)
-        generator.client = Client()
-        generators.append(generator)
+    settings = [ServerSettings(dtype="float32") for _ in range(2)]
+    servers = [JoinedServer(number, Location(), "", one) for number, one in enumerate(settings)]
+    generators = [Generator(server, 4) for server in servers]
+    for generator in generators:
+        generator.client = Client()  # type: ignore[assignment]
     return generators

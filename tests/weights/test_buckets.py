@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.system.ranks import Ranks
-from lrl.training.pieces import Piece, piece_of
+from lrl.training.pieces import piece_of
 from lrl.weights import nccl
 from lrl.weights.buckets import Bucket, JoinOrder, buckets_of, checksum, damaged, plan_of
 from lrl.weights.nccl import Broadcast
 from lrl.weights.version_file import held_rows, spec_of
 from tests.leftovers import wait_for
-from tests.weights.test_staging import models, pieces, weights_of
-from tests.weights.threaded_ranks import threaded_ranks
+from tests.weights.test_staging import models, weights_of
+from tests.weights.whole_weights import WholeWeights
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,8 @@ def divided(
     weights: dict[str, torch.Tensor], ranks: int, nbytes: int
 ) -> list[tuple[Bucket, list[torch.Tensor]]]:
     """The buckets, each with what every rank sends of it."""
-    own = [list(pieces(weights, each)) for each in threaded_ranks(ranks)]
+    with closing(WholeWeights(weights.items, ranks)) as policy:
+        own = [list(one.pieces()) for one in policy.all]
     parts = [held_rows(of_rank, torch.bfloat16) for of_rank in own]
     left = [(piece.rows for piece in of_rank) for of_rank in own]
     plan = json.loads(json.dumps(plan_of(parts, nbytes)))
@@ -84,20 +85,12 @@ def test_words_that_change_or_move_have_another_checksum(seed: int, fault: str) 
     assert checksum(words) != checksum(changed)
 
 
-def test_ranks_that_have_the_weights_in_another_order_do_not_begin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(nccl, "join_communicator", lambda *_, **__: None)
+def test_ranks_that_have_the_weights_in_another_order_do_not_begin() -> None:
     weights = weights_of([([9, 4], torch.float32), ([9, 4], torch.float32)])
-    one, other = threaded_ranks(2)
-    order = JoinOrder(b"", 3, torch.float32)
-    with ThreadPoolExecutor(1) as thread:
-        turned = dict(reversed(weights.items()))
-        joining = thread.submit(Broadcast().join, lambda: pieces(turned, other), order, other)
-        with pytest.raises(RuntimeError, match="different orders"):
-            Broadcast().join(lambda: pieces(weights, one), order, one)
-        one.share(plan_of([[]], 1))
-        joining.result(60)
+    policy = WholeWeights(weights.items, 2)
+    policy.all[1].weights = dict(reversed(weights.items())).items
+    with pytest.raises(RuntimeError, match="different orders"):
+        policy.join_broadcast("pool", JoinOrder(b"", 3, torch.float32))
 
 
 class Recording:
@@ -125,17 +118,17 @@ def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent(
     read: list[str] = []
     group = Recording()
 
-    def each() -> Iterator[Piece]:
-        for piece in pieces(weights, Ranks()):
-            read.append(piece.name)
-            yield piece
+    def each() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, one in weights.items():
+            read.append(name)
+            yield name, one
 
     monkeypatch.setattr(nccl, "join_communicator", lambda *_, **__: group)
     monkeypatch.setattr(nccl, "BUCKET_BYTES", 1)
-    broadcast = Broadcast()
-    broadcast.join(each, JoinOrder(b"", 2, torch.float32), Ranks())
+    policy = WholeWeights(each)
+    policy.join_broadcast("pool", JoinOrder(b"", 2, torch.float32))
     read.clear()
-    broadcast.send(Ranks()).result(60)
+    policy.send_broadcast("pool").result(60)
     assert group.broadcasts == 1 and read == list(weights)
 
 

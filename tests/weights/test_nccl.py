@@ -17,13 +17,12 @@ from lrl.errors import CollectiveBroken, RankLostError
 from lrl.system.event_loop import LoopThread
 from lrl.weights import nccl
 from lrl.weights.nccl import Nccl
-from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.pool_calls import INIT, UPDATE, PoolCalls
 from lrl.weights.transport import find_transport
-from tests.weights.model_sync import INIT, make_generators
+from tests.weights.model_sync import make_generators
 from tests.weights.whole_weights import WholeWeights
 
 ROOT = Path(__file__).parents[2]
-UPDATE = "/update_weights"
 
 
 class Ends:

@@ -16,13 +16,13 @@ import pytest
 
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
+from lrl.policy import PolicyModule
 from lrl.weights import nccl
 from tests.leftovers import wait_for
 from tests.policies import opened
 from tests.weights.nccl_over_gloo import GlooServer, install
-from tests.weights.scene import ProvedScene, step
-from tests.weights.threaded_ranks import threaded_ranks
-from tests.weights.whole_weights import WeightsOfRanks
+from tests.weights.scene import Scene, step
+from tests.weights.whole_weights import WholeWeights
 
 STEP = 1e-2
 """Moves a log-prob by far more than a proof allows."""
@@ -32,16 +32,14 @@ WORKERS = {"one": 1, "two": 2}
 """Workers of each server."""
 
 
-class Fleet(ProvedScene):
+class Fleet(Scene):
     """A pool whose members come and go."""
 
-    tolerance = 1e-4
-
-    def __init__(self, folder: Path) -> None:
-        policy = opened(str(folder), dtype="float32")
+    def __init__(self, policy: PolicyModule) -> None:
         parameters = sorted(policy.network.named_parameters())  # as a policy's are
-        weights = WeightsOfRanks(lambda: iter(parameters), threaded_ranks(2))
-        super().__init__(policy, [], weights, nccl.Nccl, prove_every_n_syncs=1)
+        weights = WholeWeights(lambda: parameters, ranks=2)
+        how = {"tolerance": 1e-4, "prove_every_n_syncs": 1}
+        super().__init__([], weights, nccl.Nccl, policy, **how)
 
     def join(self, *servers: GlooServer) -> list[Generator]:
         generators = [Generator(server, 8) for server in servers]
@@ -113,7 +111,7 @@ def scene(
 ) -> Iterator[Fleet]:
     install(tmp_path_factory.mktemp("nccl"), monkeypatch.setattr)
     monkeypatch.setattr(nccl, "BUCKET_BYTES", BUCKET)
-    found = Fleet(policy_folder)
+    found = Fleet(opened(str(policy_folder), dtype="float32"))
     yield found
     found.close()
 

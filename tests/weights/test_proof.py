@@ -7,6 +7,7 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,32 +22,25 @@ from tests.lent_server import LentServer
 from tests.policies import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
 from tests.weights.model_sync import make_generators
-from tests.weights.scene import ProvedScene, step
+from tests.weights.scene import Scene, step
 from tests.weights.whole_weights import WholeWeights
 
 TEXT = [3 + (7 * place + place // 9) % 59 for place in range(320)]
 SHORT = TEXT[:64]
 
 
-class Answers:
-    """A client that computes with another policy, as the generator does."""
-
-    def __init__(self, policy: PolicyModule) -> None:
-        self.policy = policy
-        self.asked: list[int] = []
-
-    async def prompt_logprobs(
-        self, tokens: list[int], *, salt: str, deadline_s: float
-    ) -> list[float]:
-        self.asked.append(len(tokens))
-        return self.policy.prompt_logprobs(tokens)
-
-
-def generator_of(policy: PolicyModule, dtype: str) -> tuple[Generator, Answers]:
-    generator, answers = make_generators()[0], Answers(policy)
+def generator_of(policy: PolicyModule, dtype: str) -> tuple[Generator, mock.AsyncMock]:
+    """A generator that computes with this policy, and how it was asked."""
+    generator: Any = make_generators()[0]
     generator.server.settings.dtype = dtype
-    generator.client = answers
+    answers = mock.AsyncMock(side_effect=lambda tokens, **_: policy.prompt_logprobs(tokens))
+    generator.client.prompt_logprobs = answers
     return generator, answers
+
+
+def asked(answers: mock.AsyncMock) -> list[int]:
+    """The length of each text."""
+    return [len(call.args[0]) for call in answers.call_args_list]
 
 
 def prove(
@@ -89,7 +83,7 @@ def test_rounding_is_no_difference_of_two_programs(
     policy, other = (family(name, tmp_path, one, max_position_embeddings=1024) for one in dtypes)
     generator, answers = generator_of(other, dtypes[1])
     prove(policy, generator)
-    assert answers.asked == [320]
+    assert asked(answers) == [320]
 
 
 DIFFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -113,16 +107,10 @@ DIFFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def test_a_systematic_difference_is_found_in_bfloat16(what: str, tmp_path: Path) -> None:
     name, one, other = DIFFERENCES[what]
     policy = family(name, tmp_path / "one", max_position_embeddings=1024, **one)
-    generator, answers = generator_of(
-        family(name, tmp_path / "other", "bfloat16", max_position_embeddings=1024, **other),
-        "bfloat16",
-    )
-    expected, found = (
-        torch.tensor(each.prompt_logprobs(SHORT)) for each in (policy, answers.policy)
-    )
-    assert (expected - found).abs().mean() < MAX_TOLERANCE_NATS["bfloat16"], (
-        "a limit for any model would pass it"
-    )
+    held = family(name, tmp_path / "other", "bfloat16", max_position_embeddings=1024, **other)
+    generator, _ = generator_of(held, "bfloat16")
+    difference = mean_difference(policy.prompt_logprobs(SHORT), held.prompt_logprobs(SHORT))
+    assert difference < MAX_TOLERANCE_NATS["bfloat16"], "a limit for any model would pass it"
     with pytest.raises(
         GeneratorError, match=r"does not compute what the policy computes.* is allowed"
     ):
@@ -168,7 +156,7 @@ def test_a_tensor_that_is_missing_is_seen_at_any_proof(
         generator.state = State.NEW if is_new else State.SERVING
         with pytest.raises(GeneratorError, match=r"are off by .* is allowed"):
             prove(policy, generator)
-    assert answers.asked[1:] == [320 if is_new else 64] * 2
+    assert asked(answers)[1:] == [320 if is_new else 64] * 2
 
 
 def test_a_tolerance_that_is_set_is_the_only_limit(tmp_path: Path) -> None:
@@ -208,11 +196,11 @@ def test_a_real_generator_whose_weights_are_a_hundred_steps_old_is_found_when_it
 ) -> None:
     policy = opened(str(policy_folder), dtype="float32")
     stale = opened(str(policy_folder), dtype="float32")
-    scene = ProvedScene(
-        policy,
+    scene = Scene(
         [Generator(lent_server, 8)],
         WholeWeights(policy.network.named_parameters),
         SharedMemory,
+        policy,
         name="stale",
         prove_every_n_syncs=2,
     )

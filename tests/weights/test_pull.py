@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 from benchmarks.weight_links import Trainer, generators_on, slow_links
 from lrl.generators.generator import Generator
@@ -26,64 +25,33 @@ from tests.http_call import call
 from tests.leftovers import wait_for
 from tests.network_namespace import network_namespace
 from tests.weights.fetching_generators import FetchingGenerator, fetching_generators
-from tests.weights.scene import Scene
-from tests.weights.whole_weights import WholeWeights
+from tests.weights.scene import Scene, give
+from tests.weights.whole_weights import SmallPolicy
 
 SETTINGS = ServerSettings(dtype="bfloat16")
 OPEN = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
 
 
-class Policy:
-    """A matrix of which a step changes little, a vector, and integers."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.matrix = torch.nn.Parameter(torch.randn(300, 256))
-        self.vector = torch.nn.Parameter(torch.randn(64))
-        self.steps = torch.zeros(3, dtype=torch.int64)
-
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from {"matrix": self.matrix.t(), "vector": self.vector, "steps": self.steps}.items()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.matrix[0] += 1.0
-        self.vector += 1.0
-        self.steps += 1
-
-    @property
-    def as_bfloat16(self) -> dict[str, torch.Tensor]:
-        exact = {name: weight.detach().clone() for name, weight in self.weights()}
-        return exact | {"matrix": exact["matrix"].bfloat16()}
-
-
 class PullScene(Scene):
     """Generators that fetch what a policy of a few tensors is."""
 
-    def __init__(self, generators: list[FetchingGenerator], deadline_s: float = 300.0) -> None:
-        self.policy = Policy()
-        weights = WholeWeights(self.policy.weights)
-        super().__init__(generators, weights, Pull, deadline_s=deadline_s)
+    weights: SmallPolicy
+
+    def __init__(self, generators: list[FetchingGenerator]) -> None:
+        super().__init__(generators, SmallPolicy(), Pull)
         self.transport: Any = self.syncs.transport
 
     def move(self, generators: list[FetchingGenerator] | None = None) -> dict[Generator, str]:
         """Makes a step and syncs; returns the generators that failed."""
-        self.policy.step()
+        self.weights.step()
         self.version += 1
-        self.pool.generators = list(generators or self.generators)
-        failed = self.syncs.sync_now(self.version)
-        return failed | self.syncs.wait()
+        return give(self.syncs, self.version, generators or self.generators)
 
     def hold(self, *generators: FetchingGenerator) -> bool:
         """Whether all of them hold exactly the policy."""
-        return all(
-            one.vllm.version == str(self.version)
-            and one.vllm.weights.keys() == self.policy.as_bfloat16.keys()
-            and all(
-                torch.equal(one.vllm.weights[name], weight)
-                for name, weight in self.policy.as_bfloat16.items()
-            )
-            for one in generators
+        versions = {one.vllm.version for one in generators}
+        return versions == {str(self.version)} and all(
+            self.weights.is_in(one.vllm.holds) for one in generators
         )
 
 
@@ -153,7 +121,7 @@ def test_generators_of_one_machine_load_one_file(scene: PullScene) -> None:
     assert scene.move() == {} and scene.hold(first, second)
     assert first.routes.files._whole is not None and second.routes.files._whole is None
     size = scene.transport.fetched_bytes
-    first.vllm.frozen.set()
+    first.die()
     assert list(scene.move([second])) == [] and scene.hold(second)
     assert scene.transport.fetched_bytes == 2 * size, "without the other one it fetches by itself"
     assert scene.weights.staging.parts.keys() == {"run-0"}, "the trainer keeps one version"
@@ -202,7 +170,6 @@ def test_another_attempt_at_a_version_keeps_its_delta(scene: PullScene) -> None:
 
 def test_while_they_fetch_generators_take_requests(scene: PullScene) -> None:
     scene.move()
-    scene.syncs.finish_sync({})
     serving: list[bool] = []
     distribute = scene.transport.distribute
 
@@ -211,7 +178,7 @@ def test_while_they_fetch_generators_take_requests(scene: PullScene) -> None:
         return distribute(calls)
 
     scene.transport.distribute = watched
-    scene.policy.step()
+    scene.weights.step()
     scene.version += 1
     scene.syncs.sync(scene.version, in_background=True)
     assert scene.syncs.wait() == {} and serving == [True] and scene.hold(*scene.generators)

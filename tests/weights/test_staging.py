@@ -6,7 +6,7 @@ Covers lrl/weights/version_file.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lrl.system.ranks import Ranks
-from lrl.training.pieces import Piece, piece_of
-from lrl.weights.staging import StageOrder, Staging
-from lrl.weights.version_file import Header, check_file, read_header, spec_of
-from tests.weights.threaded_ranks import on_ranks
+from lrl.training.pieces import piece_of
+from lrl.weights.staging import StageOrder
+from lrl.weights.version_file import Header, check_file, spec_of
+from tests.weights.whole_weights import WholeWeights
 
 Weights = dict[str, Tensor]
 
@@ -37,19 +37,11 @@ def weights_of(model: list[tuple[list[int], torch.dtype]], seed: int = 0) -> Wei
     }
 
 
-def pieces(weights: Weights, ranks: Ranks) -> Iterator[Piece]:
-    return (piece_of(name, weight, ranks) for name, weight in weights.items())
-
-
 def staged(weights: Weights, file: Path, ranks: int = 1) -> Header:
     """Stages into a new file by as many ranks, and returns its header."""
     file.touch()
-    order = StageOrder("pool", None, str(file))
-
-    def stage(each: Ranks) -> Header:
-        return Staging().stage(lambda: pieces(weights, each), order, each)
-
-    return on_ranks(ranks, stage)[0]
+    with closing(WholeWeights(weights.items, ranks)) as policy:
+        return policy.stage_weights(StageOrder("pool", None, str(file)))
 
 
 def holds(file: Path, weights: Weights, header: Header) -> bool:
@@ -61,15 +53,14 @@ def holds(file: Path, weights: Weights, header: Header) -> bool:
     )
 
 
-def assembled(stagings: list[Staging], file: Path) -> None:
+def assemble(policy: WholeWeights, header: Header, file: Path) -> None:
     """Puts the parts of all ranks into a file, as a generator does."""
-    header = stagings[0].parts["pool"].header
     with file.open("w+b") as out:
         out.write(header.text)
         out.truncate(header.size)
-        for blocks, staging in zip(header.parts, stagings, strict=True):
+        for blocks, one in zip(header.parts, policy.all, strict=True):
             for block in blocks:
-                block.write(out.fileno(), staging.parts["pool"].read(block.index))
+                block.write(out.fileno(), one.staging.parts["pool"].read(block.index))
 
 
 @given(model=models, ranks=st.integers(1, 4))
@@ -80,48 +71,34 @@ def test_the_parts_of_all_ranks_make_the_file_that_one_rank_would_stage(
     weights = weights_of(model)
     one = staged(weights, folder / "one")
     assert holds(folder / "file", weights, staged(weights, folder / "file", ranks))
-    stagings = [Staging() for _ in range(ranks)]
-    order = StageOrder("pool", None)
-
-    def stage(each: Ranks) -> object:
-        return stagings[each.rank].stage(lambda: pieces(weights, each), order, each)
-
-    on_ranks(ranks, stage)
-    assembled(stagings, folder / "all")
-    whole, parts = load_file(folder / "one"), load_file(folder / "all")
-    assert all(torch.equal(whole[name], parts[name]) for name in weights)
-    check_file(folder / "all", stagings[0].parts["pool"].header.checksum)
+    with closing(WholeWeights(weights.items, ranks)) as policy:
+        header = policy.stage_weights(StageOrder("pool", None))
+        assemble(policy, header, folder / "all")
+    assert holds(folder / "all", weights, header)
     if ranks == 1:
         assert (folder / "one").read_bytes() == (folder / "all").read_bytes()
-    assert one.size - len(one.text) == (folder / "all").stat().st_size - len(
-        read_header(folder / "all").text
-    )
-    for staging in stagings:
-        staging.close()
+    assert one.size - len(one.text) == header.size - len(header.text)
 
 
 def test_a_rank_that_has_the_weights_in_another_order_writes_the_same_file(tmp_path: Path) -> None:
     weights = weights_of([([9, 4], torch.float32), ([8, 3], torch.bfloat16), ([7], torch.int64)])
     file = tmp_path / "weights"
     file.touch()
-    order = StageOrder("pool", None, str(file))
-
-    def stage(each: Ranks) -> Header:
-        own = dict(reversed(weights.items())) if each.rank else weights
-        return Staging().stage(lambda: pieces(own, each), order, each)
-
-    assert holds(file, weights, on_ranks(3, stage)[0])
+    with closing(WholeWeights(weights.items, 3)) as policy:
+        for one in policy.all[1:]:
+            one.weights = dict(reversed(weights.items())).items
+        assert holds(file, weights, policy.stage_weights(StageOrder("pool", None, str(file))))
 
 
 def test_two_pools_have_parts_of_their_own_with_differences_from_their_own_versions() -> None:
-    weights, staging = weights_of([([9, 4], torch.float32)]), Staging()
-    for _ in range(2):
-        for pool in ("rollouts", "evaluation"):
-            staging.stage(lambda: pieces(weights, Ranks()), StageOrder(pool, None), Ranks())
-        weights["tensor.0"] += 1
-    one, other = (part.header.checksum for part in staging.parts.values())
+    weights = weights_of([([9, 4], torch.float32)])
+    with closing(WholeWeights(weights.items)) as policy:
+        for _ in range(2):
+            for pool in ("rollouts", "evaluation"):
+                policy.stage_weights(StageOrder(pool, None))
+            weights["tensor.0"] += 1
+        one, other = (part.header.checksum for part in policy.staging.parts.values())
     assert one != other
-    staging.close()
 
 
 def test_every_version_has_its_bytes_at_the_same_places(tmp_path: Path) -> None:
@@ -146,7 +123,7 @@ def test_one_flipped_bit_is_seen_wherever_it_is(place: int, tmp_path: Path) -> N
 def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    weights, stagings = weights_of([([300, 40], torch.float32)]), [Staging() for _ in range(2)]
+    weights, order = weights_of([([300, 40], torch.float32)]), StageOrder("pool", None)
     full = [True]
 
     def create(name: str) -> int:
@@ -156,23 +133,13 @@ def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_su
 
     memfd = os.memfd_create
     monkeypatch.setattr(os, "memfd_create", create)
-    failures: list[tuple[int, str]] = []
-
-    def stage(each: Ranks) -> None:
-        try:
-            order = StageOrder("pool", None)
-            stagings[each.rank].stage(lambda: pieces(weights, each), order, each)
-        except OSError as error:
-            failures.append((each.rank, str(error)))
-
-    on_ranks(2, stage)
     why = "Cannot allocate memory"
-    assert failures == [(0, f"rank 0: {why}; rank 1: {why}")]
-    full.clear()
-    on_ranks(2, stage)
-    assert all(staging.parts.keys() == {"pool"} for staging in stagings)
-    for staging in stagings:
-        staging.close()
+    with closing(WholeWeights(weights.items, 2)) as policy:
+        with pytest.raises(OSError, match=f"^rank 0: {why}; rank 1: {why}$"):
+            policy.stage_weights(order)
+        full.clear()
+        policy.stage_weights(order)
+        assert all(one.staging.parts.keys() == {"pool"} for one in policy.all)
 
 
 HALF, FULL, LONG = torch.bfloat16, torch.float32, torch.int64

@@ -17,18 +17,11 @@ from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
-from lrl.weights.pool_calls import PoolCalls
+from lrl.weights.pool_calls import INIT, UPDATE, PoolCalls
 from lrl.weights.sync import Sync
 from tests.generators.model_fleet import request
-from tests.weights.model_sync import (
-    INIT,
-    PAUSE,
-    POLICY,
-    UPDATE,
-    Collective,
-    Direct,
-    make_generators,
-)
+from tests.weights.model_sync import PAUSE, POLICY, Collective, Direct, make_generators
+from tests.weights.scene import give
 
 OPEN = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
 PHASES = [PAUSE, "/is_paused", *OPEN, "/weight_info"]
@@ -43,15 +36,6 @@ def make_sync(
     transport = kind(POLICY, "run-0")
     sync = Sync(GeneratorPool(generators), loop, transport, lambda due: prove, **settings)
     return sync, generators
-
-
-def give(sync: Sync, generators: list[Generator], version: int) -> dict[Generator, str]:
-    """Syncs a pool of these generators; returns those that failed the sync or its proof."""
-    sync.pool.generators = list(generators)
-    failed = sync.sync_now(version)
-    failed |= sync.wait()
-    sync.finish_sync(failed)
-    return failed
 
 
 async def prove(generator: Generator) -> None:
@@ -75,7 +59,7 @@ def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     setattr(failing.client, kind, {phase: 1} if kind == "failing" else {phase})
-    assert give(sync, [healthy, failing], 3) == {}
+    assert give(sync, 3, [healthy, failing]) == {}
     assert posted(failing).count(PAUSE) == 2
     assert posted(failing).count("/resume") == (2 if phase == "/resume" else 1)
     # An update that the first attempt may have left open is closed.
@@ -93,7 +77,7 @@ def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_an
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {phase: 100}
-    failed = give(sync, [healthy, failing], 3)
+    failed = give(sync, 3, [healthy, failing])
     assert list(failed) == [failing]
     assert phase.split("?")[0] in failed[failing] and "version 3 failed after" in failed[failing]
     assert healthy.serving and not failing.serving
@@ -107,7 +91,7 @@ def test_a_generator_without_a_response_to_a_short_call_stays_paused_and_is_not_
 ) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {phase}
-    failed = give(sync, [healthy, frozen], 3)
+    failed = give(sync, 3, [healthy, frozen])
     assert list(failed) == [frozen] and phase.split("?")[0] in failed[frozen]
     assert posted(frozen).count(phase) == 1 and not frozen.serving
     assert posted(healthy).count("/resume") == 1 and healthy.serving
@@ -135,12 +119,12 @@ def test_a_generator_with_wrong_weights_never_serves_if_it_is_new_and_is_evicted
     loop: LoopThread,
 ) -> None:
     sync, (healthy, liar) = make_sync(loop, prove_every_n_syncs=2)
-    give(sync, [healthy], 0)
+    give(sync, 0, [healthy])
     liar.client.lying = {UPDATE}
-    assert list(give(sync, [healthy, liar], 1)) == [liar]
+    assert list(give(sync, 1, [healthy, liar])) == [liar]
     assert liar.served_from is None and liar.eviction
     healthy.client.lying, healthy.client.holds = {UPDATE}, "old weights"
-    assert list(give(sync, [healthy], 2)) == [healthy]
+    assert list(give(sync, 2, [healthy])) == [healthy]
     assert "proof of weight version 2 failed" in (healthy.eviction or "")
 
 
@@ -149,7 +133,7 @@ def test_only_tokens_in_flight_count_as_recomputed(
     loop: LoopThread, attempts: KeysAndValues
 ) -> None:
     sync, generators = make_sync(loop, keys_and_values=attempts)
-    give(sync, generators, 1)
+    give(sync, 1, generators)
     half, fresh, ended = (
         Rollout(token_ids=[1, 2]),
         Rollout(),
@@ -158,7 +142,7 @@ def test_only_tokens_in_flight_count_as_recomputed(
     generators[0].stats.begin(request(10, half, fresh, ended))
     generators[1].client.failing = {"/update_weights": 1}
     generators[1].stats.begin(request(100, Rollout(token_ids=[1])))
-    give(sync, generators, 2)
+    give(sync, 2, generators)
     pauses = {route for generator in generators for route in posted(generator) if "/pause" in route}
     assert pauses == {
         f"/pause?mode=keep&clear_cache={'true' if attempts == 'recompute' else 'false'}"
@@ -169,7 +153,7 @@ def test_only_tokens_in_flight_count_as_recomputed(
 def test_a_connection_that_fails_is_made_again(loop: LoopThread) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {INIT: 1}
-    assert give(sync, [healthy, failing], 3) == {}
+    assert give(sync, 3, [healthy, failing]) == {}
     assert posted(failing) == [INIT, "/finish_weight_update", INIT, *PHASES, *RESUME]
     assert posted(healthy) == [INIT, *PHASES, *RESUME]
     assert failing.serving and failing.version == 3
@@ -179,7 +163,7 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread) -> None:
 def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}
-    failed = give(sync, [healthy, liar], 3)
+    failed = give(sync, 3, [healthy, liar])
     assert list(failed) == [liar] and not liar.serving and healthy.serving
     if phase == PAUSE:
         assert "/update_weights" not in posted(liar)
@@ -190,16 +174,16 @@ def test_without_room_for_the_weights_no_generator_is_paused_and_the_run_ends(
 ) -> None:
     sync, generators = make_sync(loop)
     sync.transport.full = True
-    with pytest.raises(OSError, match="0.00 GiB free"):
-        give(sync, generators, 3)
+    with pytest.raises(OSError, match="0.00 GiB are free"):
+        give(sync, 3, generators)
     assert all(PHASES[0] not in posted(generator) for generator in generators)
 
 
 def test_a_new_generator_connects_and_the_others_do_not_again(loop: LoopThread) -> None:
     sync, (first, newcomer) = make_sync(loop)
-    give(sync, [first], 1)
-    give(sync, [newcomer], 1)
-    give(sync, [first, newcomer], 2)
+    give(sync, 1, [first])
+    give(sync, 1, [newcomer])
+    give(sync, 2, [first, newcomer])
     assert posted(first).count(INIT) == 1
     assert posted(newcomer)[0] == INIT and newcomer.serving
     assert posted(newcomer).count(INIT) == 1
@@ -209,12 +193,12 @@ def test_a_collective_transfer_connects_everybody_anew_when_one_is_new_or_has_le
     loop: LoopThread,
 ) -> None:
     sync, (first, other) = make_sync(loop, Collective)
-    give(sync, [first], 1)
+    give(sync, 1, [first])
     closed = sync.transport.closed
-    give(sync, [first, other], 2)
+    give(sync, 2, [first, other])
     assert sync.transport.closed == closed + 1
     assert first.serving and other.serving and posted(first).count(INIT) == 2
-    assert give(sync, [first], 3) == give(sync, [first], 4) == {}
+    assert give(sync, 3, [first]) == give(sync, 4, [first]) == {}
     assert first.serving and first.version == 4 and posted(first).count(INIT) == 3
 
 
@@ -224,7 +208,7 @@ def test_a_broken_collective_costs_only_who_broke_it_and_the_others_get_the_weig
 ) -> None:
     sync, (healthy, failing) = make_sync(loop, Collective)
     failing.client.failing = {phase: 1}
-    failed = give(sync, [healthy, failing], 3)
+    failed = give(sync, 3, [healthy, failing])
     assert list(failed) == [failing] and phase.split("?")[0] in failed[failing]
     assert healthy.serving and healthy.version == 3 and not failing.serving
     assert "/resume" not in posted(failing) and posted(healthy).count("/resume") == 1

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from lrl.system.ranks import Ranks
 
 T = TypeVar("T")
+Pipes = list[list[queue.Queue[Any]]]
 
 
 class ThreadedRanks(Ranks):
-    """One of them."""
+    """One of them; `pipes` lead from each rank to each."""
 
-    def __init__(
-        self, rank: int, pipes: Sequence[tuple[queue.Queue[Any], queue.Queue[Any]]]
-    ) -> None:
+    def __init__(self, rank: int, pipes: Pipes) -> None:
         super().__init__()
         self.rank = rank
         self.size = len(pipes)
         self._pipes = pipes
 
-    def share(self, what: Any) -> Any:
-        if self.rank:
-            return self._pipes[self.rank][0].get(timeout=300)
-        for down, _ in self._pipes[1:]:
-            down.put(what)
-        return what
+    def receive(self, rank: int = 0) -> Any:
+        return self._pipes[rank][self.rank].get(timeout=300)
 
-    def gather(self, part: Any) -> list[Any]:
-        if self.rank:
-            self._pipes[self.rank][1].put(part)
-            return []
-        return [part, *(up.get(timeout=300) for _, up in self._pipes[1:])]
+    def _send(self, part: Any, rank: int) -> None:
+        self._pipes[self.rank][rank].put(part)
 
 
-def threaded_ranks(size: int) -> list[Ranks]:
-    pipes = [(queue.Queue[Any](), queue.Queue[Any]()) for _ in range(size)]
+def threaded_ranks(size: int) -> list[ThreadedRanks]:
+    pipes: Pipes = [[queue.Queue() for _ in range(size)] for _ in range(size)]
     return [ThreadedRanks(rank, pipes) for rank in range(size)]
 
 

@@ -56,7 +56,6 @@ class JudgeServer:
         self.headers: list[dict[str, str]] = []
         self.asked: Counter[str] = Counter()  # by response
         self.together = 0  # requests for which the first answer waits
-        self.released = asyncio.Event()
         self.url = ""
 
     def reply_to(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Reply:
@@ -74,8 +73,8 @@ class JudgeServer:
         while self.asked.total() < self.together:
             await asyncio.sleep(0.01)
         if reply == HANG:
-            await self.released.wait()
-        if reply in (HANG, CLOSE) and request.transport is not None:
+            await asyncio.sleep(600)  # it is cancelled when the client goes
+        if reply == CLOSE and request.transport is not None:
             request.transport.abort()
         return web.Response(status=reply.status or 200, text=reply.body, headers=reply.headers)
 
@@ -94,9 +93,4 @@ def served(judge_server: JudgeServer | None = None) -> Iterator[JudgeServer]:
     try:
         yield judge_server
     finally:
-        run(close(judge_server, server))
-
-
-async def close(judge_server: JudgeServer, server: RawTestServer) -> None:
-    judge_server.released.set()
-    await server.close()
+        run(server.close())

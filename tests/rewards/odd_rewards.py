@@ -71,22 +71,17 @@ def obey(prompt, response, **columns):
             return float(len(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)) > 0)
         case "once":
             marker, _, rest = value.partition(" ")
-            return 1.0 if tried_before(marker) else obey(prompt, rest)
+            try:
+                Path(marker).touch(exist_ok=False)
+            except FileExistsError:
+                return 1.0
+            return obey(prompt, rest)
         case "segfault":
             ctypes.string_at(0)
         case "raise":
             raise LookupError(value)
         case "pid":
             return os.getpid()
-
-
-def tried_before(marker):
-    """Returns whether the file exists; creates it."""
-    try:
-        Path(marker).touch(exist_ok=False)
-    except FileExistsError:
-        return True
-    return False
 
 
 async def obey_later(prompt, response, **columns):
@@ -138,10 +133,6 @@ def level(prompt, response, *, level, **columns):
 
 def no_columns(prompt, response):
     return 1.0
-
-
-def of_this_machine(prompt, response, **columns):
-    return float(os.environ["LRL_TEST_THIS_MACHINE"])
 
 
 def torch_is_loaded(prompt, response, **columns):

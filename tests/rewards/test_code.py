@@ -19,6 +19,7 @@ from tests.leftovers import wait_for
 from tests.rewards.scenes import LACKING, counted, needs_bubblewrap, scored, started
 
 ISOLATION = "none" if LACKING else "bubblewrap"
+BUSY = "while True: pass"
 DOUBLE = "def double(x):\n    return 2 * x\n"
 ASSERTS = "assert double(1) == 2\nassert double(2) == 4\nassert double('a') == 'aa'"
 PAIRS = [{"input": "1\n2\n", "output": "3\n"}, {"input": "4\n5\n", "output": "9\n"}]
@@ -51,17 +52,24 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def judges():
+    """They try tests once."""
+    return code(), code(partial=True)
+
+
 @pytest.mark.parametrize(("program", "tests", "whole", "share"), PROGRAMS)
-def test_a_program_is_worth_the_tests_that_it_passes(program, tests, whole, share):
-    assert code()("", program, tests=tests) == whole
-    assert code(partial=True)("", program, tests=tests) == pytest.approx(share)
+def test_a_program_is_worth_the_tests_that_it_passes(judges, program, tests, whole, share):
+    found = [judge("", program, tests=tests) for judge in judges]
+    assert found == pytest.approx([whole, share])
 
 
-@pytest.mark.parametrize("isolation", sorted({"none", ISOLATION}))
 @pytest.mark.parametrize(
     ("program", "tests", "settings", "limit"),
     [
-        ("while True: pass", PAIRS, {"cpu_s": 1}, "the limit of 1 s of CPU time"),
+        (BUSY, PAIRS, {"cpu_s": 1, "isolation": "none"}, "the limit of 1 s of CPU time"),
+        ("import time\ntime.sleep(60)", PAIRS, {"timeout_s": 2, "isolation": "none"}, "2 s"),
+        (BUSY, PAIRS, {"cpu_s": 1}, "the limit of 1 s of CPU time"),
         ("import time\ntime.sleep(60)", PAIRS, {"timeout_s": 2}, "the time limit of 2 s"),
         ("x = bytearray(2**28)", PAIRS, {"memory_mib": 128}, "the limit of 128 MiB of memory"),
         ("x = 2**28", "assert bytearray(x)", {"memory_mib": 128}, "the limit of 128 MiB of memory"),
@@ -69,10 +77,8 @@ def test_a_program_is_worth_the_tests_that_it_passes(program, tests, whole, shar
         ("def f():\n while 1: print(1)", "f()", {"max_output_bytes": 10**4}, "10000 bytes"),
     ],
 )
-def test_a_program_that_breaks_a_limit_is_wrong_and_counted(
-    isolation, program, tests, settings, limit
-):
-    found = code(isolation=isolation, **settings)("", program, tests=tests)
+def test_a_program_that_breaks_a_limit_is_wrong_and_counted(program, tests, settings, limit):
+    found = code(**settings)("", program, tests=tests)
     assert found == 0.0 and isinstance(found, GaveUp) and limit in found.reason
 
 
@@ -127,7 +133,7 @@ def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for()
 @needs_bubblewrap
 def test_workers_score_programs_and_limits_are_counted():
     with started([Code(timeout_s=5.0, cpu_s=1)], workers=1, timeout_s=30.0) as pool:
-        texts = [DOUBLE, "def double(x): pass", "while True: pass"]
+        texts = [DOUBLE, "def double(x): pass", BUSY]
         blocks = [f"```python\n{text}\n```" for text in texts]
         found = scored(pool, *blocks, columns={"tests": ASSERTS})
     assert [rollout.reward for rollout in found] == [1.0, 0.0, 0.0]
@@ -227,5 +233,6 @@ def test_a_program_that_got_no_processor_is_an_error_unless_it_had_several_proce
     if processes > 1:
         assert judge("", program, tests=PAIRS) == 0.0
         return
+    monkeypatch.setattr(session.Sandbox, "deadline_s", 2.0)
     with pytest.raises(TimeoutError, match="too busy"):
         judge("", program, tests=PAIRS)

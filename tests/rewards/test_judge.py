@@ -83,21 +83,6 @@ def test_a_response_is_worth_the_score_that_has_the_form(server, text, expected)
     assert set(schema["required"]) == {"reason", "score"}
 
 
-NO_SCORE = [
-    None, "It is good.", "7", '{"score": 3}', '{"reason": "", "score": "7"}', '{"reason": "", "score": true}',
-    '{"reason": 7, "score": 7}', '{"reason": "", "score": NaN}', '{"reason": "", "score": 7, "max": 9}',
-    '{"reason": "", "score": 7} 8', '[["reason", ""], ["score", 7]]', "[" * 100_000,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", NO_SCORE)
-def test_an_answer_in_another_form_is_a_failure_and_never_a_score(server, tmp_path, text):
-    server.replies["r"] = [says(text)]
-    found = failure(judge_at(server.url, cache=str(tmp_path)))
-    assert found.kind == "judge_no_score" and len(found.message) < 300
-    assert server.asked["r"] == 1 and answer_files(tmp_path) == []
-
-
 def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(server, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     judge = judge_at(
@@ -143,12 +128,18 @@ def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, nam
     assert "retries 2" in found.message and server.asked["r"] == 3
 
 
+NO_SCORE = [
+    None, "It is good.", "7", '{"score": 3}', '{"reason": "", "score": "7"}', '{"reason": "", "score": true}',
+    '{"reason": 7, "score": 7}', '{"reason": "", "score": NaN}', '{"reason": "", "score": 7, "max": 9}',
+    '{"reason": "", "score": 7} 8', '[["reason", ""], ["score", 7]]', "[" * 100_000,
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("reply", "kind", "named"),
     [
-        (verdict(10.5), "no_score", "not in 0 to 10"),
-        (verdict(-1), "no_score", "not in 0 to 10"),
-        (verdict(10**400), "no_score", "not in 0 to 10"),
+        *((says(text), "no_score", "") for text in NO_SCORE),
+        *((verdict(score), "no_score", "not in 0 to 10") for score in (10.5, -1, 10**400)),
         (says('{"reason": "It', "length"), "no_score", "Judge.max_tokens"),
         (fails(401, f"bad key {KEY}"), "refused", "bad key ***"),
         (verdict(7)._replace(body="<html>hello"), "refused", "<html>hello"),
@@ -156,15 +147,16 @@ def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, nam
         (verdict(7)._replace(status=404, body="plain"), "refused", "404"),
     ],
 )
-def test_a_score_out_of_bounds_and_a_refusal_are_failures_and_are_not_asked_again(
-    server, monkeypatch, reply, kind, named
+def test_an_answer_in_another_form_and_a_refusal_are_failures_never_scores_and_not_asked_again(
+    server, tmp_path, monkeypatch, reply, kind, named
 ):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     server.replies["r"] = [reply]
-    found = failure(judge_at(server.url, api_key_env="JUDGE_KEY"))
+    found = failure(judge_at(server.url, api_key_env="JUDGE_KEY", cache=str(tmp_path)))
     assert found.kind == f"judge_{kind}" and server.asked["r"] == 1
     assert named in found.message and (kind == "no_score" or server.url in found.message)
     assert KEY not in found.message and len(found.message) < 400
+    assert answer_files(tmp_path) == []
 
 
 def test_a_request_gets_no_more_than_what_is_left_of_the_deadline(server, monkeypatch):

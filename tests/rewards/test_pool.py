@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lrl import errors
@@ -35,15 +35,14 @@ TIMEOUT_S = 1.0
 """Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds
 for nothing."""
 MEMORY_GIB = 0.25
-REPORTED = {
+FAILURES = {
     **dict.fromkeys(["raise it", "unsayable", "cancel", "interrupt"], "exception"),
     **dict.fromkeys(["give nan", "give -inf", "huge", "badpart"], "nan"),
     **dict.fromkeys(["text", "nothing", "numbered"], "wrong_type"),
     **dict.fromkeys(["list", "tuple", "empty"], "wrong_shape"),
-    "parts": "wrong_shape",  # beside responses that get a number
-    "sysexit": "crash",
+    **dict.fromkeys(["sysexit", "segfault", "exit", "exit 0"], "crash"),
+    "hog": "memory",
 }
-DEADLY = {"segfault": "crash", "exit": "crash", "exit 0": "crash", "hog": "memory"}
 
 
 @pytest.fixture(scope="module")
@@ -69,44 +68,40 @@ def impatient(shared_pools):
 # ---- a failure, and its neighbours
 
 
-@pytest.mark.parametrize(("order", "kind"), (REPORTED | DEADLY).items())
-def test_each_kind_of_failure_is_counted_apart(pool, order, kind):
-    good, bad, other = scored(pool, "give 1", order, "give 2")
-    assert (good.reward, other.reward) == (1.0, 2.0)
-    assert bad.reward is None and bad.reward_parts == {}
-    name = "" if order in DEADLY else "obey"
-    assert bad.reward_failure.startswith(f"{kind}: ") and name in bad.reward_failure
-    assert counted(pool) == {"scored": 2, "retried": 1, kind: 1}
-
-
+NUMBERS = st.floats(-10, 10).map(lambda number: (f"give {number!r}", False))
+FAULTS = st.tuples(st.sampled_from(sorted(FAILURES)), st.booleans())
 MARKERS = itertools.count()
-# The trainer compares the parts, not the worker: if the worker dies later in the job, they are lost
-# with it.
-WITH_DEATHS = {order: kind for order, kind in REPORTED.items() if order != "parts"} | DEADLY
+
+
+def expected(order, only_at_first):
+    """Reward, and kind of the failure."""
+    if order not in FAILURES:
+        return float(order.removeprefix("give ")), ""
+    return (1.0, "") if only_at_first else (None, FAILURES[order])
 
 
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(data=st.data())
+@example([[("give 1", False), *((order, False) for order in FAILURES), ("give 0", False)]])
+@given(st.lists(st.lists(NUMBERS | FAULTS, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0(
-    pool, tmp_path, data
+    pool, tmp_path, groups
 ):
     """With faults at random places, some only at the first try, every count and reward is exact."""
+    # The trainer compares the parts, not the worker: if it dies later in the job, they are lost.
     start_afresh(pool)._parts = {"obey"}
-    orders = st.sampled_from(sorted(WITH_DEATHS))
-    numbers = st.floats(-10, 10).map(lambda number: (f"give {number!r}", number, ""))
-    faults = orders.map(lambda order: (order, None, WITH_DEATHS[order]))
-    once = orders.map(lambda order: (f"once {tmp_path}/{next(MARKERS)} {order}", 1.0, ""))
-    responses = st.lists(numbers | faults | once, min_size=1, max_size=4)
-    groups = data.draw(st.lists(responses, min_size=1, max_size=3))
-    batches = [rollouts_of(*(text for text, _, _ in group)) for group in groups]
+    batches = []
+    for group in groups:
+        first = [f"once {tmp_path}/{next(MARKERS)} " * once for _, once in group]
+        orders = [order for order, _ in group]
+        batches.append(rollouts_of(*map(str.__add__, first, orders)))
 
     async def score_all():
         await asyncio.gather(*(pool.score(PROMPT, batch) for batch in batches))
 
     run(score_all())
-    _, rewards, kinds = zip(*itertools.chain(*groups), strict=True)
+    rewards, kinds = zip(*itertools.starmap(expected, itertools.chain(*groups)), strict=True)
     rollouts = [rollout for batch in batches for rollout in batch]
     assert [rollout.reward for rollout in rollouts] == list(rewards)
     failures = [(rollout.reward_failure or "").partition(":")[0] for rollout in rollouts]
@@ -114,8 +109,7 @@ def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0
     found = counted(pool)
     found.pop("retried", None)  # what failed before a death is tried again, and not counted
     scored_ones = {"scored": len(rewards) - rewards.count(None), "zero": rewards.count(0.0)}
-    expected = Counter(filter(None, kinds)) + Counter(scored_ones)
-    assert found == expected
+    assert found == Counter(filter(None, kinds)) + Counter(scored_ones)
 
 
 def test_zero_wrong_timed_out_and_crashed_are_counted_apart(impatient):
@@ -248,10 +242,12 @@ def test_parts_are_logged_before_their_weight_and_sum_after_it_and_fail_as_a_who
         (stopped,) = scored(pool, "parts")
         (cut,) = scored(pool, "parts", finish_reason="length")
         (failed,) = scored(pool, "raise it")
+        (other,) = scored(pool, "give 1")
     assert stopped.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": 2.0}
     assert stopped.reward == pytest.approx(2 * 0.75 + 0.1 * 2)
     assert cut.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": -2.0}
     assert failed.reward is None and failed.reward_parts == {}
+    assert other.reward is None and other.reward_failure.startswith("wrong_shape: the parts are")
 
 
 def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():

@@ -14,7 +14,7 @@ from typing import Any
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
@@ -39,20 +39,24 @@ def pythons_own_handlers() -> Iterator[None]:
 
 
 class Signal(L.Callback):
-    """Sends a signal to this process in one hook, at step 2 (or before there are steps), and counts
-    what follows."""
+    """Sends a signal, if any, to this process in one hook, at step 2 (or before there are steps).
+    Keeps the steps that begin, and counts the backward passes that follow."""
 
-    def __init__(self, signum: int, hook: str) -> None:
+    def __init__(self, signum: int | None, hook: str = "on_before_backward") -> None:
         self.signum = signum
+        self.begun: list[int] = []
         self.backwards_after = 0
         self.sent = False
         setattr(self, hook, self._send)
 
     def _send(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         before_steps = not trainer.training or trainer.fit_loop.batch_idx < 0
-        if not self.sent and (trainer.global_step == 2 or before_steps):
+        if self.signum and not self.sent and (trainer.global_step == 2 or before_steps):
             self.sent = True
             signal.raise_signal(self.signum)
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self.begun.append(trainer.global_step)
 
     def on_after_backward(self, *args: Any) -> None:
         self.backwards_after += self.sent
@@ -100,7 +104,7 @@ def test_a_signal_that_was_ignored_before_the_run_stays_ignored(
     policy: str, tmp_path: Path
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    running = trainer(tmp_path, Signal(signal.SIGINT, "on_before_backward"))
+    running = trainer(tmp_path, Signal(signal.SIGINT))
     fit(policy, running)
     assert running.global_step == running.max_steps
 
@@ -108,12 +112,10 @@ def test_a_signal_that_was_ignored_before_the_run_stays_ignored(
 def test_a_run_on_another_thread_leaves_the_handlers_alone(policy: str, tmp_path: Path) -> None:
     before = [signal.getsignal(each) for each in BOTH]
     seen: list[Any] = []
-
-    class Look(L.Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            seen.append([signal.getsignal(each) for each in BOTH])
-
-    thread = threading.Thread(target=fit, args=(policy, trainer(tmp_path, Look())))
+    look = LambdaCallback(
+        on_train_batch_end=lambda *_: seen.append([signal.getsignal(each) for each in BOTH])
+    )
+    thread = threading.Thread(target=fit, args=(policy, trainer(tmp_path, look)))
     thread.start()
     thread.join()
     assert seen == [before] * 7
@@ -141,15 +143,14 @@ def test_the_second_signal_ends_the_run_at_once(policy: str, tmp_path: Path) -> 
 def stay_busy(policy: str, folder: Path) -> None:
     """Runs a training with an endless backward pass that checks for no signal."""
 
-    class Stuck(L.Callback):
-        def on_before_backward(self, *args: Any) -> None:
-            os.write(2, b"backward\n")
-            while True:
-                threading.Event().wait(0.1)
+    def never_ends(*args: Any) -> None:
+        os.write(2, b"backward\n")
+        while True:
+            threading.Event().wait(0.1)
 
     with (folder / "output").open("w") as output:
         os.dup2(output.fileno(), 2)
-    fit(policy, trainer(folder, Stuck()))
+    fit(policy, trainer(folder, LambdaCallback(on_before_backward=never_ends)))
 
 
 def stopped_while_loading() -> list[dict[str, str]]:
@@ -171,19 +172,6 @@ def test_the_command_exits_with_the_status_of_the_signal(
         main(["fit", "--config", "quickstart", *words])
     assert end.value.code == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("**/generator-*.log"))
-
-
-class Steps(L.Callback):
-    """The steps that a run trains; at step 2 comes what SLURM sends before the time is over."""
-
-    def __init__(self, signum: int | None) -> None:
-        self.signum = signum
-        self.trained: list[int] = []
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self.trained.append(trainer.global_step)
-        if trainer.global_step == 2 and self.signum is not None:
-            signal.raise_signal(self.signum)
 
 
 @pytest.fixture
@@ -213,7 +201,7 @@ def start(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start
         monkeypatch.setenv("SLURM_JOB_ID", str(job))
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
         monkeypatch.setattr("sys.argv", ["lrl", words])
-        steps = Steps(signum)
+        steps = Signal(signum)
         logged = {"logger": CSVLogger(tmp_path / "runs", "mine")} | settings
         running = trainer(tmp_path, steps, *callbacks, **{"max_steps": 4} | logged)
         find_by_lrl(running, lambda _: None)
@@ -221,7 +209,7 @@ def start(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start
             fit(policy, running, ckpt_path)
         except SystemExit as end:
             assert signum is not None and end.code == 128 + signum
-        return steps.trained
+        return steps.begun
 
     return run
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-REWARDS = Path(__file__).parents[1] / "rewards"
-sys.path.insert(0, str(REWARDS))  # workers import `odd_rewards` by this name
+from lrl.environments import Written
+from lrl.environments.pool import EnvironmentPool
+from lrl.errors import EpisodeError
+from lrl.rewards import RewardPool
+from lrl.types import Prompt
+from lrl.workers.pool import WorkerPool
+from tests import made
+from tests.environments.worlds import Odd
+from tests.event_loop import run
+from tests.rewards import odd_rewards
 
-import odd_rewards  # noqa: E402
-
-from lrl.environments import Written  # noqa: E402
-from lrl.environments.pool import EnvironmentPool  # noqa: E402
-from lrl.errors import EpisodeError, WorkerLost  # noqa: E402
-from lrl.rewards import RewardPool  # noqa: E402
-from lrl.types import Prompt  # noqa: E402
-from lrl.workers.pool import WorkerPool  # noqa: E402
-from tests import made  # noqa: E402
-from tests.environments.worlds import Odd  # noqa: E402
-from tests.event_loop import run  # noqa: E402
-
-TIMEOUT_S = 1.5
+TIMEOUT_S = 1.0
 PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
 ORDERS = {"fine": "give 1", "crash": "segfault", "leak": "hog", "hang": "loop"}
 """What a reward is told for what an environment does."""
@@ -31,66 +25,34 @@ def say(text: str) -> Written:
     return Written(text, [])
 
 
-class Groups:
-    """Groups of one response; `do` returns the failure, or nothing."""
+def groups(timeout_s: float = TIMEOUT_S) -> RewardPool:
+    limits: dict[str, Any] = {"memory_gib": 0.5, "max_failures": 1.0}
+    return RewardPool([odd_rewards.obey], workers=1, timeout_s=timeout_s, **limits)
 
-    setting = "data.rewards"
 
-    def __init__(self, workers: int = 1, timeout_s: float = TIMEOUT_S, **limits: Any) -> None:
-        limits = {"memory_gib": 0.5, "max_failures": 1.0, **limits}
-        self.pool = RewardPool([odd_rewards.obey], workers, timeout_s=timeout_s, **limits)
+def episodes(timeout_s: float = TIMEOUT_S, workers: int = 1) -> EnvironmentPool:
+    return EnvironmentPool(Odd(), workers, turn_timeout_s=timeout_s, memory_gib=0.5)
 
-    @property
-    def replaced(self) -> int:
-        return self.pool.counts["replaced"]
 
-    async def do(self, order: str) -> str:
+async def failure(pool: RewardPool | EnvironmentPool, order: str) -> str:
+    """Why a group of one response or an episode of one turn has failed; empty if it has not."""
+    if isinstance(pool, RewardPool):
         rollout = made.rollout(text=ORDERS[order])
-        await self.pool.score(PROMPT, [rollout])
+        await pool.score(PROMPT, [rollout])
         return rollout.reward_failure or ""
+    episode = pool.open(PROMPT)
+    try:
+        await episode.begin()
+        await episode.reply(say(order))
+    except EpisodeError as error:
+        return str(error)
+    finally:
+        episode.close()
+    return ""
 
 
-class Episodes:
-    """Episodes of one turn; what is lost is played again, as a run does."""
-
-    setting = "data.environment"
-
-    def __init__(self, workers: int = 1, timeout_s: float = TIMEOUT_S, **limits: Any) -> None:
-        limits = {"memory_gib": 0.5, **limits}
-        self.pool = EnvironmentPool(Odd(), workers, turn_timeout_s=timeout_s, **limits)
-
-    @property
-    def replaced(self) -> int:
-        return self.pool.workers.replaced
-
-    async def do(self, order: str) -> str:
-        for _ in range(3):
-            episode = self.pool.open(PROMPT)
-            try:
-                await episode.begin()
-                await episode.reply(say(order))
-            except WorkerLost as error:
-                if not self.pool.workers.started:
-                    return str(error)
-            except EpisodeError as error:
-                return str(error)
-            else:
-                return ""
-            finally:
-                episode.close()
-        return "lost"
-
-
-Jobs = Groups | Episodes
-KINDS = [Groups, Episodes]
-
-
-def done(jobs: Jobs, *orders: str) -> list[str]:
-
-    async def do() -> list[str]:
-        return [await jobs.do(order) for order in orders]
-
-    return list(run(do()))
+def failures(pool: RewardPool | EnvironmentPool) -> dict[str, str]:
+    return {order: run(failure(pool, order)) for order in ORDERS}
 
 
 def pid_of(pool: WorkerPool) -> int:

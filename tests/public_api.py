@@ -29,17 +29,19 @@ ROOMS = (
 )
 
 
+def public_names() -> Iterator[tuple[str, Any]]:
+    """Each public name with what it names; without an `__all__` a module's are the classes that it
+    defines."""
+    for room in ROOMS:
+        module = import_module(room)
+        defined = [name for name, value in vars(module).items() if is_class_of(value, room)]
+        for name in sorted(getattr(module, "__all__", defined)):
+            yield f"{room}.{name}", getattr(module, name)
+
+
 def public_api() -> str:
-    """Returns a line for each public name."""
-    return "".join(f"{line}\n" for room in ROOMS for line in lines_of(room))
-
-
-def lines_of(room: str) -> Iterator[str]:
-    """Yields the names of a module; without an `__all__` they are the classes that it defines."""
-    module = import_module(room)
-    defined = {name for name, value in vars(module).items() if is_class_of(value, room)}
-    for name in sorted(getattr(module, "__all__", defined)):
-        yield f"{room}.{name}{arguments_of(getattr(module, name))}"
+    """A line for each public name."""
+    return "".join(f"{name}{arguments_of(value)}\n" for name, value in public_names())
 
 
 def is_class_of(value: Any, module: str) -> bool:

@@ -9,7 +9,6 @@ import math
 import typing
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from typing import Any, Literal
 
 import pytest
@@ -28,6 +27,7 @@ from lrl.training.beside.teacher import Teacher
 from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
 from tests.environments import agents, tool_functions
+from tests.public_api import public_names
 from tests.rewards import odd_rewards
 from tests.test_imports import ROOT, modules
 
@@ -55,13 +55,6 @@ def is_error(base: ast.expr) -> bool:
     return name.endswith(("Error", "Exception")) or hasattr(lrl.errors, name)
 
 
-PLACES = [lrl] + [
-    import_module(f"lrl.{name}")
-    for name in (
-        *("advantages", "callbacks", "environments", "objectives", "rewards", "routing.dispatch"),
-        "strategies",
-    )
-]
 NEEDED: dict[str, Any] = {
     "model": "lrl.quickstart.warmup:policy",
     "prompts": [{"prompt": "1+1="}],
@@ -76,13 +69,7 @@ NEEDED: dict[str, Any] = {
 
 def settings_of_words() -> Iterator[tuple[type, str]]:
     """Each public class with a setting that takes words, and the setting."""
-    found: set[type] = set()
-    for place in PLACES:
-        for name in getattr(place, "__all__", dir(place)):
-            one = getattr(place, name)
-            if inspect.isclass(one) and one.__module__.startswith("lrl"):
-                found.add(one)
-    for kind in sorted(found, key=lambda kind: kind.__qualname__):
+    for kind in dict.fromkeys(value for _, value in public_names() if inspect.isclass(value)):
         hints = {} if issubclass(kind, Exception) else typing.get_type_hints(kind.__init__)
         for name, hint in hints.items():
             if takes_words(hint):

@@ -9,6 +9,7 @@ Covers lrl/preflight/model.py.
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from lrl.cli.main import main
 from lrl.generators.server import Server
 from lrl.rewards import RewardPool
+from lrl.system.endpoint import LOOPBACK
 from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make
 
@@ -55,7 +57,9 @@ def run(
             status = main(given)
         except SystemExit as end:
             status = int(end.code or 0)
-        return status, message(capfd.readouterr().err)
+        printed = capfd.readouterr().err
+        assert "No step was trained" not in printed, "nobody has to hear that of a refused run"
+        return status, message(printed)
 
     monkeypatch.setattr(Server, "start", start)
     monkeypatch.setattr(RewardPool, "start", lambda pool, loop, first=None: None)
@@ -90,6 +94,15 @@ def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run
 def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
     with pytest.raises(ServerReached):
         run(*FIT, *shlex.split(HEALTHY[case]))
+
+
+def test_a_port_in_use_is_named(run: Run) -> None:
+    logger = "--trainer.logger TensorBoardLogger --trainer.logger.save_dir board"
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = (*FIT, *logger.split(), "--trainer.strategy.join_port", port)
+        status, output = run(*words)
+    assert status == 2 and f"join_port is {port}, which cannot be had" in output
 
 
 def test_no_rank_is_started_for_a_strategy_without_generators(

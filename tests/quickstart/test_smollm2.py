@@ -18,18 +18,6 @@ from tests import tiny_policies
 from tests.tiny_policies import CHAT_TEMPLATE
 
 SPECIAL = ["<|unknown|>", "<|start|>", "<|end|>"]
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-"""A layer's weights in transformers, and in GGUF."""
 
 
 def tokens() -> list[str]:
@@ -72,15 +60,12 @@ def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
     writer.add_chat_template(CHAT_TEMPLATE)
-    weights = model.state_dict()
-    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"].numpy())
-    writer.add_tensor("output_norm.weight", weights["model.norm.weight"].numpy())
-    for layer in range(config.num_hidden_layers):
-        for name, short in NAMES.items():
-            weight = weights[f"model.layers.{layer}.{name}.weight"]
-            heads = {"attn_q": query_heads, "attn_k": key_heads}.get(short)
-            weight = interleaved(weight, heads) if heads else weight
-            writer.add_tensor(f"blk.{layer}.{short}.weight", weight.numpy())
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.named_parameters():  # the head is the embedding
+        written = names.get_name(name, [".weight"])
+        heads = query_heads if "attn_q" in written else key_heads if "attn_k" in written else 0
+        rows = interleaved(weight, heads) if heads else weight
+        writer.add_tensor(written, rows.detach().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,33 +1,37 @@
-"""The server of `lrl view`, over real HTTP."""
+"""The server of `lrl view`, over real HTTP, and its page in a real browser."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from aiohttp import web
 
 from lrl.system.endpoint import Endpoint
 from lrl.viewer import server as viewer_server
 from lrl.viewer.rollout_file import append
-from lrl.viewer.server import FILES, PAGE, Viewer
+from lrl.viewer.server import FILES, HEADERS, PAGE, Viewer
 from tests.http_call import call
-from tests.viewer.made_run import episode, lines, rollout
+from tests.viewer.made_run import branched, episode, lines, rollout
 
-TOKEN = "a token of this test"
-HOSTILE = "<script>alert(1)</script>\u202e\u0007"
+TOKEN = "a-token-of-this-test"
+HOSTILE = "<script>document.title = 'taken'</script>\u202e\u0007"
 
 
 class Served:
     """A viewer of a file, and requests to it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: type[Viewer] = Viewer) -> None:
         self.path = path
-        self.server = Viewer(path, "a run").serve(Endpoint(), TOKEN, port=0)
+        self.server = kind(path, "a run").serve(Endpoint(), TOKEN, port=0)
 
     def ask(self, path: str, token: str | None = TOKEN) -> tuple[int, bytes]:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -150,3 +154,102 @@ def test_a_browser_takes_no_response_for_a_page(served: Served) -> None:
         assert "default-src 'none'" in headers["Content-Security-Policy"]
         assert "unsafe" not in headers["Content-Security-Policy"]
     assert headers.get_content_type() == "application/json"
+
+
+READER = """
+(async () => {
+  const all = (which) => [...document.querySelectorAll(which)];
+  const text = (which) => document.querySelector(which)?.textContent ?? "";
+  const until = async (what) => {
+    for (let left = 400; !what(); left--) {
+      if (!left) throw new Error(`never: ${what}`);
+      await new Promise((then) => setTimeout(then, 50));
+    }
+  };
+  await until(() => text(".row.chosen").includes("step 599 ") && all(".response").length === 2);
+  const seen = { token: location.href.includes("token"), few: all(".row").length < 60 };
+  $("list").scrollTop = 1e6;
+  await until(() => text(".row:last-child").includes("step 0 "));
+  $("list").scrollTop = 0;
+  await until(() => text(".row").includes("step 599 "));
+  document.querySelector(".row").click();
+  await until(() => all(".response").length === 2);
+  seen.texts = all("#group pre, .bad, .role").map((one) => one.textContent);
+  seen.response = text(".response");
+  seen.title = document.title;
+  seen.colours = ["version", "log-prob", "mask", "none"].map((name) => {
+    const choice = document.querySelector(".head select");
+    choice.value = name;
+    choice.onchange();
+    return new Set(all("[data-token]").map((one) => one.style.background)).size;
+  });
+  await fetch("view.css?grow=1");
+  await until(() => text("#total") === "601 groups");
+  document.querySelector(".row").click();
+  await until(() => all(".response").length === 1);
+  seen.branch = text(".branch");
+  const dots = all(".tree circle");
+  seen.tree = dots.map((one) => [one.cx.baseVal.value, one.cy.baseVal.value]);
+  dots[3].onclick();
+  seen.aimed = text(".aimed");
+  for (const [words, total] of [["failure=timeout", 1], ["", 601], ["finish_reason=stop", 601]]) {
+    $("filters").elements.end.value = words;
+    $("filters").oninput();
+    await until(() => text("#total") === `${total} groups`);
+  }
+  return seen;
+})().catch(String).then((seen) => fetch(`view.css?seen=${encodeURIComponent(JSON.stringify(seen))}`));
+"""
+"""What somebody does with the page, added to its script."""
+
+
+class Read(Viewer):
+    """Its page reads itself: it has the run grow by a group, and says what was to be seen."""
+
+    seen: Queue[Any] = Queue()
+
+    async def _file(self, request: web.Request) -> Any:
+        if "grow" in request.query:
+            append(self.index.path, lines(600, 600, [branched()]))
+        elif "seen" in request.query:
+            self.seen.put(json.loads(request.query["seen"]))
+        elif request.path == "/view.js":
+            script = (PAGE / "view.js").read_text() + READER
+            return web.Response(text=script, content_type="text/javascript", headers=HEADERS)
+        return await super()._file(request)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")
+def test_a_browser_shows_a_response_as_text_and_only_the_rows_in_sight(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    text = "".join(lines(step, step, [rollout("12", step % 2)]) for step in range(599))
+    group = [episode("6*7", "=42", HOSTILE), rollout("7", None, failure="timeout: 9 s")]
+    append(path, text + lines(599, 599, group, HOSTILE))
+    server = Read(path, "a run").serve(Endpoint(), TOKEN, port=0)
+    words = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+    words += ["--window-size=1200,700", f"--user-data-dir={tmp_path / 'browser'}"]
+    browser = subprocess.Popen(
+        [*words, f"{server.location().url}/#token={TOKEN}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        seen = Read.seen.get(timeout=120)
+    finally:
+        browser.terminate()
+        browser.wait(60)
+        server.close()
+    shown = "<script>document.title = 'taken'</script>⟦202E⟧⟦0007⟧"
+    turns = ["turn 1 · reward 0.5", "environment", "turn 2 · reward 1"]
+    assert seen == {
+        "title": "a run · lrl view",
+        "token": False,
+        "few": True,
+        "texts": ["prompt", shown, *turns, "no reward", "timeout: 9 s"],
+        "response": f"1.5{3 + len(HOSTILE.encode())} tokens · lag 599 · stop · advantage 0.5"
+        f"{turns[0]}6*7environment=42{turns[2]}{shown}",
+        "colours": [2, 2, 2, 1],
+        "branch": "branch, after what the environment wrote behind turn 1",
+        "tree": [[12, 12], [36, 12], [60, 12], [60, 36]],
+        "aimed": "or 41",
+    }

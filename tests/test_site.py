@@ -6,8 +6,6 @@ Skipped without its tools: `make docs` installs them, and so does CI.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import lrl
+from tests.strategies.forked_ranks import start_fork
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("sphinx", "myst_parser", "furo")
@@ -29,11 +28,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         pytest.skip(f"{', '.join(missing)} not installed: make docs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "--fail-on-warning", "--keep-going"]
-    command += ["--conf-dir", str(ROOT / "docs" / "site"), str(ROOT), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    words = ["-q", "--fail-on-warning", "--keep-going", "--conf-dir", str(ROOT / "docs" / "site")]
+    fork = start_fork(build, folder / "said", {}, *words, str(ROOT), str(folder))
+    assert fork.wait(300.0) == 0, fork.printed()
     return folder
+
+
+def build(*words: str) -> None:
+    from sphinx.cmd.build import build_main
+
+    raise SystemExit(build_main(words))
 
 
 def test_the_site_is_built_without_a_warning_and_begins_with_the_readme(site: Path) -> None:

@@ -33,7 +33,7 @@ MORE_WAITS = {
     "DecoupledPPO, lora, its base as reference": 4,
     "REINFORCE, reference in the reward, refreshed": 4,
     "TBA, reference": 4,
-    "IcePop, turns, turn critic with a model, teacher": 12,
+    "IcePop, turns, turn critic with a model, teacher": 16,
     "TOPR, resumed, lora, critic": 4,
 }
 """Beyond that in a step: one a micro-batch where transformers looks whether rows of copies are

@@ -20,14 +20,13 @@ from lrl.advantages import GroupMean
 from lrl.environments import Environment, Policy
 from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens, token_weights
-from lrl.planning.clock import run
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import each_rollout
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here
 from tests.policies import packed
-from tests.rollouts.episodes.test_episode import PROMPT, STOP, episodes_of
+from tests.rollouts.episodes.test_episode import PROMPT, play
 
 LETTERS = 3
 """Different tokens; so few that observations and turns often begin alike."""
@@ -41,11 +40,9 @@ plans = st.lists(
 
 
 class Wanders(Environment):
-    branches = True
-
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, branches: bool = True) -> None:
         self.plan = plan
-        self.followed: list[int] = []
+        self.branches = branches
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         for number, (share, observation) in enumerate(self.plan):
@@ -91,10 +88,8 @@ class Sampler:
 
 def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:
     sampler = Sampler()
-    episodes = episodes_of(Here(Wanders(plan)), sampler.write)
     group = Group(index=3, prompt=PROMPT, rollouts=[Rollout() for _ in range(count)])
-    sampling = Sampling(n=count, max_tokens=max_tokens, stop_tokens=(2, STOP))
-    run(episodes.generate(PROMPT, group.rollouts, sampling, priority=0))
+    play(Here(Wanders(plan)), sampler.write, group.rollouts, max_tokens)
     for number, rollout in enumerate(group.rollouts):
         rollout.reward = float(number)
         rollout.reward_parts = {"environment": rollout.reward}
@@ -178,27 +173,16 @@ def test_a_token_that_several_branches_read_has_one_number_of_the_reference() ->
             assert found[place].item() == pytest.approx(expected)
 
 
-class Undeclared(Wanders):
-    branches = False
-
-
-class TooFar(Wanders):
-    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
-        await policy.turn([1], after=0)
-        return 0.0
-
-
 @pytest.mark.parametrize(
-    ("environment", "why"),
+    ("plan", "branches", "why"),
     [
-        (Undeclared([(0.0, []), (0.0, [])]), "`branches` is not true"),
-        (TooFar([]), "the policy has written 0 turns"),
+        ([(0.0, []), (0.0, [])], False, "`branches` is not true"),
+        ([(0.0, []), (9.0, [])], True, "`after` is 8, and the policy has written 1 turns"),
     ],
 )
 def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
-    environment: Environment, why: str
+    plan: Plan, branches: bool, why: str
 ) -> None:
-    episodes = episodes_of(Here(environment), Sampler().write)
     rollout = Rollout()
-    run(episodes.generate(PROMPT, [rollout], Sampling(stop_tokens=(2,)), priority=0))
+    play(Here(Wanders(plan, branches)), Sampler().write, [rollout])
     assert why in rollout.failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,12 +31,14 @@ class Adds(Turns):
     """Replies the sum of a turn's tokens, in as many tokens as it has; ends at a sum of 99."""
 
     reads_tokens = True
-    deterministic = True
     stop = (chr(STOP),)
 
-    def __init__(self, opening: Observation = "", seconds: float = 0.0) -> None:
+    def __init__(
+        self, opening: Observation = "", seconds: float = 0.0, deterministic: bool = True
+    ) -> None:
         self.opening = opening
         self.seconds = seconds
+        self.deterministic = deterministic
 
     def start(self, prompt: str, **columns: Any) -> Observation:
         self.total = 0
@@ -50,12 +52,6 @@ class Adds(Turns):
         if 77 in turn:
             raise ValueError("77")
         return [self.total] * turn.count(STOP), 99 in turn, self.total / 2
-
-
-class Moody(Adds):
-    """It may reply otherwise."""
-
-    deterministic = False
 
 
 class WritesPrompt(Adds):
@@ -75,7 +71,7 @@ class Script:
         """The times of the requests, in virtual seconds."""
         self.firsts = [script[0] for script in scripts]
 
-    async def generate(
+    async def __call__(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
         assert how.keys() == {"priority", "ended", "home"} and len(rollouts) == sampling.n
@@ -124,24 +120,21 @@ class Numbers(PolicyText):
 NUMBERS: Any = Numbers(tokenizer=Letters(), ends=frozenset({2}))  # type: ignore[arg-type]
 
 
-def episodes_of(
-    host: Here, write: Write, policy: PolicyText = NUMBERS, **settings: Any
-) -> Episodes:
-    return Episodes(of_run(host, **settings), write, policy)
-
-
 def play(
     host: Here,
-    pool: Script,
+    write: Write,
     rollouts: list[Rollout],
     max_tokens: int = 40,
     policy: PolicyText = NUMBERS,
+    prompt: Prompt = PROMPT,
     **settings: Any,
 ) -> None:
-    episodes = episodes_of(host, pool.generate, policy, **settings)
+    episodes = Episodes(of_run(host, **settings), write, policy)
     sampling = Sampling(n=len(rollouts), max_tokens=max_tokens, stop_tokens=(2,))
-    run(episodes.generate(PROMPT, rollouts, sampling, priority=3))
-    assert host.open_now == 0
+    try:
+        run(episodes.generate(prompt, rollouts, sampling, priority=3))
+    finally:
+        assert host.open_now == 0
     for rollout in rollouts:
         assert rollout.finished and rollout.open_turn is None
         assert len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions)
@@ -278,9 +271,9 @@ class SendsTools(Environment):
 
 
 def test_an_agent_that_sends_tools_to_a_run_without_a_parser_fails_its_episode() -> None:
-    rollout, transcript = Rollout(), opened(CHATML, SendsTools())
-    episodes = episodes_of(Here(SendsTools()), Script().generate, transcript.policy)
-    run(episodes.generate(transcript.prompt, [rollout], Sampling(), priority=3))
+    transcript = opened(CHATML, SendsTools())
+    of_chats = {"policy": transcript.policy, "prompt": transcript.prompt}
+    rollout = one(Here(SendsTools()), [[]], **of_chats)
     assert rollout.failure == f"environment_error: {NO_PARSER}" and not rollout.turns
 
 
@@ -334,22 +327,18 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
         await asyncio.sleep(0.5)
         return "", [ToolCall("add", "{}", f"t{turn:04d}c000")] * (100 in token_ids)
 
-    def played(rollout: Rollout, script: list[list[int]], seconds: float) -> Here:
-        host, pool = Here(Asks()), Script(script)
-        episodes = Episodes(of_run(host), pool.generate, policy, find_calls)
+    def played(rollout: Rollout, script: list[list[int]], seconds: float = 1e6) -> Here:
+        host = Here(Asks())
+        episodes = Episodes(of_run(host), Script(script), policy, find_calls)
         sampling = Sampling(n=1, max_tokens=400, stop_tokens=(2, STOP))
-
-        async def work() -> None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await episodes.generate(prompt, [rollout], sampling, priority=3)
-
-        run(work())
+        playing = episodes.generate(prompt, [rollout], sampling, priority=3)
+        with contextlib.suppress(TimeoutError):
+            run(asyncio.wait_for(playing, seconds))
         return host
 
     script = [[100, 101], [100, end], [102, end]]
     whole, rollout = Rollout(), Rollout()
-    played(whole, script, 1e6)
+    played(whole, script)
     assert whole.finish_reason == "stop"
     assert list(map(len, script)) == [turn.stop - turn.start for turn in whole.turns]
     text = tokenizer.decode(whole.token_ids)
@@ -357,7 +346,7 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     assert whole.token_ids[2] == end, "a turn that ends otherwise gets its end"
     played(rollout, script, seconds)
     written = len(rollout.turn_ends)
-    host = played(rollout, unwritten(script, rollout), 1e6)
+    host = played(rollout, unwritten(script, rollout))
     assert rollout == whole and host.counts["replayed"] == bool(written)
 
 
@@ -365,25 +354,25 @@ MORE = {"logprobs": [0.0] * 6, "versions": [3, 3, ENVIRONMENT, 4, 4, ENVIRONMENT
 
 
 @pytest.mark.parametrize(
-    ("environment", "changed"),
+    ("deterministic", "changed"),
     [
-        (Adds, {"token_ids": [4, 2, 1, STOP, 17]}),
-        (Adds, MORE | {"token_ids": [4, 2, 50, 1, STOP, 16], "turn_ends": [2, 5]}),
-        (Adds, {"turn_rewards": [3.0, 8.5]}),
-        (Moody, {}),
+        (True, {"token_ids": [4, 2, 1, STOP, 17]}),
+        (True, MORE | {"token_ids": [4, 2, 50, 1, STOP, 16], "turn_ends": [2, 5]}),
+        (True, {"turn_rewards": [3.0, 8.5]}),
+        (False, {}),
     ],
 )
 def test_a_reply_that_is_not_or_may_not_be_the_recorded_one_begins_the_episode_anew(
-    environment: Callable[[], Adds], changed: dict[str, Any]
+    deterministic: bool, changed: dict[str, Any]
 ) -> None:
-    host, rollout = Here(environment()), replace(recorded(), **changed)
+    host, rollout = Here(Adds(deterministic=deterministic)), replace(recorded(), **changed)
     play(host, Script([[99, 2]]), [rollout])
     assert rollout.token_ids == [99, 2] and rollout.turn_ends == [2]
     assert host.counts["restarted"] == 1 and host.counts["replayed"] == 0
 
 
 def test_a_recorded_turn_continues_and_the_first_one_needs_no_replay() -> None:
-    same, host = recorded(), Here(Moody())
+    same, host = recorded(), Here(Adds(deterministic=False))
     play(Here(Adds()), Script([[99]]), [same])
     assert same.token_ids == [4, 2, 1, STOP, 16, 5, 99] and same.versions[5:] == [4, 5]
     unanswered = Rollout(open_turn=Rollout(token_ids=[4], logprobs=[-0.5], versions=[3]))
@@ -405,10 +394,10 @@ def test_an_environment_that_is_lost_again_and_again_is_given_up_sooner_if_by_it
     script, others = [[4, 2], [1, STOP]] * attempts + [[99]], " by other episodes" * by_other
     call = 2
     lost = dict.fromkeys(range(1, attempts), call)
-    rollout = one(Here(Moody(), lost=lost, by_other=by_other), script)
+    rollout = one(Here(Adds(deterministic=False), lost=lost, by_other=by_other), script)
     assert not rollout.failure
     lost = dict.fromkeys(range(1, attempts + 1), call)
-    rollout = one(Here(Moody(), lost=lost, by_other=by_other), script)
+    rollout = one(Here(Adds(deterministic=False), lost=lost, by_other=by_other), script)
     assert rollout.failure.startswith(f"environment_lost: {attempts} times{others}, at last: its")
 
 
@@ -416,8 +405,5 @@ def test_an_error_of_the_pool_is_the_errors_of_all_and_ends_their_episodes() -> 
     async def fails(prompt: Prompt, rollouts: Sequence[Rollout], *rest: Any, **how: Any) -> None:
         raise ConnectionError("gone")
 
-    host = Here(Adds())
-    episodes = episodes_of(host, fails)
     with pytest.raises(ConnectionError):
-        run(episodes.generate(PROMPT, [Rollout(), Rollout()], Sampling(n=2), priority=3))
-    assert host.open_now == 0
+        play(Here(Adds()), fails, [Rollout(), Rollout()])

@@ -23,15 +23,11 @@ HIGHER = [{"role": "user", "content": "higher"}]
 
 
 class Plays(Environment):
+    def __init__(self, opens: bool = False, writes_prompt: bool = False) -> None:
+        self.opens = opens
+        self.writes_prompt = writes_prompt
+
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float: ...  # type: ignore[empty-body]
-
-
-class Opens(Plays):
-    opens = True
-
-
-class Writes(Opens):
-    writes_prompt = True
 
 
 def policy_of(family: Family) -> PolicyText:
@@ -167,7 +163,7 @@ def test_results_of_several_calls_are_one_message_where_the_template_takes_one_c
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) -> None:
     family = FAMILIES[name]
-    transcript = opened(family, Opens())
+    transcript = opened(family, Plays(opens=True))
     prompt = transcript.prompt
     opening: Any = [{"role": "user", "content": "It is below 100."}]
     observation = transcript.ids(Reply(opening), None)
@@ -191,7 +187,9 @@ def test_the_variables_of_a_row_reach_the_chats_that_an_agent_writes() -> None:
     """They were checked against the template, and then left out."""
     template = "{% if brief %}Be brief. {% endif %}" + CHATML.template
     row = {"chat_template_kwargs": {"brief": True}}
-    transcript = opened(CHATML._replace(template=template), Writes(), row)
+    transcript = opened(
+        CHATML._replace(template=template), Plays(opens=True, writes_prompt=True), row
+    )
     for after in (None, BEGINNING):
         read = transcript.prompt.token_ids + transcript.ids(Reply(HIGHER, after=after), None)
         text = transcript.tokenizer.decode(read)
@@ -241,7 +239,7 @@ def test_what_no_template_can_render_is_refused_with_its_remedy() -> None:
     )
     prompt_last = "{% for m in messages | reverse %}{{ m.content }}<|eot|>{% endfor %}"
     assert "renders the prompt otherwise with messages behind it" in refusal(
-        HIGHER, prompt_last, Opens(), first=True
+        HIGHER, prompt_last, Plays(opens=True), first=True
     )
     assert "the tokenizer cannot encode" in refusal("a\ud800")
     assert "the observation has the token 9999" in refusal([9999])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
+from lrl.members import run_members
 from lrl.members.registry import JoinSpec, Registry, RegistryServer, RunClient, write_run_file
+from lrl.members.run_members import GeneratorAdmission, poll_forever
 from lrl.system.endpoint import Endpoint
+from tests.event_loop import LOOP
+from tests.generators.model_fleet import let_requests_succeed
 
 TOKEN = "the-token-of-this-run"
 
@@ -46,6 +52,23 @@ def served(
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def live_fleet(servers: Sequence[Any], registry: Registry, token: str) -> Iterator[Fleet]:
+    """A fleet that serves version 0 and is open to others, which it looks for all the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_members, "POLL_S", 0.01)
+        let_requests_succeed(patch)
+        fleet = Fleet(servers, LOOP, capacity=4, heartbeat_s=0.02)
+        try:
+            fleet.start()
+            admits = GeneratorAdmission(fleet, registry, token, ServerSettings())
+            fleet.run_in_background(poll_forever(admits.poll))
+            sync(fleet, 0)
+            yield fleet
+        finally:
+            fleet.stop()
 
 
 def begin_sync(fleet: Fleet) -> None:

@@ -20,33 +20,24 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator, State
 from lrl.generators.server import JoinedServer
 from lrl.generators.settings import ServerSettings
-from lrl.members import run_members
 from lrl.members.registry import Kind, Member, Registry, Status
-from lrl.members.run_members import GeneratorAdmission, poll_forever
 from lrl.planning.clock import run
 from lrl.system.endpoint import Location
 from tests.event_loop import LOOP
-from tests.generators.model_fleet import ModelClient, ModelServer, ask, let_requests_succeed, resync
+from tests.generators.model_fleet import ModelClient, ModelServer, ask, resync
 from tests.leftovers import wait_for
-from tests.members.served_run import TOKEN, begin_sync, end_sync, spec_of, sync
+from tests.members.served_run import TOKEN, begin_sync, end_sync, live_fleet, spec_of, sync
 
-SPEC = spec_of(generators=2)
 SOMEWHERE = Location("http://127.0.0.1:1")
 
 
 class LiveRun:
     """A fleet of two models of servers, open to others, and a trainer that syncs on request."""
 
-    def __init__(self) -> None:
-        self.servers = [ModelServer(0), ModelServer(1)]
-        for server in self.servers:
-            server.token = TOKEN
-        self.fleet = Fleet(self.servers, LOOP, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
-        self.fleet.start()
-        self.registry = Registry(SPEC)
-        admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings())
-        self.fleet.run_in_background(poll_forever(admits.poll))
-        sync(self.fleet, 0)
+    def __init__(self, fleet: Fleet, registry: Registry) -> None:
+        self.fleet = fleet
+        self.registry = registry
+        self.servers: list[Any] = [generator.server for generator in fleet.generators]
 
     def joining(self) -> tuple[int, Generator]:
         number = self.speaks(SOMEWHERE)
@@ -82,12 +73,10 @@ class LiveRun:
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
-    let_requests_succeed(monkeypatch)
     monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(run_members, "POLL_S", 0.01)
-    made = LiveRun()
-    yield made
-    made.fleet.stop()
+    registry = Registry(spec_of(generators=2))
+    with live_fleet([ModelServer(0), ModelServer(1)], registry, TOKEN) as made:
+        yield LiveRun(made, registry)
 
 
 def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restarted(

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,13 +19,11 @@ from lrl.cli.main import main
 from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
-from lrl.members import join, run_members
+from lrl.members import join
 from lrl.members.registry import JoinSpec, Kind, Member
-from lrl.members.run_members import GeneratorAdmission, poll_forever
-from tests.event_loop import LOOP
-from tests.generators.model_fleet import Scripted, let_requests_succeed
+from tests.generators.model_fleet import Scripted
 from tests.leftovers import wait_for
-from tests.members.served_run import served, spec_of, sync
+from tests.members.served_run import live_fleet, served, spec_of, sync
 from tests.members.test_find_run import ELSEWHERE
 
 SPEC = spec_of()
@@ -42,23 +41,15 @@ class Remembered(Scripted):
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(run_members, "POLL_S", 0.02)
     monkeypatch.setattr(join, "POLL_S", 0.02)
     monkeypatch.setattr(join, "Server", Remembered)
     monkeypatch.setattr(Remembered, "made", [])
     own = Remembered("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
-    made = Fleet([own], LOOP, capacity=4)
-    try:
-        made.start()
-        with served(SPEC, tmp_path, own.token) as server:
-            admits = GeneratorAdmission(made, server.registry, own.token, own.settings)
-            made.run_in_background(poll_forever(admits.poll))
-            sync(made, 0)
-            made.registry_server = server  # type: ignore[attr-defined]
-            yield made
-    finally:
-        made.stop()
+    with (
+        served(SPEC, tmp_path, own.token) as server,
+        live_fleet([own], server.registry, own.token) as made,
+    ):
+        yield made
 
 
 def serve(fleet: Fleet) -> None:
@@ -131,15 +122,6 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     )
 
 
-class Answers:
-    error: Exception | None = None
-
-    def register(self, kind: Kind, number: int, **facts: Any) -> Member:
-        if self.error is not None:
-            raise self.error
-        return Member(kind, number)
-
-
 def no_answer(cause: OSError) -> NoAnswer:
     error = NoAnswer("the run does not answer")
     error.__cause__ = cause
@@ -163,25 +145,26 @@ class Session(join.JoinSession):
 def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
     error: Exception, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, client = [1000.0], Answers()
+    now, client = [1000.0], Mock()
+    client.register.return_value = Member(Kind.GENERATOR, 1)
     monkeypatch.setattr(join.time, "monotonic", lambda: now[0])
-    session = Session("", client, SPEC, ServerSettings())  # type: ignore[arg-type]
+    session = Session("", client, SPEC, ServerSettings())
     for _ in range(3):
-        client.error = error if limit_s else None
+        client.register.side_effect = error if limit_s else None
         now[0] += 0.9 * limit_s
         session.speak()
-        client.error = None
+        client.register.side_effect = None
         session.speak()
-    client.error = error
+    client.register.side_effect = error
     now[0] += 1.1 * limit_s
     with pytest.raises(join.JoinEnded, match="the run has ended"):
         session.speak()
 
 
 def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> None:
-    client, killed = Answers(), replace(SPEC, owner=replace(SPEC.owner, started=1))
-    client.error = no_answer(ConnectionRefusedError("nobody listens"))
-    session = Session("", client, killed, ServerSettings())  # type: ignore[arg-type]
+    client, killed = Mock(), replace(SPEC, owner=replace(SPEC.owner, started=1))
+    client.register.side_effect = no_answer(ConnectionRefusedError("nobody listens"))
+    session = Session("", client, killed, ServerSettings())
     with pytest.raises(join.JoinEnded, match="the run has ended"):
         session.speak()
 

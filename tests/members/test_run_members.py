@@ -39,6 +39,10 @@ class ModelJob:
     alive = True
     stops = 0
 
+    def __init__(self, name: str, given: dict[str, Any]) -> None:
+        self.name = name
+        self.given = given
+
     def stop(self) -> None:
         self.alive, self.stops = False, self.stops + 1
 
@@ -52,15 +56,9 @@ class ModelLauncher(Launcher):
     def __init__(self, jobs: int) -> None:
         super().__init__(jobs)
         self.made: list[ModelJob] = []
-        self.names: list[str] = []
-        self.words: list[list[str]] = []
-        self.environments: list[dict[str, str]] = []
 
     def start(self, name: str, index: int, **given: Any) -> Any:
-        self.names.append(name)
-        self.words.append(given["words"])
-        self.environments.append(given["environment"])
-        self.made.append(ModelJob())
+        self.made.append(ModelJob(name, given))
         return self.made[-1]
 
 
@@ -71,10 +69,11 @@ class Scene:
         self.kind = kind
         self.registry = server.registry
         self.launcher = launcher
-        roster, of_places = (client_of(server), folder, server.registry), [[0, 1], [2, 3]]
-        self.launched = LaunchedMembers(launcher, kind, *roster, of_places)
-        settings, launched = ServerSettings(), [self.launched]
-        self.members = RunMembers(None, None, launched, settings, folder, server)  # type: ignore[arg-type]
+        roster = client_of(server), folder, server.registry
+        self.launched = LaunchedMembers(launcher, kind, *roster, [[0, 1], [2, 3]])
+        self.members: Any = RunMembers(
+            None, None, [self.launched], ServerSettings(), folder, server
+        )
 
     def poll(self, times: int = 1) -> None:
         for _ in range(times):
@@ -122,14 +121,14 @@ def test_every_place_gets_a_job_with_its_number_and_devices_or_workers_and_the_t
     scene: Scene, launcher: ModelLauncher, server: RegistryServer
 ) -> None:
     scene.poll(times=3)
-    assert launcher.names == [f"{scene.kind}-0", f"{scene.kind}-1"]
-    for number, said in enumerate(launcher.words):
+    assert [job.name for job in launcher.made] == [f"{scene.kind}-0", f"{scene.kind}-1"]
+    for number, job in enumerate(launcher.made):
         own = ["--workers", "3"]
         if scene.kind is Kind.GENERATOR:
             own = ["--devices", ["0,1", "2,3"][number]]
         join = ["join", server.location().url, "--kind", scene.kind, *own, "--number", str(number)]
-        assert said == join and TOKEN not in " ".join(said)
-        assert launcher.environments[number]["LRL_TOKEN"] == TOKEN
+        assert job.given["words"] == join and TOKEN not in " ".join(join)
+        assert job.given["environment"]["LRL_TOKEN"] == TOKEN
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,8 @@ def test_a_member_is_replaced_unless_it_serves_or_was_asked_to_leave(
     scene.set_status(0, status, "it is silent")
     launcher.made[0].alive = job_alive
     scene.poll(times=3)
-    assert launcher.names[2:] == [f"{scene.kind}-2"] * replaced, "a number is never given twice"
+    later = [job.name for job in launcher.made[2:]]
+    assert later == [f"{scene.kind}-2"] * replaced, "a number is never given twice"
     assert launcher.made[0].stops == (status is not Status.SERVING)
     assert launcher.made[1].stops == 0
 

@@ -28,7 +28,6 @@ from lrl.cli.main import recipes
 from lrl.planning.roofline import Held, parse_cluster, training_memory, usable
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.chat_templates import FAMILIES
-from tests.data_rows import gsm8k_rows, math_rows
 from tests.lent_server import LentServer
 from tests.runs import recipe_run
 from tests.strategies.forked_ranks import DEADLINE_S, run_ranks, start_fork
@@ -50,6 +49,31 @@ SMALL = (
     *["--trainer.max_steps", "3", "--data.max_response_tokens", "8"],
     *["--trainer.strategy.server.max_num_seqs", "16", "--trainer.strategy.server.dtype", "float32"],
 )
+
+
+def gsm8k_rows(count: int) -> list[dict[str, Any]]:
+    """Rows in the form of GSM8K."""
+    return [
+        {
+            "question": f"Ann has {n} pears and picks 9 more. How many has she then?",
+            "answer": f"She has {n}+9=<<{n}+9={n + 9}>>{n + 9} pears.\n#### {n + 9}",
+        }
+        for n in range(count)
+    ]
+
+
+def math_rows(count: int) -> list[dict[str, Any]]:
+    """Rows in the form of MATH."""
+    return [
+        {
+            "problem": f"What is $x$ if $x - 9 = {n}$?",
+            "solution": f"It is $\\boxed{{{n + 9}}}$.",
+            "answer": str(n + 9),
+            "subject": "Algebra",
+            "level": 1,
+        }
+        for n in range(count)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from typing import Any
 
 import aiohttp
@@ -96,17 +95,6 @@ async def gives_up(*, base_url: str, api_key: str, **columns: Any) -> float:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asking, 1.5)
     return 0.5
-
-
-began = threading.Event()
-"""Set when `continues_alone` runs."""
-stop = threading.Event()
-"""Ends `continues_alone`."""
-
-
-def continues_alone(**columns: Any) -> None:
-    began.set()
-    stop.wait()
 
 
 async def runs(program: str, **told: Any) -> None:

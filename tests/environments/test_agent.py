@@ -4,6 +4,7 @@ make false log-probs. Real clients, a real server; the policy's turns are writte
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -63,10 +64,15 @@ def test_a_function_that_outlives_its_episode_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exits: list[int] = []
+    began, stop = threading.Event(), threading.Event()
+
+    def continues_alone(**columns: Any) -> None:
+        began.set()
+        stop.wait()
 
     async def begin_and_cancel() -> None:
-        episode = Here(Agent(agents.continues_alone)).open(Prompt(id=0, token_ids=[], text="go"))
-        while not agents.began.is_set():
+        episode = Here(Agent(continues_alone)).open(Prompt(id=0, token_ids=[], text="go"))
+        while not began.is_set():
             await asyncio.sleep(0.01)
         episode.close()  # as a `Player` does
         while not exits:
@@ -78,4 +84,4 @@ def test_a_function_that_outlives_its_episode_ends_the_process(
         asyncio.run(asyncio.wait_for(begin_and_cancel(), DEADLINE_S))
         assert exits == [1]
     finally:
-        agents.stop.set()
+        stop.set()

@@ -201,7 +201,7 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
         made.start(LOOP, PROMPT, say("a"), refuse)
     made.close()
     made = processes(Unloadable())
-    with pytest.raises(ConfigError, match="cannot be loaded in a worker: RuntimeError: no screen"):
+    with pytest.raises(ConfigError, match="cannot be loaded in a worker: FileNotFoundError"):
         made.start(LOOP, PROMPT, say("0"))
 
 

@@ -98,11 +98,8 @@ class Unloadable(Turns):
 
     def reply(self, turn: str) -> Any: ...
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        raise RuntimeError("no screen")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"level": 1}
+    def __reduce__(self) -> Any:
+        return open, ("no screen",)
 
 
 class LongStop(Turns):

@@ -30,6 +30,7 @@ from tests.members.served_run import TOKEN, client_of, served, spec_of
 
 TERMS = {"spec": "of its workers"}
 SOMEWHERE = Location("http://127.0.0.1:1")
+RIGHT = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
@@ -164,8 +165,8 @@ def test_what_is_no_word_of_a_member_is_refused(
     said = {**known, **words} if words and isinstance(words, dict) else words
     for body, expected in ((json.dumps(said), 400), ("{", 400), (json.dumps(known), 200)):
         assert alive(server.registry, kind) == []
-        url, headers = server.location().url, {"Authorization": f"Bearer {TOKEN}"}
-        assert call(url, "POST", "/run/register", headers, body.encode())[0] == expected
+        url = server.location().url
+        assert call(url, "POST", "/run/register", RIGHT, body.encode())[0] == expected
 
 
 def test_without_the_token_no_route_answers(server: RegistryServer) -> None:
@@ -181,8 +182,7 @@ def test_without_the_token_no_route_answers(server: RegistryServer) -> None:
 
 
 def test_no_other_method_of_the_registry_can_be_called(server: RegistryServer) -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    assert call(server.location().url, "POST", "/run/change", headers, b"{}")[0] == 404
+    assert call(server.location().url, "POST", "/run/change", RIGHT, b"{}")[0] == 404
 
 
 def test_the_files_of_a_model_arrive_unchanged_and_no_other_file_can_be_had(tmp_path: Path) -> None:
@@ -195,8 +195,7 @@ def test_the_files_of_a_model_arrive_unchanged_and_no_other_file_can_be_had(tmp_
     with served(replace(spec_of(), model=str(model), serves_model=True)) as server:
         client_of(server).fetch_model(tmp_path / "copy")
         for name in ("..%2Fsecret", "secret", "more", "%2e%2e/secret"):
-            headers = {"Authorization": f"Bearer {TOKEN}"}
-            assert call(server.location().url, "GET", f"/run/model/{name}", headers)[0] == 404
+            assert call(server.location().url, "GET", f"/run/model/{name}", RIGHT)[0] == 404
     assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == files
 
 

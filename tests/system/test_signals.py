@@ -1,10 +1,11 @@
-"""The first SIGINT or SIGTERM ends a run between two optimizer steps, with its own exit status; the
-second at once. A job that SLURM starts again continues its own run, and no other job does."""
+"""The first SIGINT or SIGTERM ends a run between two optimizer steps, with its own exit status. A job
+that SLURM starts again continues its own run, and no other job does.
+
+The second signal is in `tests/strategies/test_shutdown.py`.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -20,7 +21,6 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lrl.checkpoints.resume import find_by_lrl
 from lrl.cli.main import main
-from tests.leftovers import wait_for
 from tests.run_without_generators import fit, trainer
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
@@ -119,38 +119,6 @@ def test_a_run_on_another_thread_leaves_the_handlers_alone(policy: str, tmp_path
     thread.start()
     thread.join()
     assert seen == [before] * 7
-
-
-def test_the_second_signal_ends_the_run_at_once(policy: str, tmp_path: Path) -> None:
-    text = (tmp_path / "output").read_text
-    (tmp_path / "output").touch()
-    # Forked, because a new Python needs many seconds to import what is loaded here.
-    process = multiprocessing.get_context("fork").Process(target=stay_busy, args=(policy, tmp_path))
-    process.start()
-    assert process.pid is not None
-    try:
-        wait_for(lambda: "backward" in text(), 60.0, "the first backward pass")
-        os.kill(process.pid, signal.SIGTERM)
-        wait_for(lambda: "A second signal" in text(), 60.0, "the word on the first signal")
-        assert process.is_alive()
-        os.kill(process.pid, signal.SIGINT)
-        process.join(60)
-        assert process.exitcode == -signal.SIGINT
-    finally:
-        process.kill()
-
-
-def stay_busy(policy: str, folder: Path) -> None:
-    """Runs a training with an endless backward pass that checks for no signal."""
-
-    def never_ends(*args: Any) -> None:
-        os.write(2, b"backward\n")
-        while True:
-            threading.Event().wait(0.1)
-
-    with (folder / "output").open("w") as output:
-        os.dup2(output.fileno(), 2)
-    fit(policy, trainer(folder, LambdaCallback(on_before_backward=never_ends)))
 
 
 def stopped_while_loading() -> list[dict[str, str]]:

@@ -444,7 +444,7 @@ IN_VAIN = (
 
 @pytest.mark.parametrize("program", [FORK_BOMB, IN_VAIN], ids=["fork bomb", "waits"])
 def test_nothing_is_left_of_a_program_that_does_not_end(program):
-    judge = Code(fenced=False, timeout_s=3.0, cpu_s=1)
+    judge = Code(fenced=False, timeout_s=2.0, cpu_s=1)
     assert judge("", program, tests=WON) == 0.0
     wait_for_none(named, 30.0, "the program")
 

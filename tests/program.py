@@ -10,15 +10,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
 
-def start(module: str, *arguments: object, **how: Any) -> subprocess.Popen[str]:
-    """Starts it, with the settings of `subprocess.Popen`."""
-    words = [sys.executable, "-m", "tests.program", module, *map(str, arguments)]
-    return subprocess.Popen(words, cwd=ROOT, text=True, **how)
+def start(module: str, output: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts it; what it prints, errors too, is in a file."""
+    words = [sys.executable, "-m", "tests.program", module, *arguments]
+    with output.open("w") as file:
+        return subprocess.Popen(words, cwd=ROOT, text=True, stdout=file, stderr=file)
 
 
 if __name__ == "__main__":

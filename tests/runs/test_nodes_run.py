@@ -14,7 +14,7 @@ from lrl.callbacks import Throughput, WeightSync
 from tests.leftovers import MARK, living, wait_for, words
 from tests.network_namespace import two_machines
 from tests.runs.test_async_run import PROMPTS, SMALL, Witness, data_module
-from tests.strategies.node_of_two import nodes
+from tests.strategies.forked_ranks import RANK_0, nodes
 
 STEPS, GROUPS, LOST_AT = 5, 4, 1
 DEADLINE_S = 600.0
@@ -61,15 +61,15 @@ def test_each_node_starts_its_generators_and_one_that_dies_again(
 ) -> None:
     mine = tmp_path / "node-0"
     mine.mkdir()
-    words = (fit, "10.213.0.1", policy_folder, mark)
+    words = (fit, RANK_0, policy_folder, mark)
     own = {MARK: mark, "TMPDIR": os.environ["TMPDIR"]}
     with two_machines() as (one, other), nodes(tmp_path) as start:
         first = start(0, one, *words, **own)
         second = start(1, other, *words, hidden=(policy_folder, mine), **own)
-        assert [first.status(), second.status()] == [0, 0], first.said + second.said
-    assert f"trained {list(range(STEPS * GROUPS))}, joined 2" in first.said
+        assert [first.wait(), second.wait()] == [0, 0], first.printed() + second.printed()
+    assert f"trained {list(range(STEPS * GROUPS))}, joined 2" in first.printed()
     logs = (tmp_path / "node-1").glob("run/**/lrl-generator-*.log")
     said = "".join(path.read_text() for path in logs)
     assert said.count(": fetches the run's model") == 2, "its folder is hidden there"
     # Its node sees the end of its process, or rank 0 its silence: whichever is first.
-    assert said.count(": answers at") == 2 and "Generator 1 is replaced" in second.said
+    assert said.count(": answers at") == 2 and "Generator 1 is replaced" in second.printed()

@@ -1,11 +1,12 @@
-"""Several ranks that train a step together, and before they have met: real processes, real
-collectives, no generators.
+"""Several ranks that sum gradients, and before they have met: real processes, no generators.
 
 Covers lrl/system/ranks.py.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -20,35 +21,18 @@ import lrl
 from lrl.strategies import several_ranks
 from tests import program
 from tests.leftovers import wait_for
-from tests.policies import gradient, opened, pack
-from tests.strategies import gradient_of_ranks, ranks_before_they_meet, sharded_fit
-from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
-from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
+from tests.strategies import run_of_ranks, step_of_ranks
+from tests.strategies.forked_ranks import free_port, run_ranks, start_rank
 
 
 def fit_alone(policy: str, folder: str) -> None:
     several_ranks.MEETING = timedelta(seconds=2)
-    sharded_fit.main(policy, folder, ranks=2, steps=1)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_gradient_does_not_depend_on_the_number_of_ranks(
-    policy_folder: Path, tmp_path: Path, ranks: int
-) -> None:
-    run_ranks(gradient_of_ranks.main, ranks, tmp_path, str(policy_folder), tmp_path)
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
-    alone = gradient(opened(str(policy_folder)), pack(GROUPS, BUDGET))
-    assert alone.abs().max() > 0.01
-    for rank in found:
-        torch.testing.assert_close(rank["gradient"], alone, atol=1e-6, rtol=1e-4)
-        assert rank["passes"] > 1 and rank["sequences"] == sum(
-            len(group.rollouts) for group in GROUPS
-        )
+    run_of_ranks.fit(policy, folder, ranks=2, steps=1)
 
 
 def test_buckets_of_gradients_give_the_sums_of_each(tmp_path: Path) -> None:
     """A rank without gradients counts as zero; what no rank has stays without."""
-    run_ranks(gradient_of_ranks.sums, 2, tmp_path, tmp_path)
+    run_ranks(step_of_ranks.sums, 2, tmp_path, tmp_path)
     for number in range(2):
         rank = torch.load(tmp_path / f"{number}.pt")
         first, *found = rank["found"]
@@ -60,9 +44,8 @@ def test_a_rank_that_never_comes_ends_the_run_and_is_named(
     policy_folder: Path, tmp_path: Path
 ) -> None:
     rank = start_rank(fit_alone, 0, 2, free_port(), tmp_path, str(policy_folder), str(tmp_path))
-    rank.process.join(DEADLINE_S)
-    said = rank.printed()
-    assert rank.process.exitcode == 1, said
+    status, said = rank.wait(), rank.printed()
+    assert status == 1, said
     assert "Rank 0 has not met all 2 ranks within 0:00:02 (Timed out" in said
     assert "1/2 clients joined" in said and "Look for another rank's error" in said
 
@@ -71,21 +54,21 @@ def test_the_command_lines_defaults_of_torchs_wrapper_are_taken() -> None:
     lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)
 
 
-def run(policy: Path, folder: Path, strategy: str) -> subprocess.Popen[str]:
-    with (folder / "output").open("w") as output:
-        return program.start(
-            ranks_before_they_meet.__name__, policy, folder, strategy, stdout=output, stderr=output
-        )
+def run(policy: Path, folder: Path, strategy: str, ranks: int) -> subprocess.Popen[str]:
+    how = {"model": str(policy), "folder": str(folder), "strategy": strategy, "ranks": ranks}
+    return program.start(run_of_ranks.__name__, folder / "output", json.dumps(how))
 
 
 def test_a_rank_ends_with_its_rank_0_and_at_a_signal_before_all_have_met(
     policy_folder: Path, tmp_path: Path, mark: str
 ) -> None:
-    process = run(policy_folder, tmp_path, "AsyncDDP")
-    wait_for(
-        lambda: len(list(tmp_path.glob("*.waits"))) == 2, 400.0, "both ranks that wait for rank 0"
-    )
-    one, other = (psutil.Process(int(file.stem)) for file in tmp_path.glob("*.waits"))
+    process = run(policy_folder, tmp_path, "StandsStill", 3)
+
+    def waiting() -> list[str]:
+        return re.findall(r"waits for rank 0: (\d+)", (tmp_path / "output").read_text())
+
+    wait_for(lambda: len(waiting()) == 2, 400.0, "both ranks that wait for rank 0")
+    one, other = (psutil.Process(int(pid)) for pid in waiting())
     one.terminate()
     wait_for(
         lambda: one.status() == psutil.STATUS_ZOMBIE, 120.0, "the end of a rank that got SIGTERM"
@@ -99,7 +82,7 @@ def test_a_rank_ends_with_its_rank_0_and_at_a_signal_before_all_have_met(
 def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
     policy_folder: Path, tmp_path: Path, mark: str
 ) -> None:
-    assert run(policy_folder, tmp_path, "auto").wait(400) == 1
+    assert run(policy_folder, tmp_path, "auto", 1).wait(400) == 1
     message = (tmp_path / "output").read_text()
     assert message.count("trainer.strategy is DDPStrategy, which has no generators") == 1, message
     assert "GLOBAL_RANK: 1" not in message and "Traceback" not in message

@@ -3,14 +3,15 @@ ranks."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import psutil
 import pytest
 import torch
@@ -19,25 +20,25 @@ from lrl.checkpoints.checkpoint_folder import read_weights, shapes
 from lrl.cli.main import main
 from lrl.generators.supervisor import SHM
 from lrl.training.model import ModelSource, open_tokenizer
+from tests.checkpoints.test_checkpoint_file import FullDisk
 from tests.leftovers import left_in_shared_memory, wait_for, wait_for_none
-from tests.run_without_generators import trainer
-from tests.strategies import sharded_fit
+from tests.run_without_generators import StepsByVersion, trainer
+from tests.strategies import run_of_ranks
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
-from tests.strategies.sharded_fit import fit
+from tests.strategies.run_of_ranks import DiesAt, given_policy, weights_of
 
 
-def program(
-    policy: Path, folder: Path, ranks: int, steps: int, *more: Any, **settings: Any
-) -> Callable[[], None]:
-    words = (str(policy), str(folder), ranks, steps, *more)
-    return functools.partial(sharded_fit.main, *words, **settings)
-
-
-def fit_sharded(policy: Path, folder: Path, ranks: int, *more: Any, **settings: Any) -> Any:
+def fit_sharded(
+    policy: Path, folder: Path, ranks: int, steps: int, *callbacks: L.Callback, **settings: Any
+) -> Any:
     folder.mkdir()
-    call = program(policy, folder, ranks, *more, **settings)
+    call = program(policy, folder, *callbacks, ranks=ranks, steps=steps, **settings)
     (folder / "output").write_text(run_ranks(call, ranks, folder))
     return torch.load(folder / "weights.pt")
+
+
+def program(policy: Path, folder: Path, *callbacks: L.Callback, **settings: Any) -> Any:
+    return functools.partial(run_of_ranks.fit, str(policy), str(folder), *callbacks, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +48,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(policy_folder: Path, folder: Path) -> dict[str, Any]:
-    parts = fit_sharded(policy_folder, folder / "parts", 2, 3, full_disk_at=2)
+    parts = fit_sharded(policy_folder, folder / "parts", 2, 3, full_disk_at(2))
     whole = fit_sharded(
-        *(policy_folder, folder / "whole", 3, 5, folder / "parts" / "step=3.ckpt"),
+        *(policy_folder, folder / "whole", 3, 5),
+        ckpt_path=folder / "parts" / "step=3.ckpt",
         save_distributed_checkpoint=False,
         reduce_gradients="once",
     )
     copies = fit_sharded(
-        *(policy_folder, folder / "copies", 4, 7, folder / "whole" / "step=5.ckpt"),
-        full_disk_at=7,
+        *(policy_folder, folder / "copies", 4, 7, full_disk_at(7)),
+        ckpt_path=folder / "whole" / "step=5.ckpt",
         replicas=2,
     )
     return {"parts": parts, "whole": whole, "copies": copies}
 
 
+def full_disk_at(step: int) -> FullDisk:
+    return FullDisk(range(step - 1, step), rank=1, free=1000)
+
+
+class Weights(L.Callback):
+    """Keeps the weights behind each step."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, Any] = {}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        self.at[trainer.global_step] = copy.deepcopy(weights_of(pl_module))
+
+
+def fit_alone(policy: Path, steps: int, ckpt_path: Path | None = None, **parts: Any) -> Any:
+    """The weights of one process behind each step."""
+    weights = Weights()
+    running = trainer(Path(), weights, max_steps=steps, enable_checkpointing=False)
+    module = given_policy(str(policy), **parts)
+    running.fit(module, datamodule=StepsByVersion(), ckpt_path=ckpt_path)
+    return weights.at
+
+
 @pytest.fixture(scope="module")
-def alone(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    found = {}
-    for steps in (3, 5, 7):
-        running = trainer(
-            tmp_path_factory.mktemp("alone"), max_steps=steps, enable_checkpointing=False
-        )
-        found[steps] = fit(str(policy_folder), running)
-    return found
+def alone(policy_folder: Path) -> Any:
+    return fit_alone(policy_folder, 7)
 
 
 def check_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -89,23 +108,22 @@ def test_a_sharded_run_goes_on_from_either_format_with_another_number_of_ranks(
 
 
 def test_one_process_goes_on_from_a_whole_checkpoint_of_several(
-    runs: dict[str, Any], alone: dict[int, Any], policy_folder: Path, folder: Path, tmp_path: Path
+    runs: dict[str, Any], alone: dict[int, Any], policy_folder: Path, folder: Path
 ) -> None:
-    running = trainer(tmp_path, max_steps=7, enable_checkpointing=False)
-    found = fit(str(policy_folder), running, str(folder / "whole" / "step=5.ckpt"))
-    check_close(found["policy"], alone[7]["policy"])
+    found = fit_alone(policy_folder, 7, folder / "whole" / "step=5.ckpt")
+    check_close(found[7]["policy"], alone[7]["policy"])
 
 
 def test_adapters_are_sharded_saved_alone_and_resumed_with_another_number_of_ranks(
     policy_folder: Path, folder: Path, tmp_path: Path
 ) -> None:
-    fit_sharded(policy_folder, folder / "adapters", 2, 2, adapters=True)
+    adapters = {"adapters": True}
+    fit_sharded(policy_folder, folder / "adapters", 2, 2, parts=adapters)
     checkpoint = folder / "adapters" / "step=2.ckpt"
     assert shapes(checkpoint) and all(".lora_" in name for name in shapes(checkpoint))
-    found = fit_sharded(policy_folder, folder / "adapters_on", 3, 3, checkpoint, adapters=True)
-    running = trainer(tmp_path, max_steps=3, enable_checkpointing=False)
-    expected = fit(str(policy_folder), running, adapters=True)
-    check_close(found["policy"], expected["policy"])
+    how: dict[str, Any] = {"ckpt_path": checkpoint, "parts": adapters}
+    found = fit_sharded(policy_folder, folder / "adapters_on", 3, 3, **how)
+    check_close(found["policy"], fit_alone(policy_folder, 3, **adapters)[3]["policy"])
     assert main(["export", str(checkpoint), str(tmp_path / "policy")]) == 0
 
 
@@ -115,14 +133,13 @@ def test_a_sharded_run_in_bfloat16_resumes_exactly_and_its_replicas_stay_alike(
 ) -> None:
     """Weights are rounded at random: a resumed run draws what it would have drawn, replicas draw the
     same, and ranks with other parts of a weight draw other numbers."""
-    how: dict[str, Any] = {"dtype": "bfloat16", "save_distributed_checkpoint": in_parts}
     ranks = 2 if in_parts else 4
-    how["replicas"] = ranks // 2
+    how: dict[str, Any] = {"parts": {"dtype": "bfloat16"}, "replicas": ranks // 2}
+    how["save_distributed_checkpoint"] = in_parts
     begun = folder / f"bfloat16_{ranks}"
     whole = fit_sharded(policy_folder, begun, ranks, 3, **how)
-    resumed = fit_sharded(
-        policy_folder, folder / f"{begun.name}_on", ranks, 3, begun / "step=2.ckpt", **how
-    )
+    how["ckpt_path"] = begun / "step=2.ckpt"
+    resumed = fit_sharded(policy_folder, folder / f"{begun.name}_on", ranks, 3, **how)
     assert {weight.dtype for weight in whole["policy"].values()} == {torch.bfloat16}
     for name, weight in whole["policy"].items():
         assert torch.equal(resumed["policy"][name], weight), name
@@ -173,7 +190,7 @@ def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_pa
 def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpoint(
     place: str, rank: int, steps: int, policy_folder: Path, tmp_path: Path
 ) -> None:
-    call = program(policy_folder, tmp_path, 2, 9, dies_at=place, dies=rank)
+    call = program(policy_folder, tmp_path, DiesAt(place, rank), ranks=2, steps=9)
     before, ends = set(os.listdir(SHM)), [1, 1]
     ends[rank] = -signal.SIGKILL
     text = run_ranks(call, 2, tmp_path, ends=ends)
@@ -188,8 +205,8 @@ def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpo
 def test_a_rank_that_stands_still_in_a_sync_ends_the_run_at_the_syncs_deadline_or_at_a_signal(
     told: bool, policy_folder: Path, tmp_path: Path
 ) -> None:
-    how = {"dies_by": signal.SIGSTOP, "deadline_s": 300.0 if told else 10.0}
-    call, port = program(policy_folder, tmp_path, 2, 9, dies_at="sync", **how), free_port()
+    stops, how = DiesAt("sync", by=signal.SIGSTOP), {"deadline_s": 300.0 if told else 10.0}
+    call, port = program(policy_folder, tmp_path, stops, ranks=2, steps=9, **how), free_port()
     first, stopped = (start_rank(call, rank, 2, port, tmp_path) for rank in range(2))
     try:
         if told:

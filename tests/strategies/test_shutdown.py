@@ -22,8 +22,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tests.leftovers import MARK, living, wait_for
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import Witness, fit
-from tests.strategies import run_that_ends
+from tests.strategies import run_of_ranks
 from tests.strategies.forked_ranks import Fork, start_fork
+from tests.strategies.run_of_ranks import EndsAt
 
 FAILS_AT = 3
 
@@ -32,10 +33,10 @@ FAILS_AT = 3
 def run(policy_folder: Path, tmp_path: Path, mark: str) -> Iterator[Callable[..., Fork]]:
     started = []
 
-    def run(fail_at: int = -1) -> Fork:
+    def run(*callbacks: L.Callback) -> Fork:
         variables = {name: os.environ[name] for name in (MARK, "TMPDIR")}
-        output, arguments = tmp_path / "output", (str(policy_folder), str(tmp_path), str(fail_at))
-        started.append(start_fork(run_that_ends.main, output, variables, *arguments))
+        words = (str(policy_folder), str(tmp_path), *callbacks)
+        started.append(start_fork(run_of_ranks.train, tmp_path / "output", variables, *words))
         return started[-1]
 
     yield run
@@ -43,16 +44,22 @@ def run(policy_folder: Path, tmp_path: Path, mark: str) -> Iterator[Callable[...
         one.process.kill()
 
 
-def wait_for_step(process: Fork | subprocess.Popen[str], step: int, output: Path) -> None:
-    text = f"step {step}\n"
-    wait_for(lambda: text in output.read_text() or process.poll() is not None, 300.0, text)
-    if text not in output.read_text():
+def wait_for_step(
+    process: Fork | subprocess.Popen[str], step: int, output: Path, ranks: int = 1
+) -> None:
+    """Waits until every rank has written its line of a step."""
+    text = f"step {step}: "
+
+    def told() -> bool:
+        return output.read_text().count(text) == ranks
+
+    wait_for(lambda: told() or process.poll() is not None, 300.0, text)
+    if not told():
         pytest.fail(f"the run ended before step {step}:\n{output.read_text()[-4000:]}")
 
 
 def test_a_run_whose_module_fails_leaves_nothing_and_says_why(run: Callable[..., Fork]) -> None:
-    process = run(fail_at=2)
-    wait_for_step(process, 2, process.output)
+    process = run(EndsAt(2, error="the module fails"))
     assert process.wait(400) == 1
     assert "RuntimeError: the module fails" in process.printed()
 

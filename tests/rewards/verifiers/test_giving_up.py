@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.rewards import Math, RewardPool
+from lrl.rewards import Math
 from lrl.rewards.verifiers.math import MAX_BITS, MAX_DEPTH, TooMuchError, check_magnitude, within
-from tests.event_loop import LOOP, run
+from tests.event_loop import run
 from tests.rewards.scenes import counted, scored, start_afresh, started
 
 HUGE = [
@@ -162,19 +162,17 @@ def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
     compute = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     others = []
     pin_to({min(cores)})
-    pool = RewardPool([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=3 * GIVE_UP_S)
     try:
-        pool.start(LOOP)
-        scored(pool, *boxed("2+2"), columns={"answer": "4"})  # the first call loads the parser
-        start_afresh(pool)
-        others = [subprocess.Popen([sys.executable, "-c", compute]) for _ in range(6)]
-        rollouts = scored(pool, *boxed(LONG[0], "2+2"), columns={"answer": "4"})
+        with started([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=3 * GIVE_UP_S) as pool:
+            scored(pool, *boxed("2+2"), columns={"answer": "4"})  # the first call loads the parser
+            start_afresh(pool)
+            others = [subprocess.Popen([sys.executable, "-c", compute]) for _ in range(6)]
+            rollouts = scored(pool, *boxed(LONG[0], "2+2"), columns={"answer": "4"})
     finally:
         pin_to(cores)
         for other in others:
             other.kill()
             other.wait()
-        pool.close()
     assert [rollout.reward for rollout in rollouts] == [0.0, 1.0]
     assert counted(pool) == {"scored": 2, "zero": 1} and pool.counts["replaced"] == 0
 

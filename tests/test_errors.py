@@ -72,13 +72,8 @@ def settings_of_words() -> Iterator[tuple[type, str]]:
     for kind in dict.fromkeys(value for _, value in public_names() if inspect.isclass(value)):
         hints = {} if issubclass(kind, Exception) else typing.get_type_hints(kind.__init__)
         for name, hint in hints.items():
-            if takes_words(hint):
+            if any(typing.get_origin(part) is Literal for part in (hint, *typing.get_args(hint))):
                 yield kind, name
-
-
-def takes_words(hint: Any) -> bool:
-    parts = [hint, *typing.get_args(hint)]
-    return any(typing.get_origin(part) is Literal for part in parts)
 
 
 SETTINGS = [*settings_of_words()]

@@ -79,22 +79,19 @@ def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: l
 
 
 class PlayedNode:
-    """An actor whose process ends with `ends[signal]` at a signal, or by itself with `status` after
-    some reads."""
+    """An actor whose process ends with `ends[signal]` at a signal, or by itself with the status that
+    a read gives."""
 
-    def __init__(self, ends: dict[int, int], status: int | None = None, reads: int = 3) -> None:
+    def __init__(self, ends: dict[int, int], *reads: int | None) -> None:
         self.ends = ends
-        self.status_then = status
-        self.reads = reads
+        self.reads = iter(reads)
         self.signals: list[int] = []
         self.status: int | None = None
         self.read = SimpleNamespace(remote=lambda at: partial(self.look))  # not two are equal
         self.send = SimpleNamespace(remote=self._send)
 
     def look(self) -> tuple[bytes, int | None]:
-        self.reads -= 1
-        if self.reads == 0 and self.status_then is not None:
-            self.status = self.status_then
+        self.status = next(self.reads, self.status)
         return b"", self.status
 
     def _send(self, signum: int) -> None:
@@ -140,7 +137,7 @@ def test_what_waits_for_a_node_that_has_ended_is_asked_to_end(
 ) -> None:
     """Rank 0 waited ten minutes for a node that did not find the prompts."""
     nodes = [PlayedNode({TERM: 0}), PlayedNode({TERM: 0})]
-    nodes[first] = PlayedNode({}, status=status)
+    nodes[first] = PlayedNode({}, None, None, status)
     assert follow(nodes, []) == status, "and not that of its own signal"
     assert nodes[1 - first].signals == [TERM]
 
@@ -148,7 +145,7 @@ def test_what_waits_for_a_node_that_has_ended_is_asked_to_end(
 def test_rank_0_may_write_for_as_long_as_it_likes_when_the_others_are_done(
     follow: Callable[..., int],
 ) -> None:
-    nodes = [PlayedNode({}, status=0, reads=100), PlayedNode({}, status=0)]
+    nodes = [PlayedNode({}, *[None] * 50, 0), PlayedNode({}, 0)]
     assert follow(nodes, []) == 0
     assert nodes[0].signals == []
 
@@ -174,10 +171,12 @@ def test_lines_are_printed_whole_as_a_terminal_shows_them_with_the_number_of_the
 DEADLINE_S = 60.0
 RUNS = "import signal, subprocess, sys, time; from lrl.system.processes import unbind_from_parent\n"
 SAVES = """
+import os
 def save(signum, frame):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     print("saving", flush=True)
-    time.sleep(1)
+    while not os.path.exists("{may_end}"):
+        time.sleep(0.01)
     print("saved", flush=True)
     sys.exit(128 + signum)
 signal.signal(signal.SIGTERM, save)
@@ -229,10 +228,11 @@ def output(folder: Path) -> str:
 def test_a_command_may_save_and_is_asked_once_though_its_owner_is_killed(
     start: Start, tmp_path: Path, signals: list[int], status: int
 ) -> None:
-    guard = start(SAVES)
+    guard = start(SAVES.format(may_end=tmp_path / "may end"))
     for signum in signals:
         guard.send_signal(signum)
         wait_for(lambda: "saving" in output(tmp_path), DEADLINE_S, "the first signal")
+    (tmp_path / "may end").touch()
     assert guard.wait(DEADLINE_S) == status
     wait_for(lambda: "saved" in output(tmp_path), DEADLINE_S, "what it saves")
     assert output(tmp_path).split() == ["runs", "saving", "saved"]

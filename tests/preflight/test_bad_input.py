@@ -105,18 +105,6 @@ def test_a_port_in_use_is_named(run: Run) -> None:
     assert status == 2 and f"join_port is {port}, which cannot be had" in output
 
 
-def test_no_rank_is_started_for_a_strategy_without_generators(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
-    monkeypatch.setattr(
-        f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started")
-    )
-    status, output = run(*FIT, "--trainer.strategy", "ddp")
-    assert status == 2
-    assert "trainer.strategy is ddp, which has no generators" in output
-
-
 def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wrong(
     run: Run, tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PullScene]:
+def scene(request: pytest.FixtureRequest) -> Iterator[PullScene]:
     with fetching_generators(getattr(request, "param", 2), SETTINGS) as generators:
         made = PullScene(generators)
         yield made
@@ -186,7 +186,7 @@ def test_while_they_fetch_generators_take_requests(scene: PullScene) -> None:
 
 @pytest.mark.parametrize("whose", ["a generator's", "a trainer rank's"])
 def test_a_link_that_is_cut_in_mid_transfer_and_mended_costs_only_time(
-    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.5)  # its attempts outlast the cut
     with network_namespace(), slow_links(4, mbit=100) as machines, ThreadPoolExecutor() as pool:

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from transformers.utils.import_utils import is_flash_attn_2_available, is_torch_cuda_available
 
+from lrl import policy_model
+from lrl.training.beside import critic
+from lrl.training.trials import Shared, shared_by_responses
 from tests.flash_kernel import flash_kernel
 from tests.standin_cuda.cases import (
     FAULTS,
@@ -29,6 +32,7 @@ from tests.standin_cuda.cases import (
 from tests.standin_cuda.device import standin_cuda
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+TRIED: dict[Any, Shared] = {}
 
 
 @contextmanager
@@ -51,6 +55,16 @@ def real_cuda() -> Iterator[Counter[str]]:
         warnings.simplefilter("ignore")
 
 
+def tried_once(network: Any) -> Shared:
+    """`shared_by_responses`, whose trial is the same for networks that differ in weights alone."""
+    config = network.config
+    attention = config._attn_implementation
+    how = (type(network), network.device.type, network.dtype, attention, config.to_json_string())
+    if how not in TRIED:
+        TRIED[how] = shared_by_responses(network)
+    return TRIED[how]
+
+
 def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None:
     """Plays rows, or all; prints a line of JSON for each, or appends it to `out`.
 
@@ -67,6 +81,7 @@ def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None
     folder = str(work / "policy")
     make_folders(Path(folder))
     settings = cases(folder)
+    policy_model.shared_by_responses = critic.shared_by_responses = tried_once
     with nullcontext(sys.stdout) if out is None else out.open("a") as lines, flash_kernel():
         for name in rows or [*settings, *FAULTS]:
             try:

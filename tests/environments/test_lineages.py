@@ -144,7 +144,7 @@ async def play_to_the_end(
 ) -> None:
     """Plays episodes and scores them, beside other work."""
     policy = sampler.policy
-    episodes = Episodes(played_by, sampler.write, policy, sampler.find_calls)
+    episodes = Episodes(played_by, sampler.generate, policy, sampler.find_calls)
     sampling = Sampling(
         n=len(group.rollouts), max_tokens=max_tokens, stop_tokens=tuple(sorted(policy.ends))
     )

@@ -1,19 +1,19 @@
-"""A fleet without processes: clients that write on a virtual clock or when the test says
-so, and servers that only count."""
+"""A fleet without processes: a real pool over clients that write on a virtual clock, and servers
+that only count."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import sys
-import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from lrl.errors import GeneratorError, ServerError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
@@ -36,58 +36,88 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Health).serve_forever()
 """
 
 
+@dataclass(eq=False)
+class Asked:
+    """A request at a generator, in the words of `GeneratorClient.write`."""
+
+    prompt_ids: list[int]
+    rollouts: Sequence[Rollout]
+    sampling: Sampling
+    _: KW_ONLY
+    version: Callable[[], int]
+    priority: int
+    deadline_s: float
+    ended: Callable[[], None]
+    leaves: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.under = self.version()
+        self.had = len(self.rollouts[0].token_ids)
+        self.at = loop.time()
+        self.done: asyncio.Future[None] = loop.create_future()
+        """For a test that writes the responses itself."""
+
+    def add(self, rollout: Rollout, token: int, logprob: float) -> None:
+        rollout.token_ids.append(token)
+        rollout.logprobs.append(logprob)
+        rollout.versions.append(self.version())
+
+    def end(self, rollout: Rollout) -> None:
+        cut = len(rollout.token_ids) == self.sampling.max_tokens
+        rollout.finish_reason = "length" if cut else "stop"
+        self.ended()
+
+
 class ModelClient:
-    """Writes the responses to a prompt in `prompt.token_ids[0]` seconds, a token a second, and
-    records what it did."""
+    """A generator's client. It writes the responses to a prompt in `prompt.token_ids[0]` tokens, one
+    in `seconds`, and records what it is asked; subclasses `fill` them otherwise."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int, int, float]] = []
-        """(first token of the prompt, version, priority, deadline)"""
-        self.requests: list[tuple[int, int]] = []
-        """(responses, tokens they had)"""
+    last_token_at = 0.0
+    error: Exception | None = None
+
+    def __init__(self, seconds: Callable[[Asked], float] = lambda asked: 1.0) -> None:
+        self.seconds = seconds
+        self.asked: list[Asked] = []
+        self.open: list[Asked] = []
+        self.most = 0
         self.posted: list[str] = []
-        self.writing = self.most = 0
-        self.last_token_at = 0.0
-        self.error: GeneratorError | None = None
 
-    async def write(
-        self,
-        prompt_ids: list[int],
-        rollouts: Sequence[Rollout],
-        sampling: Sampling,
-        *,
-        version: Callable[[], int],
-        priority: int,
-        deadline_s: float,
-        **how: Any,
-    ) -> None:
-        self.asked.append((prompt_ids[0], version(), priority, deadline_s))
-        self.requests.append((len(rollouts), len(rollouts[0].token_ids)))
-        self.writing += len(rollouts)
-        self.most = max(self.most, self.writing)
+    async def write(self, *words: Any, **how: Any) -> None:
+        asked = Asked(*words, **how)
+        self.asked.append(asked)
+        self.open.append(asked)
+        self.most = max(self.most, sum(len(one.rollouts) for one in self.open))
         try:
-            for _ in range(prompt_ids[0] - len(rollouts[0].token_ids)):
-                await asyncio.sleep(1)
-                if self.error is not None:
-                    raise self.error
-                for rollout in rollouts:
-                    rollout.token_ids.append(len(rollout.token_ids))
-                    rollout.logprobs.append(-1.0)
-                    rollout.versions.append(version())
+            await self.fill(asked)
         finally:
-            self.writing -= len(rollouts)
-        for rollout in rollouts:
-            rollout.finish_reason = "stop"
-            how["ended"]()
+            self.open.remove(asked)
+
+    async def fill(self, asked: Asked) -> None:
+        for token in range(asked.had, asked.prompt_ids[0]):
+            await asyncio.sleep(self.seconds(asked))
+            if self.error is not None:
+                raise self.error
+            for rollout in asked.rollouts:
+                asked.add(rollout, token, -1.0 - token)
+        for rollout in asked.rollouts:
+            asked.end(rollout)
 
     async def flush(self, deadline_s: float) -> None:
         if self.error is not None:
             raise self.error
         self.posted.append("flush")
 
-    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
+    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> Any:
         self.posted.append(route)
         await asyncio.sleep(0.1)
+
+    @functools.cached_property
+    def generate(self) -> Callable[..., Coroutine[Any, Any, None]]:
+        """Of a pool whose only generator has this client; it holds version 5."""
+        pool, _ = make_pool(99, clients=[self])
+        pool.generators[0].version = 5
+        return functools.partial(pool.generate, deadline_s=9.0)
 
 
 class Known:
@@ -101,14 +131,17 @@ class Known:
 
 
 def make_pool(
-    *capacities: int, dispatch: DispatchPolicy | None = None, migration: Migration | None = None
-) -> tuple[GeneratorPool, list[ModelClient]]:
-    generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
+    *capacities: int,
+    clients: Sequence[Any] = (),
+    dispatch: DispatchPolicy | None = None,
+    migration: Migration | None = None,
+) -> tuple[GeneratorPool, list[Any]]:
+    clients = list(clients) or [ModelClient() for _ in capacities]
+    generators = [make_generator(*each) for each in zip(itertools.count(), capacities, clients)]
     for generator in generators:
         generator.version = 0
         generator.state = State.SERVING
-    pool = GeneratorPool(generators, dispatch, migration)
-    return pool, [generator.client for generator in generators]  # type: ignore[misc]
+    return GeneratorPool(generators, dispatch, migration), clients
 
 
 def make_generator(number: int, capacity: int, client: Any = None) -> Generator:
@@ -162,66 +195,10 @@ def on_a_virtual_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callab
 class Uneven(ModelClient):
     """Responses to a prompt end one after another, a second apart."""
 
-    async def write(
-        self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any
-    ) -> None:
-        self.asked.append((prompt_ids[0], 0, how["priority"], asyncio.get_running_loop().time()))
-        self.asked_for = list(rollouts)
-        for rollout in rollouts:
+    async def fill(self, asked: Asked) -> None:
+        for rollout in asked.rollouts:
             await asyncio.sleep(1)
-            rollout.finish_reason = "stop"
-            how["ended"]()
-
-
-@dataclass(eq=False)
-class Asked:
-    """A request at a generator."""
-
-    group: int
-    rollouts: Sequence[Rollout]
-    ended: Callable[[], None]
-    done: asyncio.Future[None]
-    max_tokens: int
-    """Of a response."""
-
-
-class ManualClient:
-    """A model of a generator's client: a request waits until the test writes its responses."""
-
-    def __init__(self) -> None:
-        self.requests: list[Asked] = []
-        self.last_token_at = 0.0
-
-    async def write(
-        self,
-        prompt_ids: list[int],
-        rollouts: Sequence[Rollout],
-        sampling: Sampling,
-        *,
-        priority: int,
-        **how: Any,
-    ) -> None:
-        assert not any(rollout.finished for rollout in rollouts), (
-            "a finished response is requested again"
-        )
-        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), (
-            "max_tokens of 0 is requested"
-        )
-        asked = Asked(
-            priority,
-            rollouts,
-            how["ended"],
-            done=asyncio.get_running_loop().create_future(),
-            max_tokens=sampling.max_tokens,
-        )
-        self.requests.append(asked)
-        try:
-            await asked.done
-        finally:
-            self.requests.remove(asked)
-
-    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
-        """Ignores pause and resume: only the test writes."""
+            asked.end(rollout)
 
 
 class Scripted(Server):
@@ -234,50 +211,29 @@ class Scripted(Server):
         return [sys.executable, "-c", self.program, *place]
 
 
-class ModelServer:
+class ModelServer(JoinedServer):
     """A process that starts at once and counts its starts."""
 
-    token = "secret"
-    location = Location("http://127.0.0.1:1")
-    url = "http://127.0.0.1:1"
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.name = f"generator {number}"
-        self.log_path = f"generator-{number}.log"
-        self.settings = ServerSettings()
-        self.alive = False
-        self.starts: list[float] = []
-        self.failing = 0
+    def __init__(self, number: int, token: str = "secret") -> None:
+        super().__init__(
+            number, Location("http://127.0.0.1:1"), token, ServerSettings(), alive=False
+        )
+        self.starts = 0
 
     def start(self) -> None:
-        self.starts.append(time.monotonic())
+        self.starts += 1
         self.alive = True
 
     def ready(self) -> bool:
-        if self.failing:
-            self.failing -= 1
-            self.alive = False
-            raise ServerError(f"Generator {self.number} ended with exit status 1.")
         return True
 
     def wait_ready(self, interrupted: Any = None) -> None:
-        self.ready()
+        """It is ready."""
 
     def stop(self) -> None:
         self.alive = False
 
-    def log_tail(self) -> str:
-        return "CUDA out of memory"
-
-    def error(self, event: str) -> ServerError:
-        return ServerError(f"{self.name.capitalize()} {event}:\nCUDA out of memory")
-
 
 def let_requests_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every generator answers, like every running process."""
-
-    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Succeeds."""
-
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", AsyncMock())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import RawTestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,16 +48,12 @@ def at_server(
         return await handler(request)
 
     async def scene() -> T:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", answer)
-        server = TestServer(app)
-        await server.start_server()
-        client = GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 7", "secret")
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-            await server.close()
+        async with RawTestServer(answer) as server:
+            client = GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 7", "secret")
+            try:
+                return await work(client)
+            finally:
+                await client.close()
 
     return asyncio.run(scene())
 

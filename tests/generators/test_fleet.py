@@ -1,75 +1,46 @@
-"""A fleet with models of server processes: lost generators are replaced, an outage of all has a
-limit, and jobs that shall always run do."""
+"""The limit of an outage, and jobs that shall always run; tests/members/test_admission.py has a
+fleet."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
 from lrl.errors import GeneratorError, NoGenerators
 from lrl.generators import fleet as fleet_module
 from lrl.generators import pool as pool_module
-from lrl.generators.fleet import Condition, Fleet, JobState, JobSupervisor, Slot
+from lrl.generators.fleet import Condition, JobState, JobSupervisor, Slot
 from lrl.generators.generator import Generator
-from lrl.generators.pool import GeneratorPool
-from lrl.planning.clock import VirtualClock
+from lrl.generators.pool import GeneratorPool, Prove
 from lrl.types import Rollout
-from tests.event_loop import LOOP
-from tests.generators.model_fleet import ModelServer, let_requests_succeed, make_generator, request
+from tests.generators.model_fleet import make_generator, on_a_virtual_clock, request
 from tests.leftovers import wait_for
 
-
-def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(fleet_module, "JOB_POLL_S", 0.005)
-    servers = [ModelServer(0), ModelServer(1)]
-    fleet = Fleet(servers, LOOP, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
-    fleet.start()
-    for server in servers:
-        server.failing = 10**6
-        server.alive = False
-    wait_for(lambda: not fleet.rollouts.generators)
-    fleet.rollouts.check_outage()
-    # It never served: its first sync is still to come.
-    assert "No generator serves" not in caplog.text
-    fleet.rollouts.has_served = True
-    fleet.rollouts.check_outage()
-    assert "No generator serves; waiting" in caplog.text
-    time.sleep(0.06)
-    with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
-        fleet.rollouts.check_outage()
-    fleet.stop()
-    assert not any(server.alive for server in servers)
-
-
 LIMIT_S, LOOK_S, START_S = 900.0, 0.2, 30.0
+ENDED = "its process has ended"
+PASSES = AsyncMock()
 Does = Callable[[GeneratorPool, Generator], Awaitable[None]]
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
-    loop = VirtualClock()
-    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=loop.time))
-    yield loop
-    loop.close()
+@pytest.fixture(autouse=True)
+def clock_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(pool_module, "time", now)
 
 
 async def lost_pool(generators: int = 1) -> GeneratorPool:
     """A pool whose generators have served, and are lost."""
     made = [make_generator(number, 8) for number in range(generators)]
     pool = GeneratorPool(made, outage_timeout_s=LIMIT_S)
-    for generator in list(pool.generators):
+    for generator in made:
         await serves(pool, generator)
-        pool.evict(generator, "its process has ended")
+        pool.evict(generator, ENDED)
     return pool
 
 
@@ -80,24 +51,23 @@ async def look(pool: GeneratorPool, seconds: float) -> None:
         await asyncio.sleep(LOOK_S)
 
 
+async def seconds_until_the_end(pool: GeneratorPool) -> float:
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(NoGenerators, match=r"strategy\.generator_timeout_s=900.*because: \S"):
+        await look(pool, 24 * 3600.0)
+    return asyncio.get_running_loop().time() - begun
+
+
 async def joins(pool: GeneratorPool) -> Generator:
     pool.pending.append(generator := make_generator(0, 8))
     await pool.admit_pending()
     return generator
 
 
-async def passes(generator: Generator) -> None:
-    """A proof that finds nothing."""
-
-
-async def differs(generator: Generator) -> None:
-    raise GeneratorError("it does not compute what the policy computes")
-
-
-async def serves(pool: GeneratorPool, generator: Generator) -> None:
+async def serves(pool: GeneratorPool, generator: Generator, prove: Prove = PASSES) -> None:
     await generator.resume(1)
     await pool.finish_sync({})
-    await pool.prove([generator], passes)
+    await pool.prove([generator], prove)
 
 
 async def fails_its_sync(pool: GeneratorPool, generator: Generator) -> None:
@@ -106,65 +76,58 @@ async def fails_its_sync(pool: GeneratorPool, generator: Generator) -> None:
 
 
 async def fails_its_proof(pool: GeneratorPool, generator: Generator) -> None:
-    await generator.resume(1)
-    await pool.finish_sync({})
-    await pool.prove([generator], differs)
+    differs = GeneratorError("it does not compute what the policy computes")
+    await serves(pool, generator, AsyncMock(side_effect=differs))
 
 
 async def ends_at_its_first_request(pool: GeneratorPool, generator: Generator) -> None:
     await serves(pool, generator)
     generator.reserve(request(5, Rollout()))
     await asyncio.sleep(20.0)
-    pool.evict(generator, "its process has ended")
+    pool.evict(generator, ENDED)
 
 
 @pytest.mark.parametrize("generators", [1, 8])
 @pytest.mark.parametrize("does", [fails_its_sync, fails_its_proof, ends_at_its_first_request])
-def test_a_run_ends_at_its_limit_whatever_the_replacements_do(
-    does: Does, generators: int, clock: VirtualClock
+@on_a_virtual_clock
+async def test_a_run_ends_at_its_limit_whatever_the_replacements_do(
+    does: Does, generators: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> float:
-        pool = await lost_pool(generators)
-        begun = clock.time()
+    pool = await lost_pool(generators)
 
-        async def replace() -> None:
-            for failures in itertools.count():
-                await asyncio.sleep(START_S + min(300.0, 2.0**failures))
-                await does(pool, await joins(pool))
+    async def replace() -> None:
+        for failures in itertools.count():
+            await asyncio.sleep(START_S + min(300.0, 2.0**failures))
+            await does(pool, await joins(pool))
 
-        tasks = [asyncio.create_task(replace()) for _ in range(generators)]
-        with pytest.raises(NoGenerators, match=r"strategy\.generator_timeout_s=900"):
-            await look(pool, 24 * 3600.0)
-        for task in tasks:
-            task.cancel()
-        return clock.time() - begun
-
-    seconds = clock.run_until_complete(scene())
-    assert LIMIT_S < seconds <= LIMIT_S + 25.0  # one that has a request may still answer
+    replacing = {asyncio.create_task(replace()) for _ in range(generators)}
+    # One that has a request may still answer.
+    assert LIMIT_S < await seconds_until_the_end(pool) <= LIMIT_S + 25.0
+    assert "No generator serves; waiting" in caplog.text and replacing
 
 
 @pytest.mark.parametrize("writes", [True, False], ids=["it writes", "nobody needs it"])
 @pytest.mark.parametrize("looked", [True, False], ids=["seen by a look", "between two looks"])
-def test_an_outage_begins_anew_after_a_replacement_was_of_use(
-    writes: bool, looked: bool, clock: VirtualClock
+@on_a_virtual_clock
+async def test_an_outage_begins_anew_after_a_replacement_was_of_use(
+    writes: bool, looked: bool
 ) -> None:
-    async def scene() -> float:
-        pool = await lost_pool()
-        await look(pool, LIMIT_S / 2)
-        generator = await joins(pool)
-        await serves(pool, generator)
-        if writes:
-            generator.client.last_token_at = clock.time()
-        await asyncio.sleep(5.0)
-        if looked:
-            await look(pool, 1.0)
-        pool.evict(generator, "its process has ended")
-        begun = clock.time()
-        with pytest.raises(NoGenerators):
-            await look(pool, 2 * LIMIT_S)
-        return clock.time() - begun
+    pool = await lost_pool()
+    await look(pool, LIMIT_S / 2)
+    generator = await joins(pool)
+    await serves(pool, generator)
+    if writes:
+        generator.client.last_token_at = asyncio.get_running_loop().time()
+    await asyncio.sleep(5.0)
+    if looked:
+        await look(pool, 1.0)
+    pool.evict(generator, ENDED)
+    assert LIMIT_S < await seconds_until_the_end(pool) <= LIMIT_S + 1.0
 
-    assert LIMIT_S < clock.run_until_complete(scene()) <= LIMIT_S + 1.0
+
+@on_a_virtual_clock
+async def test_a_run_whose_first_sync_is_still_to_come_is_in_no_outage() -> None:
+    await look(GeneratorPool([], outage_timeout_s=LIMIT_S), 2 * LIMIT_S)
 
 
 STARTING, SERVING, LEFT = (
@@ -252,10 +215,9 @@ def test_a_job_that_left_is_ended_and_not_started_again(seconds: list[float]) ->
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "JOB_POLL_S", 0.005)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.0)
-    yield
 
 
 def test_a_job_that_is_slow_to_end_delays_no_other(at_once: None) -> None:

@@ -59,15 +59,14 @@ def test_no_generator_writes_more_than_its_capacity(
 
 
 def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_ends() -> None:
-    pool, _ = make_pool(4)
-    pool.generators[0].client = client = Uneven()  # type: ignore[assignment]
+    pool, (client,) = make_pool(4, clients=[Uneven()])
 
     async def response(n: int, priority: int) -> None:
         prompt, rollouts = Prompt(id=0, token_ids=[1], text=""), [Rollout() for _ in range(n)]
         await pool.generate(prompt, rollouts, Sampling(n=n), priority=priority, deadline_s=9.0)
 
     run(gather([response(4, 0), response(2, 1), response(1, 2)]))
-    assert [at for *_, at in client.asked] == [0.0, 2.0, 3.0]
+    assert [asked.at for asked in client.asked] == [0.0, 2.0, 3.0]
     assert pool.generators[0].in_flight == 0 and not pool.generators[0].load
 
 
@@ -117,7 +116,7 @@ async def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
     assert len(client.asked) == 1
     await resync(pool, 1)
     await asyncio.wait(questions)
-    assert [version for _, version, _, _ in client.asked] == [0, 1]
+    assert [asked.under for asked in client.asked] == [0, 1]
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -131,7 +130,7 @@ async def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int
         await asyncio.sleep(0)
     questions[1].cancel()
     await asyncio.wait(questions)
-    assert {0, 2, 3} <= {priority for _, _, priority, _ in client.asked}
+    assert {0, 2, 3} <= {asked.priority for asked in client.asked}
     assert pool.generators[0].in_flight == 0 and client.most == 2
 
 
@@ -148,7 +147,7 @@ async def test_no_request_is_sent_between_a_pause_and_the_resume_under_the_new_v
     await pool.finish_sync({})
     await asyncio.gather(*waiting)
     asked = clients[0].asked + clients[1].asked
-    assert [version for _, version, _, _ in asked] == [5, 5, 5]
+    assert [one.under for one in asked] == [5, 5, 5]
     assert clients[1].posted == ["/pause?mode=keep&clear_cache=true", "/resume"]
 
 
@@ -197,7 +196,7 @@ def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
     with caplog.at_level(logging.WARNING):
         run(scene())
     # Behind the four tokens they had, each with a prompt of its own.
-    assert second.requests == [(1, 4), (1, 4)]
+    assert [(len(one.rollouts), one.had) for one in second.asked] == [(1, 4), (1, 4)]
     assert lost == [failing] and failing.in_flight == 0 and pool.reissued == 2
     assert len(pool.generators) == 1 and failing not in pool.generators
     assert all(text in caplog.text for text in ("the stream broke", "has ended", "out of memory"))
@@ -233,10 +232,9 @@ def fails_for(liar: Generator) -> Prove:
 @pytest.mark.parametrize("event", ["its proof fails", "its process dies", "it leaves"])
 @on_a_virtual_clock
 async def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
-    pool, _ = make_pool(4, 4)
+    pool, _ = make_pool(4, 4, clients=[Uneven(), Uneven()])
     pool.has_served = True
     first, second = pool.generators
-    first.client, second.client = Uneven(), Uneven()  # type: ignore[assignment]
     rollouts = [Rollout() for _ in range(3)]
     second.state = State.DRAINING
     prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
@@ -258,7 +256,7 @@ async def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(e
     pool.requests.send_soon()
     await asking
     assert all(rollout.finished for rollout in rollouts)
-    assert second.client.asked_for == rollouts[2:]  # type: ignore[attr-defined]
+    assert second.client.asked[0].rollouts == rollouts[2:]  # type: ignore[attr-defined]
 
 
 @on_a_virtual_clock
@@ -268,7 +266,7 @@ async def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> N
     await asyncio.sleep(1)
     first.cancel()
     await ask(pool)
-    assert len(client.asked) == 2 and client.writing == 0
+    assert len(client.asked) == 2 and not client.open
 
 
 def test_a_prompt_is_read_once_by_its_request_and_not_before_a_token_of_it() -> None:

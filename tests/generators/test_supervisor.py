@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from lrl.generators import supervisor
-from tests.leftovers import lives, wait_for
+from tests.leftovers import lives, wait_for, wait_for_none
 
 TREE = """
 import mmap, os, signal, sys, tempfile, time
@@ -62,14 +63,14 @@ class Run:
         self.scratch.mkdir(mode=0o700)
         self.shared = supervisor.SHM / f"psm_{uuid.uuid4().hex[:8]}"  # vLLM's file
 
-    def command(self, owner: int, *program: str) -> list[str]:
+    def command(self, owner: int) -> list[str]:
         """Returns the supervisor's command line."""
-        program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
+        program = (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
         return [sys.executable, supervisor.__file__, str(owner), str(self.scratch), *program]
 
-    def start(self, *program: str) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
         """Starts a supervisor owned by this test."""
-        command = self.command(os.getpid(), *program)
+        command = self.command(os.getpid())
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def tree(self) -> tuple[psutil.Process, psutil.Process]:
@@ -89,14 +90,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.shared.unlink(missing_ok=True)
 
 
-def gone(process: psutil.Process) -> bool:
-    return not lives(process)
-
-
 def assert_nothing_is_left(run: Run, tree: Sequence[psutil.Process]) -> None:
-    wait_for(lambda: all(map(gone, tree)), what="the end of the tree")
-    wait_for(lambda: not run.shared.exists(), what="the removal of the tree's shared memory")
-    wait_for(lambda: not run.scratch.exists(), what="the removal of the temporary folder")
+    def left() -> list[Any]:
+        files = (run.shared, run.scratch)
+        return [*filter(lives, tree), *(path for path in files if path.exists())]
+
+    wait_for_none(left, 60.0, "the tree and its files")
 
 
 def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
@@ -139,15 +138,18 @@ def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
         os.kill(int(owner.stdout.readline()), signal.SIGKILL)
 
 
-def test_the_root_ends_with_a_killed_supervisor_and_what_remains_can_be_cleared(run: Run) -> None:
+def test_the_root_ends_with_a_killed_supervisor_and_what_remains_can_be_cleared(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor.End.STOPPED, "_value_", 0.2)
     process = run.start()
     root, orphan = run.tree()
     process.kill()
     process.wait()
-    wait_for(lambda: gone(root), what="the end of the root")
+    wait_for(lambda: not lives(root), what="the end of the root")
     assert run.scratch.is_dir(), "no process removes the temporary folder"
     supervisor.clear(str(run.scratch))
-    assert gone(orphan) and not run.scratch.exists()
+    assert not lives(orphan) and not run.scratch.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")

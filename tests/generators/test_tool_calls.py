@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -12,32 +14,18 @@ from lrl.errors import EpisodeError, GeneratorError, GeneratorTimeout, RequestRe
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ROUTE, ToolCallParser
 from tests.environments.agents import ADD
-from tests.generators.model_fleet import make_generator
+from tests.generators.model_fleet import make_pool
 
 CALL = {"id": "random", "function": {"name": "add", "arguments": "{}"}}
 ANSWER = {"choices": [{"message": {"content": None, "tool_calls": [CALL]}}]}
 
 
-class Client:
-    """Answers, or fails."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-        self.bodies: list[Any] = []
-
-    async def post(self, route: str, body: Any, *, deadline_s: float) -> Any:
-        assert route == ROUTE and deadline_s > 0
-        self.bodies.append(body)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    last_token_at = 0.0
-
-
-def pool_of(*answers: Any) -> tuple[GeneratorPool, list[Client]]:
-    clients = [Client(answer) for answer in answers]
-    return GeneratorPool([make_generator(0, 8, client) for client in clients]), clients
+def pool_of(*answers: Any) -> tuple[GeneratorPool, list[AsyncMock]]:
+    """A pool, and the calls of each generator, which answers, or fails."""
+    pool, clients = make_pool(*(8 for _ in answers))
+    for client, answer in zip(clients, answers, strict=True):
+        client.post = AsyncMock(side_effect=itertools.repeat(answer))
+    return pool, [client.post for client in clients]
 
 
 def find(pool: GeneratorPool, token_ids: list[int]) -> list[ToolCall]:
@@ -45,20 +33,22 @@ def find(pool: GeneratorPool, token_ids: list[int]) -> list[ToolCall]:
 
 
 def test_a_turn_is_parsed_without_its_end_and_its_calls_have_the_same_ids_at_each_play() -> None:
-    pool, (client,) = pool_of(ANSWER)
+    pool, (post,) = pool_of(ANSWER)
     assert find(pool, [7, 8, 2]) == [ToolCall("add", "{}", "t0003c000")]
-    assert client.bodies[0]["generate_response"]["choices"][0]["token_ids"] == [7, 8]
-    assert client.bodies[0]["chat_request"]["tools"] == [ADD]
-    assert find(pool, [2]) == find(pool, []) == [] and len(client.bodies) == 1
+    route, body = post.await_args.args
+    assert route == ROUTE and body["chat_request"]["tools"] == [ADD]
+    assert body["generate_response"]["choices"][0]["token_ids"] == [7, 8]
+    assert find(pool, [2]) == find(pool, []) == [] and post.await_count == 1
     assert find(pool, [2, 7])
-    assert client.bodies[1]["generate_response"]["choices"][0]["token_ids"] == [2, 7]
+    _, body = post.await_args.args
+    assert body["generate_response"]["choices"][0]["token_ids"] == [2, 7]
 
 
 def test_a_second_generator_parses_if_the_first_one_fails() -> None:
     pool, (lost, other) = pool_of(GeneratorError("it is gone"), ANSWER)
     evicted = pool.generators[0]
     assert len(find(pool, [7])) == 1
-    assert len(lost.bodies) == len(other.bodies) == 1
+    assert lost.await_count == other.await_count == 1
     assert evicted.eviction == "it is gone" and evicted not in pool.generators
 
 

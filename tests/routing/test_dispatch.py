@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.generators.generator import Generator
 from lrl.routing.dispatch import (
     DispatchPolicy,
     LeastLoaded,
@@ -19,7 +19,7 @@ from lrl.routing.dispatch import (
     SkewnessAware,
 )
 from lrl.types import Prompt, Rollout
-from tests.generators.model_fleet import Known
+from tests.generators.model_fleet import Known, make_generator
 
 RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "round robin": RoundRobin,
@@ -30,25 +30,14 @@ RULES: dict[str, Callable[[], DispatchPolicy]] = {
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
-@dataclass(eq=False)
-class Model:
-    """A generator with the requests that were sent to it."""
-
-    capacity: int = 8
-    version: int = 0
-    has: list[Request] = field(default_factory=list)
-
-    @property
-    def in_flight(self) -> int:
-        return sum(request.responses for request in self.has)
-
-    @property
-    def outstanding_tokens(self) -> float:
-        return sum(request.responses * request.tokens for request in self.has)
+def generators_of(*capacities: int) -> list[Generator]:
+    return [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
 
 
-def request(tokens: int, responses: int = 1, priority: int = 0, due: int = 0) -> Request:
-    rollouts = [Rollout() for _ in range(responses)]
+def request(
+    tokens: int, responses: int = 1, priority: int = 0, due: int = 0, written: int = 0
+) -> Request:
+    rollouts = [Rollout(token_ids=[1] * written) for _ in range(responses)]
     return Request(Prompt(id=priority, token_ids=[tokens], text=""), rollouts, priority, due)
 
 
@@ -57,10 +46,10 @@ def with_oracle(dispatch: DispatchPolicy) -> DispatchPolicy:
     return dispatch
 
 
-def send_all(dispatch: DispatchPolicy, generators: list[Model]) -> list[tuple[Request, int]]:
+def send_all(dispatch: DispatchPolicy, generators: list[Generator]) -> list[tuple[Request, int]]:
     sent = []
     while (chosen := dispatch.send(generators)) is not None:
-        generators[chosen[1]].has.append(chosen[0])
+        generators[chosen[1]].reserve(chosen[0])
         sent.append(chosen)
     return sent
 
@@ -91,16 +80,17 @@ def test_waiting_requests_are_sent_once_in_order_and_within_capacity(
     capacities: list[int],
     draw: random.Random,
 ) -> None:
-    dispatch, generators = with_oracle(rule()), [Model(capacity) for capacity in capacities]
+    dispatch, generators = with_oracle(rule()), generators_of(*capacities)
     waiting: list[Request] = []
 
     def move(what: tuple[int, int, int, int] | str) -> None:
-        busy = [generator for generator in generators if generator.has]
+        busy = [generator for generator in generators if generator.load]
         if isinstance(what, tuple):
             waiting.append(request(*what))
             dispatch.add(waiting[-1])
         elif what == "end" and busy:
-            draw.choice(busy).has.pop(0)
+            one = draw.choice(busy)
+            one.free(one.load[0])
         elif what == "discard" and waiting:
             dispatch.discard(waiting.pop(draw.randrange(len(waiting))))
         elif what == "sync":
@@ -112,9 +102,9 @@ def test_waiting_requests_are_sent_once_in_order_and_within_capacity(
             sent, generator = chosen[0], generators[chosen[1]]
             assert sent in waiting, "discarded, or sent twice"
             assert not any(goes_before(dispatch, other, sent) for other in waiting)
-            assert not generator.has or generator.in_flight + sent.responses <= generator.capacity
+            assert not generator.load or generator.in_flight + sent.responses <= generator.capacity
             waiting.remove(sent)
-            generator.has.append(sent)
+            generator.reserve(sent)
 
     for what in moves:
         move(what)
@@ -124,20 +114,19 @@ def test_waiting_requests_are_sent_once_in_order_and_within_capacity(
 
 
 def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -> None:
-    generators = [Model(), Model(1), Model()]
-    dispatch = RoundRobin()
+    generators, dispatch = generators_of(8, 1, 8), RoundRobin()
     for priority in range(6):
         dispatch.add(request(1, priority=priority))
     assert [position for _, position in send_all(dispatch, generators)] == [0, 1, 2, 0, 2, 0]
 
 
 def test_least_tokens_counts_the_tokens_that_responses_still_need() -> None:
-    generators = [Model(8, has=[request(1, responses=5)]), Model(8, has=[request(1)])]
-    generators[1].has[0].tokens = 100.0
-    dispatch = with_oracle(LeastTokens())
-    half_written = request(50)
-    half_written.written = 45.0
-    for what in (request(9), half_written):
+    generators, dispatch = generators_of(8, 8), with_oracle(LeastTokens())
+    long = request(1)
+    long.tokens = 100.0
+    generators[0].reserve(request(1, responses=5))
+    generators[1].reserve(long)
+    for what in (request(9), request(50, written=45)):
         dispatch.add(what)
     assert [(one.tokens, at) for one, at in send_all(dispatch, generators)] == [(9.0, 0), (5.0, 0)]
 
@@ -146,12 +135,12 @@ def test_the_longest_request_of_a_step_goes_first_and_a_later_step_waits() -> No
     dispatch = with_oracle(LeastTokens())
     for tokens, due in ((5, 1), (50, 2), (9, 1), (7, 1), (80, 2)):
         dispatch.add(request(tokens, due=due))
-    sent = [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, [Model(99)])]
+    sent = [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, generators_of(99))]
     assert sent == [9, 7, 5, 80, 50]
 
 
 def test_the_longest_fifth_has_separate_generators() -> None:
-    generators, dispatch = [Model(64) for _ in range(4)], with_oracle(SkewnessAware())
+    generators, dispatch = generators_of(64, 64, 64, 64), with_oracle(SkewnessAware())
     for priority, tokens in enumerate(range(10, 60)):
         dispatch.add(request(tokens, priority=priority))
     sent = send_all(dispatch, generators)
@@ -163,12 +152,13 @@ def test_the_longest_fifth_has_separate_generators() -> None:
 
 
 def test_an_idle_generator_helps_the_other_part() -> None:
-    generators, dispatch = [Model(2), Model(2)], with_oracle(SkewnessAware())
+    generators, dispatch = generators_of(2, 2), with_oracle(SkewnessAware())
     for priority in range(5):
         dispatch.add(request(10, priority=priority))
     # One is long, so its generator has room, and is not idle.
     assert len(send_all(dispatch, generators)) == 3
-    generators[0].has.clear()
+    for sent in list(generators[0].load):
+        generators[0].free(sent)
     assert [position for _, position in send_all(dispatch, generators)] == [0]
 
 
@@ -176,15 +166,15 @@ def test_an_idle_generator_helps_the_other_part() -> None:
 def test_a_later_turn_goes_to_the_generator_with_its_beginning_if_that_has_room(
     rule: Callable[[], DispatchPolicy],
 ) -> None:
-    dispatch, generators = with_oracle(rule()), [Model(), Model(), Model()]
-    generators[2].has.append(request(9, responses=7))
+    dispatch, generators = with_oracle(rule()), generators_of(8, 8, 8)
+    generators[2].reserve(request(9, responses=7))
     for number in range(2):
         later = request(5, priority=number)
         later.home = generators[2]
         dispatch.add(later)
     assert [position for _, position in send_all(dispatch, generators)][0] == 2
-    assert generators[2].in_flight == 8 and sum(map(len, (one.has for one in generators))) == 3
+    assert generators[2].in_flight == 8 and sum(len(one.load) for one in generators) == 3
     gone = request(5)
-    gone.home = Model()
+    (gone.home,) = generators_of(8)
     dispatch.add(gone)
     assert len(send_all(dispatch, generators)) == 1

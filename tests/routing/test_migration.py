@@ -39,10 +39,9 @@ def left_nothing(pool: GeneratorPool) -> bool:
 def test_an_idle_generator_continues_half_written_responses_after_their_tokens() -> None:
     pool, (first, second) = make_moving_crew(8, 8, migration=Migration())
     answer(pool, 100, 3, 90, 3)
-    assert first.requests == [(2, 0), (2, 0)]
-    assert second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
-    asked = [priority for _, _, priority, _ in second.asked]
-    assert asked == [1, 3, 0, 0], "the longest moved, and one was enough"
+    assert [(len(one.rollouts), one.had) for one in first.asked] == [(2, 0), (2, 0)]
+    asked = [(len(one.rollouts), one.had, one.priority) for one in second.asked]
+    assert asked == [(2, 0, 1), (2, 0, 3), (1, 3, 0), (1, 3, 0)], "one moved, the longest"
     assert pool.requests.moved == 2 and pool.reissued == 0
     assert left_nothing(pool)
 
@@ -62,7 +61,7 @@ def test_a_response_whose_move_costs_more_than_it_gains_stays(
     pool, (_, second) = make_moving_crew(8, 8, migration=migration)
     pool.requests.dispatch.lengths = Known() if known else None
     answer(pool, 100, 3, 90, 3)
-    assert pool.requests.moved == 0 and len(second.requests) == 2
+    assert pool.requests.moved == 0 and len(second.asked) == 2
 
 
 def test_no_response_moves_while_a_request_waits() -> None:
@@ -108,9 +107,8 @@ def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
     questions = [ask(pool, n, seconds, place) for place, (n, seconds) in enumerate(groups)]
     times = enumerate(sorted(syncs), start=1)
     run(gather([*questions, *(sync(version, at) for version, at in times)]))
-    placed = Counter(
-        (priority, version) for client in clients for _, version, priority, _ in client.asked
-    )
+    asked = [one for client in clients for one in client.asked]
+    placed = Counter((one.priority, one.under) for one in asked)
     for place, (n, _) in enumerate(groups):
         assert all(placed[place, version] <= 1 + n for version in range(len(syncs) + 1))
     assert all(

@@ -23,8 +23,9 @@ from lrl.objectives.base import Tokens, token_weights
 from lrl.rollouts.ledger import load_group, save_group
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import each_rollout
-from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
+from lrl.types import Group, MicroBatch, Rollout
 from tests.environments.here import Here
+from tests.generators.model_fleet import Asked, ModelClient
 from tests.policies import packed
 from tests.rollouts.episodes.test_episode import PROMPT, play
 
@@ -51,45 +52,36 @@ class Wanders(Environment):
         return 1.0
 
 
-class Sampler:
+class Sampler(ModelClient):
     """Writes random turns of some letters, ends of a turn included; each token has a log-prob of its
     own."""
 
     def __init__(self, letters: int = LETTERS, seed: int = 7) -> None:
+        super().__init__()
         self.letters = letters
         self.draw = random.Random(seed)
         self.read: dict[float, list[int]] = {}
         """Log-prob of a token -> what the policy read before it, and the token."""
-        self.turns: list[tuple[list[int], list[int]]] = []
-        """What each turn follows, and its tokens."""
 
-    async def write(
-        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
-    ) -> None:
-        for rollout in rollouts:
+    async def fill(self, asked: Asked) -> None:
+        stops = asked.sampling.stop_tokens
+        for rollout in asked.rollouts:
             await asyncio.sleep(0.001)
-            read = list(prompt.token_ids)
-            rollout.finish_reason = "length"
-            for _ in range(min(40, sampling.max_tokens)):
+            for _ in range(asked.sampling.max_tokens):
                 ends = self.draw.random() < 0.2
-                token = sampling.stop_tokens[0] if ends else self.draw.randrange(self.letters)
-                read.append(token)
+                token = stops[0] if ends else self.draw.randrange(self.letters)
                 logprob = -float(1 + len(self.read))
-                self.read[logprob] = list(read)
-                rollout.token_ids.append(token)
-                rollout.logprobs.append(logprob)
-                rollout.versions.append(5)
-                if token in sampling.stop_tokens:
-                    rollout.finish_reason = "stop"
+                asked.add(rollout, token, logprob)
+                self.read[logprob] = asked.prompt_ids + rollout.token_ids
+                if token in stops:
                     break
-            self.turns.append((list(prompt.token_ids), rollout.token_ids))
-            how["ended"]()
+            asked.end(rollout)
 
 
 def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:
     sampler = Sampler()
     group = Group(index=3, prompt=PROMPT, rollouts=[Rollout() for _ in range(count)])
-    play(Here(Wanders(plan)), sampler.write, group.rollouts, max_tokens)
+    play(Here(Wanders(plan)), sampler.generate, group.rollouts, max_tokens)
     for number, rollout in enumerate(group.rollouts):
         rollout.reward = float(number)
         rollout.reward_parts = {"environment": rollout.reward}
@@ -136,8 +128,8 @@ def test_an_observation_follows_the_turn_that_is_named(plan: Plan) -> None:
         after = round(share * number) - 1
         before = [*PROMPT.token_ids]
         if after != BEGINNING:
-            before = [token for part in sampler.turns[after] for token in part]
-        assert sampler.turns[number][0] == before + observation
+            before = sampler.asked[after].prompt_ids + sampler.asked[after].rollouts[0].token_ids
+        assert sampler.asked[number].prompt_ids == before + observation
 
 
 @given(plans, st.sampled_from([1, 64]), st.sampled_from([0, 2]))
@@ -184,5 +176,5 @@ def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
     plan: Plan, branches: bool, why: str
 ) -> None:
     rollout = Rollout()
-    play(Here(Wanders(plan, branches)), Sampler().write, [rollout])
+    play(Here(Wanders(plan, branches)), Sampler().generate, [rollout])
     assert why in rollout.failure

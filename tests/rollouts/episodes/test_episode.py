@@ -17,10 +17,12 @@ from lrl.rollouts.controller import Write, score
 from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
 from lrl.rollouts.episodes.observations import NO_PARSER
 from lrl.rollouts.policy_text import PolicyText
+from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Chat, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import CHATML, MISTRAL, merging_tokenizer
 from tests.environments.agents import ADD
 from tests.environments.here import Here, of_run
+from tests.generators.model_fleet import Asked, ModelClient
 from tests.rollouts.episodes.test_observations import HIGHER, opened
 
 PROMPT = Prompt(id=0, token_ids=[7, 8], text="go")
@@ -58,42 +60,26 @@ class WritesPrompt(Adds):
     writes_prompt = True
 
 
-class Script:
-    """A pool that writes turns from a list for each rollout, and notes what it is asked."""
+class Script(ModelClient):
+    """Writes turns from a list for each rollout."""
 
     def __init__(self, *scripts: list[list[int]]) -> None:
+        super().__init__()
         self.scripts = [list(script) for script in scripts]
-        self.asked: list[tuple[list[int], int, int]] = []
-        """(prompt, turns of the request, most tokens), in order."""
-        self.homes: list[Any] = []
-        """The generators that wrote before, of each request; a request is a generator here."""
-        self.at: list[float] = []
-        """The times of the requests, in virtual seconds."""
         self.firsts = [script[0] for script in scripts]
 
-    async def __call__(
-        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
-    ) -> None:
-        assert how.keys() == {"priority", "ended", "home"} and len(rollouts) == sampling.n
-        assert sampling.stop_tokens == (2, STOP)
-        self.asked.append((prompt.token_ids, len(rollouts), sampling.max_tokens))
-        self.at.append(asyncio.get_running_loop().time())
-        self.homes.append(how["home"].generator)
-        how["home"].generator = len(self.asked)
-        for number, rollout in enumerate(rollouts):
-            script = self.scripts[number if len(rollouts) > 1 else self._of(prompt)]
-            for token in script.pop(0)[: sampling.max_tokens]:
+    async def fill(self, asked: Asked) -> None:
+        assert asked.sampling.stop_tokens == (2, STOP)
+        for number, rollout in enumerate(asked.rollouts):
+            script = self.scripts[number if len(asked.rollouts) > 1 else self._of(asked.prompt_ids)]
+            for token in script.pop(0)[: asked.sampling.max_tokens]:
                 await asyncio.sleep(1.0)
-                rollout.token_ids.append(token)
-                rollout.logprobs.append(-token / 8)
-                rollout.versions.append(5)
-            cut = len(rollout.token_ids) == sampling.max_tokens
-            rollout.finish_reason = "length" if cut else "stop"
-            how["ended"]()
+                asked.add(rollout, token, -token / 8)
+            asked.end(rollout)
 
-    def _of(self, prompt: Prompt) -> int:
+    def _of(self, prompt_ids: list[int]) -> int:
         """The script of a later turn: its prompt has that script's first turn."""
-        written = str(prompt.token_ids)[1:-1]
+        written = str(prompt_ids)[1:-1]
         return max(range(len(self.firsts)), key=lambda n: str(self.firsts[n])[1:-1] in written)
 
 
@@ -142,20 +128,29 @@ def play(
 
 def one(host: Here, script: list[list[int]], **changed: Any) -> Rollout:
     rollout = Rollout()
-    play(host, Script(script), [rollout], **changed)
+    play(host, Script(script).generate, [rollout], **changed)
     return rollout
 
 
 def test_first_turns_are_one_request_and_each_later_one_follows_all_that_is_recorded() -> None:
     pool = Script([[1, STOP], [99, 2]], [[4, 2], [3, STOP], [99]])
     first, second = Rollout(), Rollout()
-    play(Here(Adds()), pool, [first, second])
+    homes: list[Any] = []
+    """The generators that wrote before, of each request; a request is a generator here."""
+
+    async def write(*words: Any, home: Home, **how: Any) -> None:
+        homes.append(home.generator)
+        home.generator = len(homes)  # type: ignore[assignment]
+        await pool.generate(*words, **how)
+
+    play(Here(Adds()), write, [first, second])
+    asked = [(one.prompt_ids, len(one.rollouts), one.sampling.max_tokens) for one in pool.asked]
     assert first.token_ids == [1, STOP, 10, 99, 2] and second.token_ids == [4, 2, 3, STOP, 18, 99]
-    assert pool.asked[0] == ([7, 8], 2, 20)
-    assert sorted(pool.asked[1:]) == sorted(
+    assert asked[0] == ([7, 8], 2, 20)
+    assert sorted(asked[1:]) == sorted(
         [([7, 8, 1, STOP, 10], 1, 20), ([7, 8, 4, 2], 1, 20), ([7, 8, 4, 2, 3, STOP, 18], 1, 20)]
     )
-    assert pool.homes == [None, 1, 1, 3], "each prefers the one that wrote its turn before"
+    assert homes == [None, 1, 1, 3], "each prefers the one that wrote its turn before"
     assert first.versions == [5, 5, ENVIRONMENT, 5, 5] and first.logprobs[2] == 0.0
     assert first.turn_rewards == [5.0, 55.5] and first.finish_reason == "stop"
     assert first.num_tokens == 4 and first.policy_versions == [5] * 4
@@ -163,8 +158,9 @@ def test_first_turns_are_one_request_and_each_later_one_follows_all_that_is_reco
 
 def test_an_episode_does_not_wait_for_the_longest_first_turn_of_its_group() -> None:
     pool = Script([[1, 2], [99]], [[3] * 18 + [2], [99]])
-    play(Here(Adds()), pool, [Rollout(), Rollout()])
-    assert pool.asked[1][0] == [7, 8, 1, 2] and pool.at == [0.0, 2.0, 21.0]
+    play(Here(Adds()), pool.generate, [Rollout(), Rollout()])
+    assert pool.asked[1].prompt_ids == [7, 8, 1, 2]
+    assert [asked.at for asked in pool.asked] == [0.0, 2.0, 21.0]
 
 
 def test_a_prompt_that_the_environment_writes_takes_nothing_of_the_episodes_tokens() -> None:
@@ -176,7 +172,7 @@ def test_a_prompt_that_the_environment_writes_takes_nothing_of_the_episodes_toke
     resumed = Rollout(**{name: getattr(rollout, name)[:12] for name in ("logprobs", "versions")})
     resumed.token_ids, resumed.turn_ends, resumed.turn_rewards = rollout.token_ids[:12], [12], [3.0]
     resumed.open_turn = Rollout()
-    play(Here(WritesPrompt("0123456789")), Script(script[1:]), [resumed], **limits)
+    play(Here(WritesPrompt("0123456789")), Script(script[1:]).generate, [resumed], **limits)
     assert resumed == rollout
     too_long = one(Here(WritesPrompt("01234567890")), script, **limits)
     assert "the first request has 13 tokens" in too_long.failure
@@ -219,9 +215,11 @@ def test_what_the_policy_causes_is_cut_and_scored_by_its_name() -> None:
     assert turn.finish_reason == "length" and turn.token_ids == [4, 2, *[5] * 10]
     assert turn.turn_rewards == [3.0, 0.0], "the environment is not asked about half a turn"
     pool, whole = Script([[STOP] * 8, [3] * 20]), Rollout()
-    play(Here(Adds()), pool, [whole], max_tokens=20)
+    play(Here(Adds()), pool.generate, [whole], max_tokens=20)
     assert whole.finish_reason == "length" and len(whole.token_ids) == 20
-    assert pool.asked[-1][2] == 4, "the limit of an episode counts the environment's tokens"
+    assert pool.asked[-1].sampling.max_tokens == 4, (
+        "the limit of an episode counts the environment's tokens"
+    )
     full = one(Here(Adds()), [[STOP] * 10], max_tokens=20)
     assert full.finish_reason == "length" and full.token_ids == [STOP] * 10
     assert not any(rollout.failure for rollout in (turns, turn, whole, full))
@@ -236,7 +234,7 @@ async def judge(prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
 def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> None:
     pool = Script([[66, 2]], [[77, 2]], [[99, 2]])
     rollouts = [Rollout(), Rollout(), Rollout()]
-    play(Here(Adds()), pool, rollouts)
+    play(Here(Adds()), pool.generate, rollouts)
     slow = one(Here(Adds(seconds=30.0)), [[4, 2]] * 9, episode_timeout_s=70.0)
     unreadable = one(Here(Adds()), [[990, 2, STOP]])
     rollouts += [slow, unreadable]
@@ -329,7 +327,7 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
 
     def played(rollout: Rollout, script: list[list[int]], seconds: float = 1e6) -> Here:
         host = Here(Asks())
-        episodes = Episodes(of_run(host), Script(script), policy, find_calls)
+        episodes = Episodes(of_run(host), Script(script).generate, policy, find_calls)
         sampling = Sampling(n=1, max_tokens=400, stop_tokens=(2, STOP))
         playing = episodes.generate(prompt, [rollout], sampling, priority=3)
         with contextlib.suppress(TimeoutError):
@@ -366,17 +364,17 @@ def test_a_reply_that_is_not_or_may_not_be_the_recorded_one_begins_the_episode_a
     deterministic: bool, changed: dict[str, Any]
 ) -> None:
     host, rollout = Here(Adds(deterministic=deterministic)), replace(recorded(), **changed)
-    play(host, Script([[99, 2]]), [rollout])
+    play(host, Script([[99, 2]]).generate, [rollout])
     assert rollout.token_ids == [99, 2] and rollout.turn_ends == [2]
     assert host.counts["restarted"] == 1 and host.counts["replayed"] == 0
 
 
 def test_a_recorded_turn_continues_and_the_first_one_needs_no_replay() -> None:
     same, host = recorded(), Here(Adds(deterministic=False))
-    play(Here(Adds()), Script([[99]]), [same])
+    play(Here(Adds()), Script([[99]]).generate, [same])
     assert same.token_ids == [4, 2, 1, STOP, 16, 5, 99] and same.versions[5:] == [4, 5]
     unanswered = Rollout(open_turn=Rollout(token_ids=[4], logprobs=[-0.5], versions=[3]))
-    play(host, Script([[99]]), [unanswered])
+    play(host, Script([[99]]).generate, [unanswered])
     assert unanswered.token_ids == [4, 99] and not host.counts["restarted"]
 
 

@@ -37,6 +37,7 @@ from tests.tiny_policies import tiny_llama
 
 DEADLINE_S = 900.0  # the process is at nice 19, and may get a hundredth of a busy machine
 LR = 1e-3
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,8 @@ def test_a_process_that_is_stopped_or_lost_blocks_nothing_and_the_n_grams_contin
 
 
 def hold_a_ranker(model: str, started: Event) -> None:
-    """Is a trainer with a ranker."""
+    """Is a trainer with a ranker, whose process is a fork, too: it has imported what it needs."""
+    multiprocessing.get_context = lambda method=None: FORK  # type: ignore[assignment]
     ranker = LanguageModelRanker(model, "cpu")
     ranker.start()
     wait(ranker)
@@ -176,9 +178,8 @@ def hold_a_ranker(model: str, started: Event) -> None:
 
 
 def test_its_process_dies_with_a_trainer_that_is_killed(model: str) -> None:
-    fork = multiprocessing.get_context("fork")  # it has imported all that it needs
-    started = fork.Event()
-    trainer = fork.Process(target=hold_a_ranker, args=(model, started))
+    started = FORK.Event()
+    trainer = FORK.Process(target=hold_a_ranker, args=(model, started))
     trainer.start()
     processes: set[int] = set()
     try:

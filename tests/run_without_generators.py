@@ -1,19 +1,14 @@
 """Whole runs of a real policy, trainer and strategy whose groups are given: what happens around a
 step, in a second.
-
-As a program: a run that saves every step and is meant to be killed. Arguments: policy folder, run
-folder.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lrl.policy import PolicyModule
@@ -81,8 +76,3 @@ def fit(policy: str, running: L.Trainer, ckpt_path: Path | str | None = None) ->
     module = PolicyModule(policy, lr=1e-2, warmup_steps=2)
     running.fit(module, datamodule=StepsByVersion(), ckpt_path=ckpt_path)
     return module
-
-
-if __name__ == "__main__":
-    every_step = ModelCheckpoint(dirpath=Path(sys.argv[2]), every_n_train_steps=1, save_last=True)
-    fit(sys.argv[1], trainer(Path(sys.argv[2]), every_step, max_steps=-1))

@@ -34,40 +34,25 @@ class Record(L.Callback):
         self.weights[trainer.global_step] = torch.cat(weights)
 
 
+BATCH_START, BATCH_END = "on_train_batch_start", "on_train_batch_end"
+BACKWARD, UPDATE = "on_before_backward", "on_before_optimizer_step"
+
+
 class EndAt(L.Callback):
-    """Ends a run at one moment of one step: by SIGTERM, or by an error."""
+    """Ends a run at one call of a hook within a step: by SIGTERM, or by an error."""
 
-    def __init__(self, step: int, moment: str, error: Exception | None = None) -> None:
+    def __init__(self, step: int, hook: str, error: Exception | None = None, call: int = 1) -> None:
         self.step = step
-        self.moment = moment
         self.error = error
-        self.backwards = 0
+        self.calls = call
+        setattr(self, hook, self._end)
 
-    def _end(self, trainer: L.Trainer, moment: str) -> None:
-        if moment == self.moment and trainer.global_step == self.step:
+    def _end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.calls -= trainer.global_step == self.step
+        if self.calls == 0:
             if self.error is not None:
                 raise self.error
             signal.raise_signal(signal.SIGTERM)
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self.backwards = 0
-        self._end(trainer, "batch start")
-
-    def on_before_backward(self, trainer: L.Trainer, *args: Any) -> None:
-        self.backwards += 1
-        self._end(trainer, "last backward" if self.backwards == MICRO_BATCHES else "backward")
-
-    def on_before_optimizer_step(self, trainer: L.Trainer, *args: Any) -> None:
-        self._end(trainer, "update")
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self._end(trainer, "batch end")
-
-    def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self._end(trainer, "epoch end")
-
-    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self._end(trainer, "train end")
 
 
 def never() -> ModelCheckpoint:
@@ -92,28 +77,29 @@ def whole(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Record:
     return record
 
 
-MOMENTS = [
-    [(1, "last backward"), (STEPS_PER_EPOCH, "epoch end")],
-    [(1, "backward"), (2, "update")],
-    [(2, "batch start"), (STEPS_PER_EPOCH, "backward")],
-    [(2, "batch end"), (STEPS_PER_EPOCH, "batch end"), (5, "backward")],
-]
-
-
-@pytest.mark.parametrize("moments", MOMENTS)
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [EndAt(1, BACKWARD, call=MICRO_BATCHES), EndAt(STEPS_PER_EPOCH, "on_train_epoch_end")],
+        [EndAt(1, BACKWARD), EndAt(2, UPDATE)],
+        [EndAt(2, BATCH_START), EndAt(STEPS_PER_EPOCH, BACKWARD)],
+        [EndAt(2, BATCH_END), EndAt(STEPS_PER_EPOCH, BATCH_END), EndAt(5, BACKWARD)],
+    ],
+)
 def test_a_run_stopped_at_any_moment_resumes_as_if_it_had_not_stopped(
-    policy: str, whole: Record, tmp_path: Path, moments: list[tuple[int, str]]
+    policy: str, whole: Record, tmp_path: Path, ends: list[EndAt]
 ) -> None:
     records, logged, checkpoint = list[Record](), list[int](), None
-    for step, moment in (*moments, (STEPS, "never")):
-        folder = tmp_path / str(step)
+    for number, end in enumerate([*ends, None]):
+        folder = tmp_path / str(number)
         records.append(Record())
         logger = CSVLogger(folder, name="", version="csv")
-        running = trainer(folder, records[-1], EndAt(step, moment), never(), logger=logger)
-        with contextlib.nullcontext() if moment == "never" else pytest.raises(SystemExit):
+        ending = [end] if end else []
+        running = trainer(folder, records[-1], *ending, never(), logger=logger, max_steps=STEPS)
+        with pytest.raises(SystemExit) if end else contextlib.nullcontext():
             fit(policy, running, checkpoint)
         logged += logged_steps(folder)
-        if moment != "never":
+        if end:
             (checkpoint,) = saved(folder)
     assert [each for record in records for each in record.steps] == whole.steps
     assert torch.equal(records[-1].weights[STEPS], whole.weights[STEPS])
@@ -123,7 +109,7 @@ def test_a_run_stopped_at_any_moment_resumes_as_if_it_had_not_stopped(
 def test_an_error_of_the_run_saves_too_keeps_being_the_error_and_the_command_to_resume_is_quoted(
     policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, end = tmp_path / "the run's", EndAt(2, "backward", RuntimeError("no generator is left"))
+    folder, end = tmp_path / "the run's", EndAt(2, BACKWARD, RuntimeError("no generator is left"))
     caplog.set_level(logging.INFO, logger="lightning.pytorch")
     with pytest.raises(RuntimeError, match="no generator is left"):
         fit(policy, trainer(folder, end, never()))
@@ -136,9 +122,9 @@ def test_an_error_of_the_run_saves_too_keeps_being_the_error_and_the_command_to_
 @pytest.mark.parametrize(
     ("end", "checkpoints"),
     [
-        (EndAt(0, "backward"), never),
-        (EndAt(2, "backward"), lambda: ModelCheckpoint(every_n_train_steps=1)),
-        (EndAt(2, "backward"), lambda: None),
+        (EndAt(0, BACKWARD), never),
+        (EndAt(2, BACKWARD), lambda: ModelCheckpoint(every_n_train_steps=1)),
+        (EndAt(2, BACKWARD), lambda: None),
     ],
     ids=["no step is done", "every step is saved already", "checkpoints are switched off"],
 )
@@ -179,16 +165,17 @@ class InTheWay(L.Callback):
         self.folder.touch()
 
 
-@pytest.mark.parametrize("end", [EndAt(2, "backward"), EndAt(-1, "never")], ids=["stopped", "good"])
+@pytest.mark.parametrize("end", [EndAt(2, BACKWARD), None], ids=["stopped", "good"])
 def test_a_last_checkpoint_that_its_folder_refuses_goes_elsewhere(
-    policy: str, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture, end: EndAt
+    policy: str, tmp_path: Path, monkeypatch: Any, caplog: Any, end: EndAt | None
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     folder = tmp_path / "checkpoints"
     saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=4)
-    running = trainer(tmp_path, InTheWay(folder), saving, end, max_steps=4)
-    with contextlib.nullcontext() if end.moment == "never" else pytest.raises(SystemExit):
+    ending = [end] if end else []
+    running = trainer(tmp_path, InTheWay(folder), saving, *ending, max_steps=4)
+    with pytest.raises(SystemExit) if end else contextlib.nullcontext():
         fit(policy, running)
     path = saved(tmp_path / "elsewhere")[0]
     assert torch.load(path, weights_only=True)["global_step"] == running.global_step

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.distributed_c10d import _get_default_group
 
 import lrl
+import lrl.system.ranks
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
 from lrl.checkpoints import checkpoint_folder
@@ -97,6 +98,7 @@ class DiesAt(L.Callback):
         self.by = by
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        lrl.system.ranks.STOPPING_S = 4.0
         owner, name = PLACES[self.place]
         function, calls = getattr(owner, name), itertools.count(1)
 

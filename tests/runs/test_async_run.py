@@ -6,12 +6,9 @@ Covers lrl/strategies/generator_devices.py.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,16 +33,15 @@ from lrl.callbacks import (
     Timeline,
     WeightSync,
 )
-from lrl.callbacks.base import find
-from lrl.callbacks.throughput import StepTimes
-from lrl.generators.client import GeneratorClient
+from lrl.callbacks.base import run_of
+from lrl.callbacks.throughput import StepTimes, times_of
 from lrl.rollouts.timeline import GroupRecord, MicroBatchRecord, StepRecord, read
 from lrl.routing.dispatch import LeastTokens
+from lrl.run import Run
 from lrl.system.stopwatch import GENERATOR, TRAINER
 from lrl.training.pieces import Piece
 from lrl.types import Group, Rollout
 from lrl.viewer.rollout_file import RolloutIndex
-from tests.leftovers import wait_for
 from tests.lent_server import Borrowing, LentServer
 from tests.policies import response_logprobs
 from tests.tiny_policies import END, PAD
@@ -63,40 +59,59 @@ PROMPTS = [
 
 @dataclass
 class Witness(L.Callback):
-    """Remembers what a run trained, under which weights, and at which learning rate."""
+    """Remembers what each step of a run trained, under which weights, and its numbers; stands behind
+    the callbacks that log these."""
 
     groups: list[tuple[int, Group]] = field(default_factory=list)
+    replayed: list[Sequence[Group]] = field(default_factory=list)
     weights: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
-    lrs: list[float] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    times: list[StepTimes] = field(default_factory=list)
+    written_meanwhile: list[int] = field(default_factory=list)
+    """Of each micro-batch, the responses that were being written when it was trained."""
     file: Path = Path()
+    data: Any = None
+    resumed: Any = None
+    """What the run has of a checkpoint's half-written responses."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._keep(trainer, pl_module)
+        self.data = trainer.datamodule  # type: ignore[attr-defined]
+        self.resumed = run_of(trainer).calls.controller.resumed
+
+    def on_before_backward(self, trainer: L.Trainer, *args: Any) -> None:
+        generators = run_of(trainer).fleet.rollouts.generators
+        self.written_meanwhile.append(sum(one.in_flight for one in generators))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         self._keep(trainer, pl_module)
-        stream = trainer.datamodule.run.step_stream
+        stream: Any = run_of(trainer).step_stream
         self.groups += [(stream.step, group) for group in stream.groups]
-        self.lrs.append(float(trainer.callback_metrics["policy/lr"]))
+        self.replayed.append(stream.replayed)
+        self.metrics.append({tag: float(value) for tag, value in trainer.callback_metrics.items()})
+        self.times.append(times_of(trainer))
 
     def _keep(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.weights[trainer.global_step] = copy.deepcopy(pl_module.network.state_dict())
+
+    @property
+    def lrs(self) -> list[float]:
+        return [of_step["policy/lr"] for of_step in self.metrics]
 
     @property
     def rollouts(self) -> list[tuple[int, Rollout]]:
         return [(step, rollout) for step, group in self.groups for rollout in group.rollouts]
 
 
-class Times(L.Callback):
-    """Every step's attribution."""
+@dataclass
+class Before(L.Callback):
+    """Does something before some steps, by their numbers."""
 
-    def __init__(self) -> None:
-        self.steps: list[StepTimes] = []
+    actions: dict[int, Callable[[Run], object]]
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        throughput = find(trainer, Throughput)
-        assert throughput is not None
-        self.steps.append(throughput.times)
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if action := self.actions.get(trainer.global_step):
+            action(run_of(trainer))
 
 
 def data_module(**settings: Any) -> lrl.RolloutDataModule:
@@ -218,61 +233,27 @@ def test_no_trained_token_lags_more_than_max_lag(far_off_policy: Witness) -> Non
     assert len(indices) == len(far_off_policy.groups) == 14 * GROUPS
 
 
-@pytest.mark.parametrize(("placement", "max_lag"), [("shared", 0), ("split", 1)])
 def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
-    lent_server: LentServer,
-    policy_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    placement: str,
-    max_lag: int,
+    far_off_policy: Witness, lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    written_meanwhile: list[int] = []
-    takes_turns, seen = placement == "shared", threading.Event()
-    original, write = lrl.PolicyModule.compute_loss, GeneratorClient.write
-
-    def observed(policy: Any, micro: Any) -> Any:
-        generators = policy.trainer.datamodule.run.fleet.rollouts.generators
-        if policy.global_step == 1 and not takes_turns and not seen.is_set():
-            wait_for(
-                lambda: any(g.in_flight for g in generators),
-                60.0,
-                "responses of the step after this one",
-            )
-            seen.set()
-        written_meanwhile.append(sum(g.in_flight for g in generators))
-        time.sleep(0.05)  # a step is longer than the sync that runs beside it
-        return original(policy, micro)
-
-    async def held(client: Any, *request: Any, version: Callable[[], int], **words: Any) -> None:
-        while version() >= 1 and not takes_turns and not seen.is_set():
-            await asyncio.sleep(0.01)  # it is for the last step
-        await write(client, *request, version=version, **words)
-
-    monkeypatch.setattr(lrl.PolicyModule, "compute_loss", observed)
-    monkeypatch.setattr(GeneratorClient, "write", held)
-    times = Times()
     (tmp_path / "timeline.jsonl").write_text('{"kind": "step", "step": 0,')  # an older run's
     settings: dict[str, Any] = {
-        "max_lag": max_lag,
+        "max_lag": 0,
         "dispatch": LeastTokens(),
         "micro_batch_tokens": 64,
-        "placement": placement,
+        "placement": "shared",
         "share_prefixes": False,  # short responses would read a prompt once, now and then
     }
-    witness = fit(
-        lent_server, policy_folder, tmp_path, steps=3, callbacks=[times, Timeline()], **settings
-    )
-    check_timeline(tmp_path / "timeline.jsonl", witness, times.steps)
-    for step, rollout in witness.rollouts:
-        assert all(0 <= step - version <= max_lag for version in rollout.versions)
-    assert bool(any(written_meanwhile)) != takes_turns
-    for step in times.steps:
+    witness = fit(lent_server, policy_folder, tmp_path, steps=3, callbacks=[Timeline()], **settings)
+    assert not any(witness.written_meanwhile) and any(far_off_policy.written_meanwhile)
+    assert {step - one for step, of in witness.rollouts for one in of.versions} == {0}
+    check_timeline(tmp_path / "timeline.jsonl", witness, witness.times)
+    for step in witness.times:
         assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
         assert step.wait > 0 and step.train > 0 and step.sync > 0
-    assert any("writing" in step.generators for step in times.steps)
     # What is beside a step is in the next one.
-    assert any("paused" in step.generators for step in times.steps)
+    for state in ("writing", "paused"):
+        assert any(state in step.generators for step in witness.times)
 
 
 def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None:

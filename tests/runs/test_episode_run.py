@@ -1,4 +1,4 @@
-"""Whole runs with an environment on a real vLLM server.
+"""A whole run with an environment on a real vLLM server, played by a member that is killed.
 
 Covers lrl/rollouts/episodes/environment_of_run.py.
 """
@@ -6,9 +6,7 @@ Covers lrl/rollouts/episodes/environment_of_run.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import psutil
 import pytest
 import torch
@@ -18,21 +16,41 @@ import lrl
 from lrl.callbacks import Evaluation, RolloutFile
 from lrl.members.launchers import Command
 from lrl.rewards.pool import EPISODE_KINDS
+from lrl.run import Run
 from lrl.types import ENVIRONMENT
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.environments.worlds import Echo
 from tests.leftovers import wait_for, words
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import GROUPS, PROMPTS, STEPS, TEMPERATURE, fit, recomputed, spelled
+from tests.runs.test_async_run import (
+    GROUPS,
+    PROMPTS,
+    STEPS,
+    TEMPERATURE,
+    Before,
+    fit,
+    recomputed,
+    spelled,
+)
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
 
 KIND = {"join", "--kind", "worker"}
 """Words of the command of a member."""
 
 
-def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_context(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+def kill_the_member(run: Run) -> None:
+    """Kills the member that plays, in the middle of its episodes."""
+    workers = run.data.environment.pool.workers  # type: ignore[union-attr]
+    busy = lambda: any(not member.idle for member in workers.members.ready)  # noqa: E731
+    wait_for(busy, DEADLINE_S, "an episode of the member")
+    (member,) = [one for one in psutil.Process().children() if set(words(one)) >= KIND]
+    member.kill()
+
+
+def test_episodes_are_trained_as_sampled_by_a_member_and_by_the_next_when_it_is_killed(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     held_out = lrl.Prompts(PROMPTS[:4], name="held_out", shuffle=False)
     evaluation = Evaluation(held_out, every_n_steps=100, samples=2, temperature=TEMPERATURE)
     run = fit(
@@ -40,14 +58,16 @@ def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_conte
         policy_folder,
         tmp_path,
         environment=Echo(),
+        environment_workers=0,
+        worker_launcher=Command(1, "env --unset=LRL_TOKEN {join}"),
         rewards=[],
         max_turn_tokens=20,
         max_lag=1,
-        callbacks=[evaluation, RolloutFile(groups=GROUPS)],
+        callbacks=[evaluation, RolloutFile(groups=GROUPS), Before({CUT_AT: kill_the_member})],
     )
     tokenizer = AutoTokenizer.from_pretrained(policy_folder)
     network = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
-    assert len({group.index for _, group in run.groups}) == STEPS * GROUPS
+    assert sorted(group.index for _, group in run.groups) == list(range(STEPS * GROUPS))
     turns = 0
     index = RolloutIndex(tmp_path / "rollouts.jsonl")
     index.refresh()
@@ -63,7 +83,7 @@ def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_conte
             assert len(written["log_ratios"]) == sum(rollout.mask)
         for rollout in group.rollouts:
             turns += len(rollout.turns)
-            assert rollout.reward == sum(rollout.turn_rewards)
+            assert rollout.reward == sum(rollout.turn_rewards) and rollout.failure == ""
             assert [turn.stop for turn in rollout.turns] == rollout.turn_ends
             for earlier, later in zip(rollout.turns, rollout.turns[1:], strict=False):
                 turn = rollout.token_ids[earlier.start : earlier.stop]
@@ -82,53 +102,9 @@ def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_conte
         assert report.versions == [step] and report.failures == 0 and report.reward > 0
     (*_, last) = sorted(tmp_path.rglob("held_out-step*.jsonl"))
     assert sum("[" in line for line in last.read_text().splitlines()) > 1, "it plays episodes"
-
-
-class KillsItsMember(L.Callback):
-    """Kills the member that plays, once, in the middle of its episodes."""
-
-    def __init__(self) -> None:
-        self.killed: list[int] = []
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self.killed or trainer.global_step < CUT_AT:
-            return
-        workers = trainer.datamodule.environment.pool.workers  # type: ignore[attr-defined]
-        busy = lambda: any(not member.idle for member in workers.members.ready)  # noqa: E731
-        wait_for(busy, DEADLINE_S, "an episode of the member")
-        (member,) = [one for one in psutil.Process().children() if set(words(one)) >= KIND]
-        member.kill()
-        self.killed.append(member.pid)
-
-    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self.answered_by = dict(data.environment.pool.answered_by)
-        self.counts = data.reward_pool.counts
-
-
-def test_a_run_whose_only_member_is_killed_continues_its_episodes_on_the_next(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    kills = KillsItsMember()
-    run = fit(
-        lent_server,
-        policy_folder,
-        tmp_path,
-        environment=Echo(),
-        environment_workers=0,
-        worker_launcher=Command(1, "env --unset=LRL_TOKEN {join}"),
-        rewards=[],
-        max_turn_tokens=20,
-        max_lag=1,
-        callbacks=[kills],
-    )
-    assert sorted(group.index for _, group in run.groups) == list(range(STEPS * GROUPS))
-    for _, group in run.groups:
-        for rollout in group.rollouts:
-            assert rollout.reward == sum(rollout.turn_rewards) and rollout.failure == ""
-    assert kills.killed and not any(kills.counts[kind] for kind in EPISODE_KINDS)
-    played = sorted(kills.answered_by)
+    data = run.data
+    assert not any(data.reward_pool.counts[kind] for kind in EPISODE_KINDS)
+    played = sorted(data.environment.pool.answered_by)
     assert [name.partition(" on ")[0] for name in played] == ["worker 0", "worker 1"]
     said = [(tmp_path / f"env-worker-{number}.log").read_text() for number in (0, 1)]
     assert "serves with" in said[0] and "the run has ended, and so does it" in said[1]

@@ -1,21 +1,25 @@
-"""A real run with two real generators, of which first one dies and then the other freezes."""
+"""A real run with a real generator, which dies and later freezes; meanwhile another one joins by
+`lrl join`, and leaves again. Those of Ray, SLURM and a second node join from another machine."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import psutil
 
 import lrl
-from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
+from lrl.run import Run
 from tests.leftovers import engines, wait_for
-from tests.runs.test_async_run import SMALL, train_every_prompt_once
+from tests.runs.test_async_run import SMALL, Before, train_every_prompt_once
 
 STEPS = 8
+LRL = [sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())"]
+DEADLINE_S = 600.0
 
 
 def engine_of(generator: Generator) -> psutil.Process:
@@ -25,39 +29,66 @@ def engine_of(generator: Generator) -> psutil.Process:
     return engine
 
 
-class Faults(L.Callback):
-    """Kills the engine of one generator, then freezes the engine of the other before the first is
-    back."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        fleet = run_of(trainer).fleet
-        if trainer.global_step == 2:
-            engine_of(fleet.generators[1]).send_signal(signal.SIGKILL)
-        if trainer.global_step == 3:
-            engine_of(fleet.generators[0]).send_signal(signal.SIGSTOP)
-        if trainer.global_step == STEPS - 1:
-            run = run_of(trainer)
-            wait_for(lambda: run.poll() or fleet.alive == 2, 900.0, "both generators")
-
-
-def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_once(
+def test_generators_die_freeze_join_and_leave_with_every_prompt_trained_once(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    settings = lrl.ServerSettings(**SMALL)
-    strategy = lrl.AsyncSingleDevice(
-        generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0
-    )
-    trainer, _ = train_every_prompt_once(
-        strategy,
-        policy_folder,
-        tmp_path,
-        Faults(),
-        devices=3,
-        steps=STEPS,
-        groups=4,
-        max_lag=2,
-        sync_deadline_s=10.0,
-    )
+    guests: list[subprocess.Popen[str]] = []
+    seen: dict[str, Generator] = {}
+
+    def join(run: Run) -> None:
+        words = [*LRL, "join", str(tmp_path)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        guests.append(subprocess.Popen(words, text=True, **streams))
+        here = lambda: run.fleet.rollouts.pending or guests[0].poll() is not None  # noqa: E731
+        wait_for(here, DEADLINE_S, "the guest")
+        assert run.fleet.alive == 1, "it serves after the next sync"
+
+    def have(alive: int, restarts: int, run: Run) -> None:
+        """Waits for them; syncs what is new meanwhile."""
+        fleet = run.fleet
+        wait_for(
+            lambda: run.poll() or (fleet.alive == alive and fleet.restarts >= restarts),
+            DEADLINE_S,
+            f"{alive} generators",
+        )
+
+    def kill(run: Run) -> None:
+        have(2, 0, run)
+        seen.update({one.name: one for one in run.fleet.generators})
+        engine_of(seen["generator 0"]).send_signal(signal.SIGKILL)
+
+    def leave_and_freeze(run: Run) -> None:
+        have(2, 1, run)
+        subprocess.run([*LRL, "leave", str(tmp_path)], check=True, timeout=DEADLINE_S)
+        assert run.fleet.alive == 1
+        engine_of(run.fleet.generators[0]).send_signal(signal.SIGSTOP)
+
+    # So few at once that requests always wait: the guest gets some as soon as it serves.
+    settings = lrl.ServerSettings(**SMALL | {"max_num_seqs": 8})
+    strategy = lrl.AsyncSingleDevice(server=settings, heartbeat_s=5.0, generator_timeout_s=900.0)
+    try:
+        trainer, _ = train_every_prompt_once(
+            strategy,
+            policy_folder,
+            tmp_path,
+            Before({1: join, 3: kill, 5: leave_and_freeze, 7: partial(have, 1, 2)}),
+            devices=2,
+            steps=STEPS,
+            groups=4,
+            max_lag=2,
+            sync_deadline_s=10.0,
+        )
+        said, _ = guests[0].communicate(timeout=DEADLINE_S)
+    finally:
+        for guest in guests:
+            guest.kill()
+    assert guests[0].returncode == 0, said
+    assert "generator 1: serves since version" in said and "generator 1: has left" in said
+    assert strategy.choose_transport().backend == "shared_memory"
+    written = {name: one.stats.snapshot().written for name, one in seen.items()}
+    assert set(written) == {"generator 0", "generator 1"} and min(written.values()) > 0
+    metrics = trainer.callback_metrics
+    assert metrics["fleet/joined"] == metrics["fleet/left"] == metrics["fleet/alive"] == 1
     # On a busy machine a generator that is well may let a heartbeat pass, too.
-    assert trainer.callback_metrics["fleet/restarts"] >= 2
-    assert trainer.callback_metrics["fleet/alive"] == 2
+    assert metrics["fleet/restarts"] >= 2
+    assert not (tmp_path / "fleet").exists()

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
-
-import lightning as L
 
 import lrl
 from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
+from lrl.run import Run
 from tests.leftovers import MARK, living, wait_for, words
 from tests.network_namespace import two_machines
-from tests.runs.test_async_run import PROMPTS, SMALL, Witness, data_module
+from tests.runs.test_async_run import PROMPTS, SMALL, Before, Witness, data_module
 from tests.strategies.forked_ranks import RANK_0, nodes
 
-STEPS, GROUPS, LOST_AT = 5, 4, 1
+STEPS, GROUPS = 5, 4
 DEADLINE_S = 600.0
 
 
-class LosesAGenerator(L.Callback):
-    """Kills the generator of the other node in mid-run, and waits for the one that the node starts
-    in its place."""
-
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        if trainer.global_step == LOST_AT:
-            data: Any = trainer.datamodule  # type: ignore[attr-defined]
-            assert data.run.fleet.joined == 1
-            (joined,) = (process for process in living(self.mark) if "join" in words(process))
-            joined.kill()
-            wait_for(lambda: data.run.fleet.rollouts.pending, DEADLINE_S, "another one")
-
-
 def fit(host: str, model: Path, mark: str) -> None:
-    """Trains on one of the nodes; rank 0 says what came of it."""
+    """Trains on one of the nodes; rank 0 loses the other's generator in mid-run, and says what came
+    of it."""
+
+    def lose_a_generator(run: Run) -> None:
+        assert run.fleet.joined == 1
+        (joined,) = (process for process in living(mark) if "join" in words(process))
+        joined.kill()
+        wait_for(lambda: run.fleet.rollouts.pending, DEADLINE_S, "one in its place")
+
     settings = lrl.ServerSettings(**SMALL, host=host, insecure=True)
     witness = Witness()
-    of_rank_0 = [witness, LosesAGenerator(mark)] if os.environ["RANK"] == "0" else []
+    of_rank_0 = [witness, Before({1: lose_a_generator})] if os.environ["RANK"] == "0" else []
     trainer = quiet_trainer(
         STEPS,
         Path("run"),

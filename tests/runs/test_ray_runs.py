@@ -16,9 +16,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import psutil
 import pytest
 
@@ -26,6 +24,7 @@ import lrl
 from lrl.cli.ray import remove
 from lrl.generators.supervisor import SHM
 from lrl.members.launchers import Ray
+from lrl.run import Run
 from tests.leftovers import (
     MARK,
     engines,
@@ -39,7 +38,7 @@ from tests.leftovers import (
 )
 from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster
-from tests.runs.test_async_run import RESPONSES, SMALL, train_every_prompt_once
+from tests.runs.test_async_run import RESPONSES, SMALL, Before, train_every_prompt_once
 
 ray = pytest.importorskip("ray")
 
@@ -88,47 +87,6 @@ def cluster() -> Iterator[RayCluster]:
         yield made
 
 
-class LosesItsNode(L.Callback):
-    """Kills the node of the generator and of the worker in mid-run, and brings another one.
-
-    The run's processes carry the mark.
-    """
-
-    def __init__(self, cluster: RayCluster, mark: str) -> None:
-        self.cluster = cluster
-        self.mark = mark
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step == LOST_AT:
-            lost = self.cluster.nodes[-1]
-            # On a busy machine the generator may have been evicted, and be starting again.
-            wait_for(self.has_engine, DEADLINE_S, "the generator's engine")
-            wait_for(self.has_worker, DEADLINE_S, "a reward worker")
-            tree = self.tree()
-            lost.kill("raylet/raylet")
-            wait_for(
-                lambda: not any(map(lives, tree)),
-                DEADLINE_S,
-                "the end of what ran on the lost node",
-            )
-            lost.close()
-            self.cluster.add_node()
-
-    def tree(self) -> list[psutil.Process]:
-        """An engine's title is where its environment was: it is found as a child."""
-        tops = [*self.named("supervisor.py"), *self.named("--kind worker")]
-        return [*tops, *(child for top in tops for child in top.children(recursive=True))]
-
-    def has_engine(self) -> bool:
-        return any(map(engines, self.named("supervisor.py")))
-
-    def has_worker(self) -> bool:
-        return any("multiprocessing" in " ".join(words(process)) for process in self.tree())
-
-    def named(self, part: str) -> list[psutil.Process]:
-        return [process for process in living(self.mark) if part in " ".join(words(process))]
-
-
 def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_nothing(
     cluster: RayCluster, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,10 +98,38 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     )
     monkeypatch.setenv(MARK, strategy.run_id)
     monkeypatch.chdir(tmp_path)
-    loses = LosesItsNode(cluster, strategy.run_id)
-    sizes: dict[str, Any] = {"devices": 1, "steps": 6, "groups": 4, "max_lag": 1}
+
+    def tops(part: str) -> list[psutil.Process]:
+        return [one for one in living(strategy.run_id) if part in " ".join(words(one))]
+
+    def tree() -> list[psutil.Process]:
+        """An engine's title is where its environment was: it is found as a child."""
+        found = [*tops("supervisor.py"), *tops("--kind worker")]
+        return [*found, *(child for top in found for child in top.children(recursive=True))]
+
+    def lose_the_node(run: Run) -> None:
+        # On a busy machine the generator may have been evicted, and be starting again.
+        wait_for(lambda: any(map(engines, tops("supervisor.py"))), DEADLINE_S, "the engine")
+        of_pool = "multiprocessing"
+        wait_for(
+            lambda: any(of_pool in " ".join(words(one)) for one in tree()), DEADLINE_S, "a worker"
+        )
+        lost, on_it = cluster.nodes[-1], tree()
+        lost.kill("raylet/raylet")
+        wait_for(lambda: not any(map(lives, on_it)), DEADLINE_S, "the end of what ran on the node")
+        lost.close()
+        cluster.add_node()
+
     trainer, witness = train_every_prompt_once(
-        strategy, policy_folder, tmp_path, loses, **sizes, worker_launcher=worker_launcher
+        strategy,
+        policy_folder,
+        tmp_path,
+        Before({2: lose_the_node}),
+        devices=1,
+        steps=6,
+        groups=4,
+        max_lag=1,
+        worker_launcher=worker_launcher,
     )
     metrics, pool = trainer.callback_metrics, trainer.datamodule.reward_pool  # type: ignore[attr-defined]
     assert strategy.choose_transport().backend == "pull" and metrics["fleet/joined"] >= 2

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from lrl.callbacks import RolloutFile, RolloutLog
-from lrl.callbacks.base import run_of
 from lrl.training.optimizers import lr_factor
 from lrl.types import Rollout
 from lrl.viewer.rollout_file import RolloutIndex
@@ -95,27 +94,15 @@ def cut_and_resumed(
     return begun, first, rest
 
 
-class Counts(L.Callback):
-    """Remembers what the run has resumed, and its counts of episodes."""
-
-    def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self.resumed: Any = run_of(trainer).calls.controller.resumed
-
-    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
-        environment = trainer.datamodule.environment  # type: ignore[attr-defined]
-        self.of_episodes = Counter(environment.pool.counts if environment else ())
-
-
 def test_a_resumed_run_continues_its_half_written_responses_at_the_same_learning_rates(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    told = Counts()
-    begun, first, rest = cut_and_resumed(lent_server, policy_folder, tmp_path, RolloutLog(), told)
+    begun, first, rest = cut_and_resumed(lent_server, policy_folder, tmp_path, RolloutLog())
     for beginning, whole in begun:
         rest_of_it = whole.versions[len(beginning.versions) :]
         assert rest_of_it and min(rest_of_it) >= CUT_AT
     tokens = sum(len(beginning.token_ids) for beginning, _ in begun)
-    assert (told.resumed.responses, told.resumed.tokens) == (len(begun), tokens)
+    assert (rest.resumed.responses, rest.resumed.tokens) == (len(begun), tokens)
     # Linear to 0 at the last step, behind a rise of two.
     expected = [lr_factor("linear", 2, STEPS, step) * LEARNING_RATE for step in range(STEPS)]
     assert [*first.lrs, *rest.lrs] == pytest.approx(expected)
@@ -131,10 +118,9 @@ def test_a_resumed_run_continues_its_half_written_responses_at_the_same_learning
 def test_a_resumed_run_continues_its_open_episodes(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    counts = Counts()
     settings: dict[str, Any] = {"environment": Echo(), "rewards": [], "max_turn_tokens": 20}
-    begun, _, _ = cut_and_resumed(lent_server, policy_folder, tmp_path, counts, **settings)
-    assert counts.of_episodes == Counter({"replayed": len(begun)})
+    begun, _, rest = cut_and_resumed(lent_server, policy_folder, tmp_path, **settings)
+    assert rest.data.environment.pool.counts == Counter({"replayed": len(begun)})
 
 
 def test_without_a_controller_the_saved_state_is_the_loaded_one() -> None:

@@ -6,36 +6,27 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 
 import lrl
 from lrl.members.launchers import Slurm
+from lrl.run import Run
 from tests.leftovers import MARK, others_living
 from tests.network_namespace import HERE
-from tests.runs.test_async_run import SMALL, train_every_prompt_once
+from tests.runs.test_async_run import SMALL, Before, train_every_prompt_once
 from tests.slurm_cluster import slurm_cluster
 
-CANCELLED_AT = 2
 ROOT = Path(__file__).parents[2]
 
 
-class Cancels(L.Callback):
-    """Has SLURM end the jobs of the generator and of the worker in mid-run."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step == CANCELLED_AT:
-            jobs = subprocess.check_output(
-                ["squeue", "--noheader", "--format=%k"], text=True, timeout=60
-            )
-            assert "mine" in jobs.split(), "the generator's option"
-            for name in ("lrl-worker-0", "lrl-generator-0"):
-                subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
+def cancel_the_worker(run: Run) -> None:
+    jobs = subprocess.check_output(["squeue", "--noheader", "--format=%k"], text=True, timeout=60)
+    assert "mine" in jobs.split(), "the generator's option"
+    subprocess.run(["scancel", "--name=lrl-worker-0"], check=True, timeout=60)
 
 
-def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves_nothing(
+def test_a_run_whose_job_slurm_has_cancelled_goes_on_with_another_job_and_leaves_nothing(
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -53,7 +44,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
             strategy,
             policy_folder,
             tmp_path / "run",
-            Cancels(),
+            Before({2: cancel_the_worker}),
             devices=1,
             steps=5,
             groups=4,
@@ -62,7 +53,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
         )
         assert not others_living(strategy.run_id)
     assert strategy.choose_transport().backend == "pull"
-    assert trainer.callback_metrics["fleet/joined"] == 2
+    assert trainer.callback_metrics["fleet/joined"] == 1
     pool = trainer.datamodule.reward_pool  # type: ignore[attr-defined]
     assert {"worker 0 on far", "worker 1 on far"} <= pool.scored_by.keys()
     assert pool.scored_by.total() == pool.counts["scored"]

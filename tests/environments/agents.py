@@ -78,7 +78,13 @@ def streams(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None
         client.chat.completions.create(model="any", messages=messages)
 
 
-async def changes_history(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
+async def adds_or_changes_history(
+    *, how: str, prompt: str, base_url: str, api_key: str, **columns: Any
+) -> None:
+    """Adds if the column says so; else it makes two requests that have nothing in common."""
+    if how == "adds":
+        await adds(prompt=prompt, base_url=base_url, api_key=api_key)
+        return
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         for text in (prompt, "another conversation"):
             await client.chat.completions.create(

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import string
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +24,6 @@ import lrl
 from lrl.callbacks import Evaluation
 from lrl.callbacks.base import run_of
 from lrl.environments import Agent
-from tests.environments.elsewhere import agent_elsewhere
 from tests.http_call import call
 from tests.leftovers import MARK, wait_for
 from tests.lent_server import LentServer, server_elsewhere
@@ -102,6 +104,24 @@ def start(
         one.process.kill()
 
 
+@pytest.fixture
+def plays(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts the program of the page."""
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    (program,) = re.findall(r"```python\n(# plays_elsewhere\.py\n.*?)```", page, re.S)
+    (tmp_path / "plays_elsewhere.py").write_text(program)
+    words = [sys.executable, "plays_elsewhere.py", str(Path("agents", "address.json"))]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def play() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(words, cwd=tmp_path))
+        return started[-1]
+
+    yield play
+    for one in started:
+        one.kill()
+
+
 def asked(run: Fork, port: int, path: str, key: str, **body: Any) -> tuple[int, dict[str, Any]]:
     """What a run answers an agent, once it listens and has an episode for it: status and JSON."""
     answers: list[tuple[int, bytes]] = []
@@ -119,25 +139,32 @@ def asked(run: Fork, port: int, path: str, key: str, **body: Any) -> tuple[int, 
     return status, json.loads(found)
 
 
-def test_a_run_that_is_killed_while_agents_play_trains_every_prompt_once(
-    start: Callable[[int], Fork], tmp_path: Path
+def test_a_run_that_is_killed_while_an_agent_plays_trains_every_prompt_once(
+    start: Callable[[int], Fork], plays: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     steps, port = tmp_path / "steps.jsonl", free_port()
-    with agent_elsewhere(tmp_path) as statuses:
-        first = start(port)
-        saved = tmp_path / "checkpoints" / "last.ckpt"
-        wait_for(lambda: saved.exists() or first.poll() is not None, DEADLINE_S, "a checkpoint")
-        # An episode that nobody ends: without it the run cannot end before it is killed.
-        _, episode = asked(first, port, "/episodes", KEY)
-        first.send_signal(signal.SIGKILL)
-        first.wait(DEADLINE_S)
-        second = start(port)
-        turn = {"messages": [{"role": "user", "content": "go"}]}
-        path = f"{urlsplit(episode['base_url']).path}/chat/completions"
-        status, _ = asked(second, port, path, episode["api_key"], **turn)
-        assert status == 410, "the episode was of the run before"
-        assert second.wait(DEADLINE_S) == 0, second.printed()
-    assert set(statuses) == {0} and len(statuses) >= 2, "the program ends with each run"
+    first = start(port)
+    address = tmp_path / "agents" / "address.json"
+    wait_for(lambda: address.exists() or first.poll() is not None, DEADLINE_S, "its address")
+    player = plays()
+    saved = tmp_path / "checkpoints" / "last.ckpt"
+    wait_for(lambda: saved.exists() or first.poll() is not None, DEADLINE_S, "a checkpoint")
+    # An episode that nobody ends: without it the run might end before it is killed.
+    _, episode = asked(first, port, "/episodes", KEY)
+    assert player.poll() is None
+    first.send_signal(signal.SIGKILL)
+    assert player.wait(DEADLINE_S) == 0
+    first.wait(DEADLINE_S)
+
+    second = start(port)
+    path = f"{urlsplit(episode['base_url']).path}/chat/completions"
+    turn = {"messages": [{"role": "user", "content": "go"}]}
+    status, _ = asked(second, port, path, episode["api_key"], **turn)
+    assert status == 410, "the episode was of the run before"
+    player = plays()
+    assert second.wait(DEADLINE_S) == 0, second.printed()
+    assert player.wait(DEADLINE_S) == 0
+
     said = [json.loads(line) for line in steps.read_text().splitlines()]
     assert [line["step"] for line in said].count(1) == 1, "it was saved, and is not trained again"
     trained = {line["step"]: line for line in said}  # the last one may be

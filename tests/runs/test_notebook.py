@@ -3,28 +3,16 @@ script and with a running event loop, as a notebook's kernel is."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.lent_server import LentServer, borrow
+from tests.strategies.forked_ranks import run_alone
+
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "quickstart.ipynb"
-KERNEL = """
-import asyncio, json, sys
-from pathlib import Path
-
-async def run():
-    for cell in json.loads(Path("cells.json").read_text()):
-        if cell.startswith("%%writefile "):
-            name, text = cell.removeprefix("%%writefile ").split("\\n", 1)
-            Path(name).write_text(text)
-        else:
-            exec(compile(cell, "a cell", "exec"), vars(sys.modules["__main__"]))
-
-asyncio.run(run())
-"""
-"""Of a notebook's own commands the cells have one, which writes a file."""
 
 
 def smaller_cells(policy: Path) -> list[str]:
@@ -34,6 +22,7 @@ def smaller_cells(policy: Path) -> list[str]:
         "lrl.quickstart.warmup:policy": str(policy),
         "groups_per_step=16": "groups_per_step=2",
         "rollouts_per_group=16": "rollouts_per_group=4",
+        "max_prompt_tokens=16": "max_prompt_tokens=64",
         "max_steps=60": "max_steps=2",
         "task.held_out()": "task.held_out()[:4]",
     }.items():
@@ -43,20 +32,29 @@ def smaller_cells(policy: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+def be_kernel(folder: Path, url: str, token: str, cells: list[str]) -> None:
+    """Runs cells; of a notebook's own commands they have one, which writes a file."""
+
+    async def run() -> None:
+        for cell in cells:
+            if cell.startswith("%%writefile "):
+                name, text = cell.removeprefix("%%writefile ").split("\n", 1)
+                Path(name).write_text(text)
+            else:
+                exec(compile(cell, "a cell", "exec"), vars(sys.modules["__main__"]))
+
+    borrow(url, token)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    asyncio.run(run())
+
+
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
-    quickstart_policy: Path, tmp_path: Path
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "cells.json").write_text(json.dumps(smaller_cells(quickstart_policy)))
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL],
-        cwd=tmp_path,
-        env=os.environ | {"MPLBACKEND": "agg"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "step 2/2: reward" in done.stderr
+    words = (tmp_path, lent_server.url, lent_server.token, smaller_cells(policy_folder))
+    said = run_alone(be_kernel, tmp_path, *words, MPLBACKEND="agg")
+    assert "step 2/2: reward" in said
     assert (tmp_path / "lightning_logs" / "version_0" / "policy" / "model.safetensors").exists()
 
 

@@ -30,7 +30,7 @@ from lrl.viewer.rollout_file import RolloutIndex
 from tests.chat_templates import FAMILIES
 from tests.lent_server import LentServer
 from tests.runs import recipe_run
-from tests.strategies.forked_ranks import DEADLINE_S, run_ranks, start_fork
+from tests.strategies.forked_ranks import run_alone, run_ranks
 from tests.tiny_policies import byte_tokenizer, with_chats
 
 PROBLEMS = 8
@@ -234,13 +234,12 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(
     words += how.settings.split()
     words += ["--trainer.logger.save_dir", str(tmp_path)]
     for more in (["2"], ["3", "--ckpt_path", "last"]) if how.resumes else (["3"],):
-        arguments = (
-            hub,
-            lent_server.url,
-            lent_server.token,
-            [*words, "--trainer.max_steps", *more],
-        )
-        run_recipe(how.ranks, tmp_path, arguments)
+        said = [*words, "--trainer.max_steps", *more]
+        arguments = (tmp_path, hub, lent_server.url, lent_server.token, said)
+        if how.ranks > 1:
+            run_ranks(recipe_run.main, how.ranks, *arguments)
+        else:
+            run_alone(recipe_run.main, *arguments)
     folders = sorted((tmp_path / file.stem).glob("version_*"))
     assert len(folders) == 1 + how.resumes
 
@@ -264,18 +263,6 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(
 
     AutoModelForCausalLM.from_pretrained(folders[-1] / "policy")
     assert AutoTokenizer.from_pretrained(folders[-1] / "policy").chat_template
-
-
-def run_recipe(ranks: int, folder: Path, arguments: tuple[Any, ...]) -> str:
-    """Runs `recipe_run` to its end, which is no error; returns what it has printed."""
-    if ranks > 1:
-        return run_ranks(recipe_run.main, ranks, folder, *arguments)
-    alone = start_fork(recipe_run.main, folder / "output", {"TMPDIR": str(folder)}, *arguments)
-    try:
-        assert alone.wait(DEADLINE_S) == 0, alone.printed()
-        return alone.printed()
-    finally:
-        alone.process.kill()
 
 
 def groups_of(run: Path) -> list[dict[str, Any]]:
@@ -302,8 +289,8 @@ def test_validate_prints_the_report_and_writes_every_response(
     four_responses.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     words = ["validate", "--config", recipes()["math"], "--config", four_responses, *SMALL]
     words += ["--model.model", policy_folder, "--trainer.logger.save_dir", tmp_path]
-    arguments = (hub, lent_server.url, lent_server.token, [*map(str, words)])
-    printed = run_recipe(1, tmp_path, arguments)
+    where = (lent_server.url, lent_server.token)
+    printed = run_alone(recipe_run.main, tmp_path, hub, *where, [*map(str, words)])
     assert f"problems: {PROBLEMS}" in printed and "each problem: 4, sampled" in printed
     assert "on math500 " in printed and "pass@4" in printed
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +15,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import lrl
 from lrl.callbacks import Evaluation, Export
 from lrl.cli.chat import main as chat
-from lrl.environments import Agent, Environment, ToolCall, Tools, external_agents
+from lrl.environments import Agent, Environment, ToolCall, Tools
 from lrl.errors import ConfigError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ToolCallParser
 from lrl.types import ENVIRONMENT, Group
-from tests.environments.agents import ADD, adds, changes_history
+from tests.environments.agents import ADD, adds, adds_or_changes_history
 from tests.environments.tool_functions import add
 from tests.lent_server import PARSER, Borrowing, LentServer
 from tests.runs.test_async_run import train
 from tests.taught_policy import ANSWER, CALL, QUESTION, RESULT, teach
 from tests.tiny_policies import byte_tokenizer
 
-ROWS = [{"prompt": QUESTION, "answer": "It is 5"}] * 4
-
-
-def exact(prompt: str, response: str, *, answer: str, **columns: Any) -> float:
-    return float(response == answer)
+ROWS = [{"prompt": QUESTION, "answer": "It is 5", "how": "adds"}] * 4
 
 
 def test_a_server_finds_the_calls_of_a_turn(lent_server: LentServer) -> None:
@@ -85,7 +77,7 @@ def trained(
 ) -> list[Group]:
     """Trains one step in an environment; returns its groups."""
     settings |= {"devices": 2, "steps": 1, "learning": {"lr": 1e-6}, "environment": environment}
-    settings |= {"prompts": ROWS, "rewards": ["tests.runs.test_tools_run:exact"]}
+    settings = {"prompts": ROWS} | settings | {"rewards": [lrl.rewards.ExactMatch()]}
     settings |= {"max_response_tokens": 200, "temperature": 1.0}
     _, witness = train(strategy, policy, folder, *callbacks, **settings)
     return [group for _, group in witness.groups]
@@ -135,15 +127,6 @@ def check_calls(policy: Path, groups: list[Group]) -> None:
     assert called >= 4, "the policy has learnt to call"
 
 
-def begun_with(prompt: list[int], groups: list[Group]) -> bool:
-    """Whether these tokens are what the policy has read before its first turn, in every episode."""
-    return all(
-        prompt == group.prompt.token_ids + rollout.token_ids[: rollout.turns[0].start]
-        for group in groups
-        for rollout in group.rollouts
-    )
-
-
 def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
     policy: Path,
     lent_server: LentServer,
@@ -164,11 +147,20 @@ def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
     assert "With the tools of the run" in written.err
 
 
-def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
+def test_agents_that_know_nothing_of_lrl_are_trained_through_their_client_in_every_branch(
     policy: Path, lent_server: LentServer, tmp_path: Path
 ) -> None:
     evaluation = evaluated()
-    groups = trained(policy, Agent(adds), parses(lent_server), tmp_path, evaluation)
+    agent, rows = Agent(adds_or_changes_history), [row | {"how": "changes"} for row in ROWS[:2]]
+    groups = trained(
+        policy,
+        agent,
+        parses(lent_server),
+        tmp_path,
+        evaluation,
+        prompts=[*ROWS[:2], *rows],
+        groups_per_step=4,
+    )
     check_calls(policy, groups)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     prompt = tokenizer.apply_chat_template(
@@ -177,49 +169,19 @@ def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
         add_generation_prompt=True,
         return_dict=False,
     )
-    assert begun_with(prompt, groups), "the agent's first request is the prompt"
     assert [report.reward for _, report in evaluation.reports] == [1.0, 1.0]
-
-
-@pytest.fixture
-def agent_elsewhere(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The program of docs/agents.md, as soon as the run of the test serves agents; it ends with the
-    run."""
-    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    found = re.search(r"```python\n(# plays_elsewhere\.py\n.*?)```", page, re.S)
-    assert found is not None
-    program, address = tmp_path / "plays_elsewhere.py", tmp_path / "agents" / "address.json"
-    program.write_text(found[1])
-    waits = f"until test -e {address}; do sleep 0.1; done"
-    play = f"{waits}; exec {sys.executable} {program} {address}"
-    with subprocess.Popen(["sh", "-c", play]) as process:
-        yield process
-        process.kill()
-
-
-def test_the_program_of_the_page_plays_a_run_and_its_evaluations(
-    policy: Path,
-    lent_server: LentServer,
-    agent_elsewhere: subprocess.Popen[bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # A program that fails ends the run after this time.
-    monkeypatch.setattr(external_agents, "OUTAGE_S", 400.0)
-    evaluation = evaluated()
-    groups = trained(policy, Agent(port=0), parses(lent_server), tmp_path, evaluation)
-    assert agent_elsewhere.wait(60.0) == 0
-    assert not (tmp_path / "agents").exists()
-    assert len({group.index for group in groups}) == len(groups) == 2
-    assert [report.failures for _, report in evaluation.reports] == [0, 0]
-    tokenizer = AutoTokenizer.from_pretrained(policy)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
-    )
-    assert begun_with(prompt, groups)
-    check_sampled(policy, groups)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert len(rollouts) == 8 and all(len(rollout.turns) == 1 for rollout in rollouts)
+    branched = []
+    for group in groups:
+        for rollout in group.rollouts:
+            if group.prompt.columns["how"] == "adds":
+                begun_with = group.prompt.token_ids + rollout.token_ids[: rollout.turns[0].start]
+                assert begun_with == prompt, "the agent's first request is the prompt"
+                continue
+            branched.append(len(rollout.branches) == 2)
+            assert len(rollout.branches) == len(rollout.turns)
+            # Once in a while the taught policy samples another token, and writes on to the limit.
+            assert rollout.cut or len(rollout.turns) == 2
+    assert any(branched)
 
 
 @pytest.mark.parametrize(
@@ -239,16 +201,3 @@ def test_what_an_agents_first_request_needs_is_refused_before_a_server_starts(
     strategy = lrl.AsyncSingleDevice(server=lrl.ServerSettings(tool_parser=parser))
     with pytest.raises(ConfigError, match=said):
         trained(policy, Agent(adds), strategy, tmp_path, max_prompt_tokens=room)
-
-
-def test_the_branches_of_an_agents_episode_are_trained_as_sampled(
-    policy: Path, lent_server: LentServer, tmp_path: Path
-) -> None:
-    groups = trained(policy, Agent(changes_history), parses(lent_server), tmp_path)
-    check_sampled(policy, groups)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert any(len(rollout.branches) == 2 for rollout in rollouts)
-    for rollout in rollouts:
-        assert len(rollout.branches) == len(rollout.turns)
-        # Once in a while the taught policy samples another token, and writes on to the limit.
-        assert rollout.cut or len(rollout.turns) == 2

@@ -114,6 +114,18 @@ def run_ranks(
     return printed
 
 
+def run_alone(
+    program: Callable[..., None], folder: Path, *arguments: Any, **variables: str
+) -> str:
+    """As `run_ranks`, in one process without a rank's variables."""
+    alone = start_fork(program, folder / "output", variables, *arguments)
+    try:
+        assert alone.wait() == 0, alone.printed()
+        return alone.printed()
+    finally:
+        alone.process.kill()
+
+
 def start_rank(
     program: Callable[..., None], rank: int, ranks: int, port: int, folder: Path, *arguments: Any
 ) -> Fork:

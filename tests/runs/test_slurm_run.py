@@ -12,7 +12,7 @@ import pytest
 import lrl
 from lrl.members.launchers import Slurm
 from lrl.run import Run
-from tests.leftovers import MARK, others_living
+from tests.leftovers import MARK, others_living, wait_for
 from tests.network_namespace import HERE
 from tests.runs.test_async_run import SMALL, Before, train_every_prompt_once
 from tests.slurm_cluster import slurm_cluster
@@ -24,6 +24,9 @@ def cancel_the_worker(run: Run) -> None:
     jobs = subprocess.check_output(["squeue", "--noheader", "--format=%k"], text=True, timeout=60)
     assert "mine" in jobs.split(), "the generator's option"
     subprocess.run(["scancel", "--name=lrl-worker-0"], check=True, timeout=60)
+    members = run.data.reward_pool.workers.members
+    next_one = lambda: {member.number for member in members.ready} == {1}  # noqa: E731
+    wait_for(next_one, 600.0, "another worker")
 
 
 def test_a_run_whose_job_slurm_has_cancelled_goes_on_with_another_job_and_leaves_nothing(

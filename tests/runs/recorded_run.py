@@ -18,9 +18,9 @@ from transformers import LlamaConfig
 from lrl.advantages import GRPO, Advantages, GroupMean
 from lrl.objectives import AIPO, DecoupledPPO, Objective
 from lrl.policy import PolicyModule
-from lrl.rollouts.packing import Packer
-from lrl.types import Group, Prompt, Rollout
-from tests.policies import SIZES, FakeStep, Steps, save_model, trainer
+from lrl.types import Group
+from tests import made
+from tests.policies import SIZES, FakeStep, fit, pack, save_model
 
 STEPS = 30
 RECORD = Path(__file__).with_name("recorded_run.json")
@@ -50,25 +50,11 @@ def groups(step: int) -> list[Group]:
         rollouts = []
         for _ in range(4):
             tokens = [rng.randrange(1, 32) for _ in range(rng.randrange(1, 12))]
-            rollouts.append(
-                Rollout(
-                    token_ids=tokens,
-                    logprobs=[rng.uniform(-5.0, -2.0) for _ in tokens],
-                    versions=[step - rng.randrange(4)] * len(tokens),
-                    finish_reason="stop",
-                    text="",
-                    reward=float(tokens[-1] % 2),
-                )
-            )
-        prompt = Prompt(id=index, token_ids=[1 + index, 2, 3], text="")
-        found.append(Group(index=2 * step + index, prompt=prompt, rollouts=rollouts))
+            logprobs = [rng.uniform(-5.0, -2.0) for _ in tokens]
+            version, reward = step - rng.randrange(4), float(tokens[-1] % 2)
+            rollouts.append(made.rollout(tokens, reward, version, logprobs=logprobs))
+        found.append(made.group(2 * step + index, *rollouts, prompt=[1 + index, 2, 3]))
     return found
-
-
-def step_of(number: int, advantages: Advantages) -> FakeStep:
-    packer = Packer(64, advantages, 1.0)
-    rounds = [each for group in groups(number) for each in packer.add(group)] + list(packer.flush())
-    return FakeStep([batch for each in rounds for batch in each if batch is not None])
 
 
 def run(learner: str) -> list[list[float]]:
@@ -79,11 +65,10 @@ def run(learner: str) -> list[list[float]]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = save_model(Path(folder), LlamaConfig(**SIZES, initializer_range=0.1))
-            policy = PolicyModule(
-                model, objective=objective, normalise_by=normalise_by, lr=1e-3, warmup_steps=3
-            )
-            running = trainer(max_steps=STEPS, callbacks=[losses])
-            running.fit(policy, Steps([step_of(number, advantages) for number in range(STEPS)]))
+            how: dict[str, Any] = {"objective": objective, "normalise_by": normalise_by}
+            policy = PolicyModule(model, lr=1e-3, warmup_steps=3, **how)
+            batches = [pack(groups(step), advantages=advantages) for step in range(STEPS)]
+            fit(policy, [FakeStep(step) for step in batches], callbacks=[losses])
     finally:
         torch.set_num_threads(threads)
     return losses.rows

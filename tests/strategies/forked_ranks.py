@@ -114,9 +114,7 @@ def run_ranks(
     return printed
 
 
-def run_alone(
-    program: Callable[..., None], folder: Path, *arguments: Any, **variables: str
-) -> str:
+def run_alone(program: Callable[..., None], folder: Path, *arguments: Any, **variables: str) -> str:
     """As `run_ranks`, in one process without a rank's variables."""
     alone = start_fork(program, folder / "output", variables, *arguments)
     try:

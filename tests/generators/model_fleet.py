@@ -157,7 +157,7 @@ def request(prompt_tokens: int, *rollouts: Rollout) -> Request:
 
 async def ask(
     pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0, spare: bool = False
-) -> list[Rollout]:
+) -> None:
     rollouts = [Rollout() for _ in range(n)]
     prompt = Prompt(id=0, token_ids=[seconds], text="")
     sampling = Sampling(n=n, max_tokens=TOKENS)
@@ -166,7 +166,6 @@ async def ask(
     assert all(
         rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts
     )
-    return rollouts
 
 
 async def gather(questions: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -9,8 +9,6 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, GeneratorStats, State
@@ -39,23 +37,6 @@ def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_na
     asyncio.run(pool.flush())
     assert other.posted == ["flush"] and pool.serving == pool.generators
     assert "are not waited for: generator 0: /lrl/flush" in caplog.text
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.integers(4, 9), min_size=1, max_size=3),
-    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=20),
-)
-def test_no_generator_writes_more_than_its_capacity(
-    capacities: list[int], groups: list[tuple[int, int]]
-) -> None:
-    pool, clients = make_pool(*capacities)
-    run(gather([ask(pool, n, seconds) for n, seconds in groups]))
-    for client, capacity in zip(clients, capacities, strict=True):
-        assert client.most <= capacity
-    assert sum(len(client.asked) for client in clients) == len(groups)
-    assert all(generator.in_flight == 0 for generator in pool.generators)
-    assert pool.capacity == sum(capacities)
 
 
 def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_ends() -> None:

@@ -115,4 +115,4 @@ def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
         client.most <= max(capacity, 3)
         for client, capacity in zip(clients, capacities, strict=True)
     )
-    assert left_nothing(pool)
+    assert left_nothing(pool) and pool.capacity == sum(capacities)

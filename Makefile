@@ -15,8 +15,12 @@ help:
 
 setup: $(STAMP)
 
+# The recipe is for the CPU, on which vLLM's CUDA build does not run.
+ON_GPU := --trainer.accelerator gpu --trainer.devices 1 --trainer.strategy.generator_devices 0 \
+  --trainer.strategy.server.gpu_memory_utilization 0.3
+
 quickstart: setup
-	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml
+	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml $(if $(shell nvidia-smi 2>/dev/null),$(ON_GPU))
 
 # Three files of tests at a time, in the order of `tests/conftest.py`.
 test: setup

@@ -15,12 +15,13 @@ callbacks) passes them on to the run, in this order:
     evaluate()    Evaluation                    on slots of its own, beside the next steps
     end()         strategy.teardown             stops all that the run started, after errors too
 
-Each rank has a run; the one of rank 0 owns the generators, the workers (processes with the user's
+Each rank has a run, made by `PolicyModule.configure_callbacks`; the one of rank 0 owns the generators, the workers (processes with the user's
 rewards and environments) and the controller, and starts, syncs and evaluates. Code that waits for
 groups or an evaluation calls `poll()` meanwhile.
 
     lrl.rollouts.ledger         admits prompts, and hands out groups in the order that bounds the lag
     lrl.rollouts.controller     a group's way from the request to the trainer
+    lrl.rollouts.stream         waits for the groups of a step, and packs them into micro-batches
     lrl.routing.request_queue   requests get slots of generators, and free them
     lrl.generators.fleet        generators are watched and replaced
     lrl.workers.process         workers are started, and killed
@@ -69,7 +70,7 @@ class Run:
     """One `trainer.fit` or `trainer.validate`, from its checks to its end."""
 
     loop: LoopThread
-    """Asks the generators and the workers; rank 0 has it from `prepare` on."""
+    """Its thread talks to the generators and the workers; rank 0 has it from `prepare` on."""
     fleet: Fleet
     """The generators; rank 0 has them from `start` on."""
     members: RunMembers
@@ -306,7 +307,7 @@ class Run:
     def raise_if_stopped(self) -> None:
         """Raises SIGTERMException if a signal has requested the run's end.
 
-        Not if it ends already: that would break off the saving of the last checkpoint.
+        Does nothing once the run is ending: raising would break off the last checkpoint.
         """
         if not self.trainer.interrupted and self.strategy.run is self:
             self.strategy.signals.check()

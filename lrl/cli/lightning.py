@@ -1,5 +1,6 @@
 """LightningCLI with `omegaconf+`, short errors, and a config that wins over the checkpoint, is saved
-in the run's folder, and gives every logger its hyperparameters."""
+in the run's folder, and gives every logger its hyperparameters. The objects that it builds become a
+run in `PolicyModule.configure_callbacks`."""
 
 import sys
 from collections.abc import Iterator

@@ -9,8 +9,9 @@ each block, and all others take it from that machine. So a rank sends each block
 machines there are, and no link carries more than its share. Whoever fails is passed over: then the
 block comes from the trainer.
 
-There is one file at rest, the generator's version, which the next differences need. The trainer
-learns a file's path when all its blocks are right, so a damaged one is never loaded.
+One file stays, the generator's version, which the next differences need (and the beginning of the
+next one after a failed fetch). The trainer learns a file's path when all its blocks are right, so a
+damaged one is never loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights through a file in memory: for any single machine, with or without GPUs.
 
-Every rank writes its part of one file while the generators still write; in the pause they only load
-it. The file has no name that another user could guess, open or replace: generators open it through
+Every rank writes its part of one file while the generators still write; in the pause they only check
+and load it. The file has no name that another user could guess, open or replace: generators open it through
 the trainer's process."""
 
 import os

@@ -1,8 +1,8 @@
 """A version staged by the trainer's ranks: each writes its part with a checksum of each block, none
 gathers the whole, and rank 0 makes the header with all checksums.
 
-On one machine the ranks write into one file, which the generators map. Else each keeps its part in
-its own memory, under no name, and serves it with its difference to the version before
+With shared memory the ranks write into one file, which the generators load. With pull each keeps its
+part in its own memory and serves it with its difference to the version before
 (`lrl.weights.parts`).
 """
 

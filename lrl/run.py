@@ -15,9 +15,9 @@ callbacks) passes them on to the run, in this order:
     evaluate()    Evaluation                    on slots of its own, beside the next steps
     end()         strategy.teardown             stops all that the run started, after errors too
 
-Each rank has a run, made by `PolicyModule.configure_callbacks`; the one of rank 0 owns the generators, the workers (processes with the user's
-rewards and environments) and the controller, and starts, syncs and evaluates. Code that waits for
-groups or an evaluation calls `poll()` meanwhile.
+Each rank has a run, made by `PolicyModule.configure_callbacks`; the one of rank 0 owns the
+generators, the workers (processes with the user's rewards and environments) and the controller, and
+starts, syncs and evaluates. Code that waits for groups or an evaluation calls `poll()` meanwhile.
 
     lrl.rollouts.ledger         admits prompts, and hands out groups in the order that bounds the lag
     lrl.rollouts.controller     a group's way from the request to the trainer

@@ -1,4 +1,4 @@
-"""Tiny models, groups and steps for tests that open a policy or train one without generators."""
+"""Policies, groups and steps for tests that train without generators."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.objectives.base import denominator
@@ -20,35 +19,6 @@ from lrl.rollouts.packing import Packer
 from lrl.types import Group, MicroBatch
 from tests import made
 
-SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-
-
-def save_model(folder: Path, config: PreTrainedConfig) -> str:
-    torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    vocab = {f"t{i}": i for i in range(32)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Runs a file on one thread: its tensors are so small that two threads take four times as
-    long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 def opened(model: str, **settings: Any) -> PolicyModule:
     policy = PolicyModule(model, **settings)
@@ -56,79 +26,64 @@ def opened(model: str, **settings: Any) -> PolicyModule:
     return policy
 
 
-def adapted(policy: PolicyModule) -> PolicyModule:
-    """Gives the policy's adapters, if it has any, weights that change what it computes."""
-    torch.manual_seed(3)
-    for name, weight in policy.named_parameters():
-        if ".lora_B." in name:
-            torch.nn.init.normal_(weight, std=0.1)
-    return policy
+# ---- groups and micro-batches
 
 
-def response_logprobs(
-    network: Any, prompt: list[int], response: list[int], temperature: float = 1.0
-) -> torch.Tensor:
-    """The log-probs of a response behind its prompt, [T], by a plain pass of a model of
-    transformers."""
-    tokens = torch.tensor([prompt + response])
-    logits = network(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1)[range(len(response)), response]
-
-
-def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
+def make_group(
+    index: int,
+    responses: int = 4,
+    version: int = 0,
+    *,
+    lengths: Sequence[int] = (),
+    prompt: Sequence[int] = (),
+    tokens: int = 32,
+) -> Group:
+    """Returns a group of random responses, of other lengths and after another prompt for each index,
+    unless they are given."""
     rng = random.Random(index)
     rollouts = []
-    for n in [rng.randrange(1, 12) for _ in range(responses)]:
-        token_ids = [rng.randrange(1, 32) for _ in range(n)]
+    for n in lengths or [rng.randrange(1, 12) for _ in range(responses)]:
+        token_ids = [rng.randrange(1, tokens) for _ in range(n)]
         logprobs = [-8 * rng.random() for _ in range(n)]
         reward = float(rng.randrange(3))
         rollouts.append(made.rollout(token_ids, reward, version, logprobs=logprobs))
-    prompt = [rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))]
-    return made.group(index, *rollouts, prompt=prompt)
-
-
-def random_group(
-    lengths: Sequence[int], prompt: Sequence[int], seed: int = 0, tokens: int = 259, index: int = 0
-) -> Group:
-    """Returns a group with a response of each length, without special tokens (below 3), rewarded by
-    its number."""
-    draw, rollouts = random.Random(seed), []
-    for number, length in enumerate(lengths):
-        token_ids = [draw.randrange(3, tokens) for _ in range(length)]
-        rollouts.append(made.rollout(token_ids, float(number), logprobs=[-5.5] * length))
+    prompt = prompt or [rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))]
     return made.group(index, *rollouts, prompt=prompt)
 
 
 GROUPS = [make_group(i) for i in range(4)]
 
 
-def pack(
-    groups: list[Group],
-    budget: int = 64,
+def sizes(
+    budget: int = 10_000,
     temperature: float = 1.0,
-    whole_groups: bool = False,
     advantages: Advantages | None = None,
-    attention_tokens: int = 0,
-) -> list[MicroBatch]:
-    packer = Packer(
-        budget,
-        advantages or GroupMean(),
-        temperature,
-        whole_groups=whole_groups,
-        attention_tokens=attention_tokens,
-    )
-    return packed(packer, groups)
-
-
-def sizes(budget: int = 10_000, temperature: float = 1.0, attention_tokens: int = 0) -> Packer:
-    """Returns a packer for the sizes of a policy's passes."""
-    return Packer(budget, GroupMean(), temperature, attention_tokens=attention_tokens)
+    **settings: Any,
+) -> Packer:
+    """Returns a packer, which also says the sizes of a policy's passes."""
+    return Packer(budget, advantages or GroupMean(), temperature, **settings)
 
 
 def packed(packer: Packer, groups: Sequence[Group]) -> list[MicroBatch]:
     """Returns all micro-batches of some groups."""
     rounds = [each for group in groups for each in packer.add(group)]
     return [micro for each in (*rounds, *packer.flush()) for micro in each if micro is not None]
+
+
+def pack(groups: Sequence[Group], budget: int = 64, *how: Any, **settings: Any) -> list[MicroBatch]:
+    return packed(sizes(budget, *how, **settings), groups)
+
+
+def prepared(policy: PolicyModule, groups: list[Group], *how: Any, **settings: Any) -> list[Group]:
+    """Returns the groups with what reference and critic say of them."""
+    if not hasattr(policy.reference, "network"):
+        policy.setup("fit")
+    for group in groups:
+        policy.prepare(group, sizes(*how, **settings))
+    return groups
+
+
+# ---- steps
 
 
 @dataclass
@@ -154,7 +109,8 @@ def trainer(saves_in: Path | None = None, **settings: Any) -> L.Trainer:
     """Returns a quiet trainer that saves `step=N.ckpt` behind every step, if a folder is given."""
     if saves_in is not None:
         saving = ModelCheckpoint(saves_in, "{step}", every_n_train_steps=1, save_top_k=-1)
-        settings |= {"callbacks": [saving], "enable_checkpointing": True}
+        settings["callbacks"] = [*settings.get("callbacks", ()), saving]
+        settings["enable_checkpointing"] = True
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -164,33 +120,43 @@ def trainer(saves_in: Path | None = None, **settings: Any) -> L.Trainer:
     return L.Trainer(**{"accelerator": "cpu", "max_steps": 1, **quiet, **settings})
 
 
-class Steps:
-    """A loader with a length, like the data module's; Lightning would take a list for several
-    loaders."""
-
-    def __init__(self, steps: list[FakeStep]) -> None:
-        self.steps = steps
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __iter__(self) -> Iterator[FakeStep]:
-        yield from self.steps
+def loader(steps: Sequence[FakeStep]) -> DataLoader[FakeStep]:
+    return DataLoader(steps, batch_size=None)  # type: ignore[arg-type]
 
 
 def fit(
-    policy: PolicyModule, steps: list[FakeStep], ckpt_path: str | None = None, **settings: Any
-) -> L.Trainer:
-    running = trainer(max_steps=len(steps), **settings)
-    running.fit(policy, Steps(steps), ckpt_path=ckpt_path, weights_only=True)
-    return running
+    policy: PolicyModule,
+    steps: Sequence[FakeStep],
+    ckpt_path: str | None = None,
+    *,
+    callbacks: Sequence[L.Callback] = (),
+    **settings: Any,
+) -> list[dict[str, float]]:
+    """Trains; returns the metrics after each step."""
+    found = []
+
+    def seen(running: L.Trainer, *_: Any) -> None:
+        found.append({name: value.item() for name, value in running.callback_metrics.items()})
+
+    callbacks = [*callbacks, LambdaCallback(on_train_batch_end=seen)]
+    running = trainer(**{"max_steps": len(steps), "callbacks": callbacks, **settings})
+    running.fit(policy, loader(steps), ckpt_path=ckpt_path, weights_only=True)
+    return found
 
 
-def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> torch.Tensor:
+def flat(tensors: Any) -> Tensor:
+    """Returns all numbers of some tensors, without gradient."""
+    return torch.cat([one.detach().flatten() for one in tensors])
+
+
+def flat_gradient(module: torch.nn.Module) -> Tensor:
+    return flat(weight.grad for weight in module.parameters() if weight.grad is not None)
+
+
+def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> Tensor:
     """Returns the gradient of one step on `batches`, before clipping."""
     policy.zero_grad()
     for batch in batches:
         policy.compute_loss(batch).backward()
     divisor = denominator(policy.normalise_by, FakeStep(batches))
-    gradients = [parameter.grad for parameter in policy.parameters() if parameter.requires_grad]
-    return torch.cat([each.flatten() for each in gradients if each is not None]) / divisor
+    return flat_gradient(policy) / divisor

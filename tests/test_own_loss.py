@@ -13,12 +13,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import LlamaConfig
 
 import lrl
 from lrl.objectives import PPO, Tokens
 from lrl.types import Group
-from tests.policies import GROUPS, SIZES, FakeStep, Steps, opened, pack, save_model, trainer
+from tests.policies import GROUPS, FakeStep, fit, opened, pack
+from tests.tiny_policies import save_tiny
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_loss.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
@@ -34,7 +34,7 @@ class LeadingStep(FakeStep):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("model"), LlamaConfig(**SIZES))
+    return save_tiny("llama", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -46,10 +46,13 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def run(policy: lrl.PolicyModule, *callbacks: Callback, budget: int = 64, **settings: Any) -> Any:
-    running = trainer(callbacks=list(callbacks), log_every_n_steps=1, **settings)
-    running.fit(policy, Steps([LeadingStep(pack(GROUPS, budget))]))
-    return running
+def run(
+    policy: lrl.PolicyModule, *callbacks: Callback, budget: int = 64, **settings: Any
+) -> dict[str, float]:
+    """Trains a step; returns its metrics."""
+    step = LeadingStep(pack(GROUPS, budget))
+    (found,) = fit(policy, [step], callbacks=callbacks, log_every_n_steps=1, **settings)
+    return found
 
 
 def test_the_clip_of_the_page_has_the_loss_and_the_gradient_of_ppo(folder: str, page: Any) -> None:
@@ -83,13 +86,13 @@ def test_the_metric_of_the_page_is_a_mean_over_tokens_however_they_are_packed(
     folder: str, page: Any
 ) -> None:
     found = [
-        run(page("measured").Measured(folder), budget=budget).callback_metrics["policy/surprise"]
+        run(page("measured").Measured(folder), budget=budget)["policy/surprise"]
         for budget in (40, 10_000)
     ]
     policy = opened(folder)
     (micro,) = pack(GROUPS, 10_000)
-    whole = -micro.of_labels(policy(micro)).mean().detach()
-    torch.testing.assert_close(torch.stack(found), whole.expand(2))
+    whole = -micro.of_labels(policy(micro)).mean().item()
+    assert found == pytest.approx([whole, whole])
 
 
 def test_the_callback_of_the_page_draws_each_reward(folder: str, page: Any, tmp_path: Path) -> None:

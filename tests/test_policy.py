@@ -15,9 +15,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
-from transformers import LlamaConfig, MixtralConfig, PreTrainedConfig
+from transformers import LlamaForCausalLM
 
 from lrl.objectives import (
     AIPO,
@@ -34,36 +35,29 @@ from lrl.objectives import (
 )
 from lrl.objectives.base import denominator, sum_by, token_weights
 from lrl.policy import PolicyModule
-from lrl.system.ranks import Ranks
 from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA
 from lrl.training.optimizers import lr_factor
 from lrl.types import MicroBatch
-from tests.policies import (  # noqa: F401 (`one_thread` is a fixture)
+from tests.policies import (
     GROUPS,
-    SIZES,
     FakeStep,
-    Steps,
-    adapted,
     fit,
+    flat_gradient,
     gradient,
     make_group,
-    one_thread,
     opened,
     pack,
-    save_model,
-    sizes,
-    trainer,
+    prepared,
 )
+from tests.tiny_policies import adapted, response_logprobs, save_tiny
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     # A large spread of weights, or all log-probs would be alike and nothing could go wrong.
-    return save_model(
-        tmp_path_factory.mktemp("llama"),
-        LlamaConfig(**SIZES, initializer_range=0.3, attention_dropout=0.5),
-    )
+    spread = {"initializer_range": 0.3, "attention_dropout": 0.5}
+    return save_tiny("llama", tmp_path_factory.mktemp("llama"), **spread)
 
 
 # ---- log-probs
@@ -72,8 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_model_with_unknown_logit_changes_is_refused(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import LlamaForCausalLM
-
     honest = LlamaForCausalLM.forward
 
     def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,11 +99,9 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
 ) -> None:
     reference = Reference(0.1, "k2")
     policy = opened(folder, objective=objective, normalise_by=normalise_by, reference=reference)
-    reference.open(policy.source, policy.device, Ranks())
-    groups = [make_group(i, version=-i) for i in range(4)]
-    for group in groups:
-        policy.prepare(group, sizes())
-    whole = gradient(policy, pack(groups, 10_000, whole_groups=objective.whole_groups))
+    groups = prepared(policy, [make_group(i, version=-i) for i in range(4)])
+    how = {"whole_groups": objective.whole_groups}
+    whole = gradient(policy, pack(groups, 10_000, **how))
     assert whole.norm() > 0
     counts, trees = set(), 0
     for budget, order, attention_tokens in (
@@ -122,21 +112,15 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
         (32, [2, 3, 1, 0], 0),
         (1, [1, 0, 3, 2], 0),
     ):
-        batches = pack(
-            [groups[i] for i in order],
-            budget,
-            whole_groups=objective.whole_groups,
-            attention_tokens=attention_tokens,
-        )
+        ordered = [groups[i] for i in order]
+        batches = pack(ordered, budget, attention_tokens=attention_tokens, **how)
         counts.add(len(batches))
         trees += sum(batch.readers_end is not None for batch in batches)
         assert (gradient(policy, batches) - whole).norm() / whole.norm() < 1e-5
     assert trees >= 2
     assert len(counts) >= 3 and max(counts) >= (4 if objective.whole_groups else 7)
     # Of two ranks.
-    parts = [
-        pack(part, 48, whole_groups=objective.whole_groups) for part in (groups[:1], groups[1:])
-    ]
+    parts = [pack(part, 48, **how) for part in (groups[:1], groups[1:])]
     divisors = [denominator(policy.normalise_by, FakeStep(part)) for part in parts]
     summed = sum(
         gradient(policy, part) * divisor for part, divisor in zip(parts, divisors, strict=True)
@@ -161,13 +145,11 @@ def test_losses_are_divided_as_configured(folder: str, normalise_by: Any, weight
     loss = torch.zeros(())
     for group, rollout in responses:
         mean = sum(mate.reward for mate in group.rollouts) / len(group.rollouts)
-        tokens = group.prompt.token_ids + rollout.token_ids
-        logits = policy.network(torch.tensor([tokens])).logits[0].log_softmax(-1)
-        places = range(len(group.prompt.token_ids) - 1, len(tokens) - 1)
-        logprob = sum(logits[place, tokens[place + 1]] for place in places)
+        words = group.prompt.token_ids, rollout.token_ids
+        logprob = response_logprobs(policy.network, *words).sum()
         loss = loss - weight(len(rollout.token_ids), lengths) * (rollout.reward - mean) * logprob
     loss.backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    expected = flat_gradient(policy)
     torch.testing.assert_close(gradient(policy, pack(GROUPS)), expected, atol=1e-6, rtol=1e-4)
 
 
@@ -204,13 +186,10 @@ def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
     reference = gradient(opened(folder), pack(GROUPS))
     policy = PolicyModule(folder, max_grad_norm=None)
     kept: list[torch.Tensor] = []
-    policy.on_before_optimizer_step = lambda _: kept.append(  # type: ignore[method-assign]
-        torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
-    )
-    running = fit(policy, [FakeStep(pack(GROUPS))])
-    assert running.global_step == 1 and len(kept) == 1
+    keeping = LambdaCallback(on_before_optimizer_step=lambda *_: kept.append(flat_gradient(policy)))
+    (metrics,) = fit(policy, [FakeStep(pack(GROUPS))], callbacks=[keeping])
+    assert policy.trainer.global_step == 1 and len(kept) == 1
     torch.testing.assert_close(kept[0], reference, atol=1e-7, rtol=1e-4)
-    metrics = {name: value.item() for name, value in running.callback_metrics.items()}
     with torch.no_grad():
         mean = (
             opened(folder).compute_loss(pack(GROUPS, 10_000)[0]).item()
@@ -228,10 +207,10 @@ def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
 
 def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str) -> None:
     policy = PolicyModule(folder, lr=1e-2, warmup_steps=3)
-    running = fit(policy, [FakeStep(pack(GROUPS)), FakeStep([]), FakeStep(pack(GROUPS))])
-    assert running.global_step == 3
-    assert running.callback_metrics["policy/lr"] == pytest.approx(1e-2)
-    assert running.callback_metrics["policy/lag_mean"] == 2
+    rows = fit(policy, [FakeStep(pack(GROUPS)), FakeStep([]), FakeStep(pack(GROUPS))])
+    assert policy.trainer.global_step == len(rows) == 3
+    assert rows[-1]["policy/lr"] == pytest.approx(1e-2)
+    assert rows[-1]["policy/lag_mean"] == 2
 
 
 @pytest.mark.parametrize(
@@ -290,13 +269,13 @@ def test_a_probe_within_a_step_of_mixed_precision_is_that_of_a_hook(
             with torch.no_grad():
                 found["trained"] = policy(self.batches[0]), {}
 
-    class Hook(L.Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            found["hook"] = read()
-            with torch.no_grad():
-                found["alone"] = policy(pack(GROUPS)[0]), {}
+    def hook(*_: Any) -> None:
+        found["hook"] = read()
+        with torch.no_grad():
+            found["alone"] = policy(pack(GROUPS)[0]), {}
 
-    fit(policy, [Reading(pack(GROUPS))], precision="bf16-mixed", callbacks=[Hook()])
+    how = {"precision": "bf16-mixed", "callbacks": [LambdaCallback(on_train_batch_end=hook)]}
+    fit(policy, [Reading(pack(GROUPS))], **how)
     assert (found["trained"][0] - found["alone"][0]).abs().max() > 1e-3, (
         "the step itself is in bfloat16"
     )
@@ -339,7 +318,7 @@ def test_a_function_may_make_the_model_and_runs_once(
     (tmp_path / "maker_of_models.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     policy = opened("maker_of_models:make")
-    assert policy.policy_folder == folder and policy.tokenizer.vocab_size == 32
+    assert policy.policy_folder == folder and policy.tokenizer.eos_token
     assert importlib.import_module("maker_of_models").calls == [1]
 
 
@@ -347,19 +326,19 @@ def test_a_function_may_make_the_model_and_runs_once(
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("family", "settings"),
     [
-        LlamaConfig(**SIZES),
-        LlamaConfig(**SIZES, tie_word_embeddings=True),
-        MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1),
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("mixtral", {"router_jitter_noise": 0.1}),
     ],
-    ids=["untied", "tied", "mixture"],
 )
-def test_sent_weights_are_the_checkpoints(tmp_path: Path, config: PreTrainedConfig) -> None:
-    stored = load_file(Path(save_model(tmp_path / "first", config)) / "model.safetensors")
-    policy = opened(str(tmp_path / "first"))
-    weights = dict(policy.whole_weights())
-    assert ("lm_head.weight" in weights) is not config.tie_word_embeddings
+def test_sent_weights_are_the_checkpoints(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    weights = dict(opened(save_tiny(family, tmp_path, **settings)).whole_weights())
+    stored = load_file(tmp_path / "model.safetensors")
+    assert ("lm_head.weight" in weights) is not settings.get("tie_word_embeddings", False)
     assert weights.keys() == stored.keys()
     assert all(torch.equal(weights[name], stored[name]) for name in stored)
 

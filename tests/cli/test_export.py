@@ -17,7 +17,7 @@ from lrl.rollouts.prompts import Prompts
 from lrl.training.model import ModelSource, open_tokenizer
 from tests.cli.conftest import Say
 from tests.run_without_generators import fit, trainer
-from tests.tiny_policies import tiny_llama, tiny_qwen2
+from tests.tiny_policies import save_tiny, tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_wrong_word_is_named_with_its_remedy_and_nothing_is_written(
         ((tmp_path / "none.ckpt", out), "No such file"),
         ((text, out), "is no checkpoint of an lrl run"),
         ((older, out), "--model"),
-        ((checkpoint, out, "--model", tiny_qwen2(tmp_path / "other")), "of another model"),
+        ((checkpoint, out, "--model", save_tiny("qwen2", tmp_path / "other")), "of another model"),
         ((checkpoint, full), "give a new folder"),
     ):
         status, _, error = say("export", *words)

@@ -17,18 +17,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import transformers
+from transformers import AutoModelForCausalLM
 
 from lrl.generators.settings import ServerSettings, cpu_environment
 from lrl.training.lora import LoRA, adapter_tensors
 from lrl.training.pieces import checkpoint_weights
 from lrl.weights.shared_memory import SharedMemory
+from tests.tiny_policies import SERVED, adapted, response_logprobs, save_tiny
 from tests.weights.whole_weights import WholeWeights
 
 SAME = 1e-5
@@ -38,33 +37,15 @@ MERGED = 1e-4
 SAME_IN_EIGHT_BITS = 0.03
 """The same when one of them has its matrices in float8; it was off by 0.006 as loaded, and by 0.012
 after an update."""
-TINY = {
-    "vocab_size": 259,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-}
-GROUPED = {"num_key_value_heads": 1}
-EXPERTS = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 72,
-}
-GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "Qwen3Moe": GROUPED | EXPERTS | {"head_dim": 32},
-    "Gemma2": GROUPED | GEMMA,
-    "Phi3": GROUPED,
-    "Qwen2-bf16": GROUPED | {"tie_word_embeddings": True},
-    "Qwen3-fp8": GROUPED | {"tie_word_embeddings": True, "head_dim": 32},
+    "qwen3_moe": {"moe_intermediate_size": 72},
+    "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 64},
+    "phi3": {},
+    "qwen2-bf16": {"tie_word_embeddings": True},
+    "qwen3-fp8": {"tie_word_embeddings": True},
 }
-"""Settings of each family beside `TINY`; one that is new to vLLM takes ten seconds."""
+"""Settings of each family beside `SERVED`. The files of one with `-bf16` are in bfloat16, and all
+compute in float32; with `-fp8` the engine quantises what it gets."""
 TOKENS = [5 + (7 * place) % 250 for place in range(48)]
 
 
@@ -83,30 +64,15 @@ def test_after_an_update_every_family_computes_what_the_policy_computes(tmp_path
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     assert [line["family"] for line in lines] == list(FAMILIES)
     for line in lines:
-        most = limit(line)
+        most = SAME_IN_EIGHT_BITS if line["family"].endswith("-fp8") else SAME
         assert line["loaded"] <= most and line["updated"] <= most, line
         assert line["changed"] > 0.1, "so a layer that no update reached would be seen"
         assert line["adapted"] <= max(most, MERGED), line
         assert line["changed_by_adapters"] > 2 * most, "so unmerged ones would be seen"
 
 
-def limit(line: dict[str, Any]) -> float:
-    return SAME_IN_EIGHT_BITS if line["family"].endswith("-fp8") else SAME
-
-
-def make(family: str) -> Any:
-    """Makes a model with random weights in float32; of a family whose name has `-bf16`, numbers of
-    bfloat16."""
-    torch.manual_seed(0)
-    kind, _, files = family.partition("-")
-    config = getattr(transformers, f"{kind}Config")(**TINY | FAMILIES[family])
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    return model.bfloat16().float() if files == "bf16" else model
-
-
-@dataclass
-class Version:
-    """Returns weights by their names in a checkpoint, and their log-probs of all tokens but the
+class Version(NamedTuple):
+    """Weights by their names in a checkpoint, or adapters; and the log-probs of all tokens but the
     first."""
 
     weights: dict[str, torch.Tensor]
@@ -114,30 +80,23 @@ class Version:
 
 
 @torch.no_grad()
-def versions(model: Any) -> Iterator[Version]:
-    """Those as they are, and two that a step could have made, but with more change: in every
-    weight, head and experts included."""
-    while True:
-        yield Version(
-            {name: weight.clone() for name, weight in checkpoint_weights(model)}, logprobs_of(model)
-        )
+def versions(folder: str) -> Iterator[Version]:
+    """The model as it is; two that a step could have made, but with more change, in every weight,
+    head and experts included; and the first one with adapters of all linear layers."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    for _ in range(3):
+        weights = {name: weight.clone() for name, weight in checkpoint_weights(model)}
+        yield Version(weights, logprobs_of(model))
         for weight in model.parameters():
             weight += 0.02 * torch.randn_like(weight)
-
-
-@torch.no_grad()
-def adapted(model: Any) -> Version:
-    """The adapters of all linear layers, and what the model computes with them."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     LoRA(rank=4).add_to(model)
-    for name, weight in model.named_parameters():
-        if ".lora_B." in name:
-            weight += 0.1 * torch.randn_like(weight)
-    return Version(dict(adapter_tensors(model)), logprobs_of(model))
+    adapted(model)
+    yield Version(dict(adapter_tensors(model)), logprobs_of(model))
 
 
 def logprobs_of(model: Any) -> list[float]:
-    logits = model(torch.tensor([TOKENS])).logits[0, :-1].log_softmax(-1)
-    found: list[float] = logits.gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0].tolist()
+    found: list[float] = response_logprobs(model, TOKENS[:1], TOKENS[1:]).tolist()
     return found
 
 
@@ -155,14 +114,14 @@ def found(engine: Any, salt: str) -> list[float]:
     ]
 
 
-def update(engine: Any, version: Version, name: str) -> None:
+def update(engine: Any, weights: dict[str, torch.Tensor], name: str) -> None:
     """Does a sync, from the stage to the finish, by the worker calls of a server."""
-    weights = WholeWeights(lambda: iter(version.weights.items()))
-    transport, calls = SharedMemory(weights, name), Calls(engine)
+    transport = SharedMemory(WholeWeights(lambda: iter(weights.items())), name)
+    calls: Any = Calls(engine)
     try:
-        transport.connect(calls)  # type: ignore[arg-type]
+        transport.connect(calls)
         transport.stage()
-        transport.send(calls)  # type: ignore[arg-type]
+        transport.send(calls)
     finally:
         transport.close()
 
@@ -171,30 +130,23 @@ class Calls:
     """A control plane whose one generator is an engine in this process."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
+        self.call = engine.collective_rpc
 
     def init(self, info: Any) -> None:
-        self._engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+        self.call("init_weight_transfer_engine", args=(info,))
 
     def update(self, info: Callable[[Any], Any]) -> None:
-        for call, *arguments in (
-            ["start_weight_update"],
-            ["update_weights", info(None)],
-            ["finish_weight_update"],
-        ):
-            self._engine.collective_rpc(call, args=tuple(arguments))
+        self.call("start_weight_update")
+        self.call("update_weights", args=(info(None),))
+        self.call("finish_weight_update")
 
 
 def off(one: list[float], other: list[float]) -> float:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
 
 
-def measure(family: str, folder: Path) -> dict[str, Any]:
-    """Returns one family's line.
-
-    In a family whose name ends in `-fp8` the engine quantises what it gets. In one that ends in
-    `-bf16` the files are in bfloat16, and all compute in float32.
-    """
+def measure(family: str, folder: str) -> dict[str, Any]:
+    """Returns one family's line."""
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
@@ -203,15 +155,13 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
     # seconds to start.
     registry._run_in_subprocess = lambda look: look()
     quantised = family.endswith("-fp8")
-    model = make(family)
-    (make(family).bfloat16() if family.endswith("-bf16") else model).save_pretrained(
-        folder / family
-    )
+    save_tiny(family.partition("-")[0], Path(folder), **SERVED | FAMILIES[family])
+    if family.endswith("-bf16"):
+        AutoModelForCausalLM.from_pretrained(folder).bfloat16().save_pretrained(folder)
     # Before vLLM, which changes some of transformers' classes.
-    loaded, *updates = islice(versions(model), 3)
-    adapters = adapted(make(family))
+    loaded, first, second, adapters = versions(folder)
     engine = LLM(
-        str(folder / family),
+        folder,
         skip_tokenizer_init=True,
         dtype="bfloat16" if quantised else "float32",
         quantization="fp8_per_channel" if quantised else None,
@@ -224,27 +174,18 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
         weight_transfer_config={"backend": "shared_memory"},
     )
     line = {"family": family, "loaded": off(found(engine, "loaded"), loaded.logprobs)}
-    for number, version in enumerate(updates):
-        update(engine, version, f"{os.getpid()}-{family}-{number}")
-    found_last, expected = found(engine, "updated"), updates[-1].logprobs
-    update(engine, adapters, f"{os.getpid()}-{family}-adapters")
-    found_adapted = found(engine, "adapted")
+    for name, version in (("first", first), ("updated", second), ("adapted", adapters)):
+        update(engine, version.weights, f"{os.getpid()}-{family}-{name}")
+        line[name] = off(found(engine, name), version.logprobs)
     # Left to the garbage collector, a dense family's groups of processes now and then stood for the
     # next one's experts.
     del engine
     cleanup_dist_env_and_memory()
-    line |= {"updated": off(found_last, expected), "changed": off(updates[0].logprobs, expected)}
-    changed_by_adapters = off(adapters.logprobs, loaded.logprobs)
-    return line | {
-        "adapted": off(found_adapted, adapters.logprobs),
-        "changed_by_adapters": changed_by_adapters,
-    }
-
-
-def main() -> None:
-    for family in FAMILIES:
-        print(json.dumps(measure(family, Path(sys.argv[1]))), flush=True)
+    line["changed"] = off(first.logprobs, second.logprobs)
+    line["changed_by_adapters"] = off(adapters.logprobs, loaded.logprobs)
+    return line
 
 
 if __name__ == "__main__":
-    main()
+    for family in FAMILIES:
+        print(json.dumps(measure(family, f"{sys.argv[1]}/{family}")), flush=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 
 from lrl.objectives import Tokens
-from lrl.types import MicroBatch
+from lrl.training.collate import blank, fill_rows
+from lrl.training.prefix_tree import PrefixTree, samples_of
+from lrl.types import ENVIRONMENT, MicroBatch
+from tests import made
 
 VERSION = 20
+EMPTY = replace(blank(), reference_logprobs=torch.zeros(1, 2))
 
 
 @dataclass
@@ -39,37 +43,23 @@ class Response:
 
 
 def columns(responses: list[Response]) -> tuple[torch.Tensor, MicroBatch]:
-    """Returns the policy's log-probs [R, L], a leaf, and a micro-batch with a response a row;
-    NaN elsewhere."""
-    shape = (len(responses), 1 + max((len(response.tokens) for response in responses), default=0))
-    numbers = {name: torch.full(shape, math.nan) for name in ("pi", "mu", "ref", "advantage")}
-    whole = {name: torch.full(shape, -1) for name in ("version", "sequence", "group")}
-    mask = torch.zeros(shape, dtype=torch.bool)
-    for row, response in enumerate(responses):
-        for column, token in enumerate(response.tokens):
-            whole["sequence"][row, column], whole["group"][row, column] = row, response.group
-            if token.trained:
-                mask[row, column] = True
-                numbers["pi"][row, column], numbers["mu"][row, column] = token.pi, token.mu
-                numbers["ref"][row, column] = token.ref
-                numbers["advantage"][row, column] = response.advantage
-                whole["version"][row, column] = VERSION - token.lag
-    zeros = torch.zeros(shape, dtype=torch.int64)
-    micro = MicroBatch(
-        input_ids=zeros,
-        position_ids=zeros,
-        labels=zeros,
-        mask=mask,
-        behaviour_logprobs=numbers["mu"],
-        advantages=numbers["advantage"],
-        versions=whole["version"],
-        sequence_ids=whole["sequence"],
-        group_ids=whole["group"],
-        trained_elsewhere=zeros,
-        temperature=1.0,
-        reference_logprobs=numbers["ref"],
-    )
-    return numbers["pi"].requires_grad_(), micro
+    """Returns the policy's log-probs [R, L], a leaf, NaN where no token is trained, and a micro-batch
+    with a response a row."""
+    rows = []
+    for response in responses:
+        rollout = made.rollout(
+            len(response.tokens),
+            logprobs=[token.mu for token in response.tokens],
+            reference_logprobs=[token.ref for token in response.tokens],
+            versions=[VERSION - one.lag if one.trained else ENVIRONMENT for one in response.tokens],
+        )
+        advantage = torch.tensor(response.advantage)
+        samples = samples_of(made.group(response.group), rollout, advantage, rollout.mask)
+        rows += [[PrefixTree([sample])] for sample in samples]
+    micro = fill_rows(rows, temperature=1.0) if rows else EMPTY
+    logprobs = torch.full(micro.mask.shape, math.nan)
+    logprobs[micro.mask] = torch.tensor([one.pi for each in responses for one in each.trained])
+    return logprobs.requires_grad_(), micro
 
 
 def tokens_of(responses: list[Response]) -> Tokens:
@@ -83,26 +73,14 @@ sampled = st.builds(
 )
 
 
-def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Response]]:
+@st.composite
+def groups(draw: st.DrawFn) -> list[Response]:
     """Draws groups of one to four responses, also empty ones and equal rewards, with group-mean
     advantages."""
-    rewards = st.one_of(
-        st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=1, max_size=4),
-        st.integers(1, 4).map(lambda n: [1.0] * n),
-    )
-
-    def group(number: int) -> st.SearchStrategy[list[Response]]:
-        return rewards.flatmap(
-            lambda found: st.tuples(*(st.lists(token, max_size=5) for _ in found)).map(
-                lambda lists: [
-                    Response(number, reward - sum(found) / len(found), list(tokens))
-                    for reward, tokens in zip(found, lists, strict=True)
-                ]
-            )
-        )
-
-    return st.integers(1, 3).flatmap(
-        lambda n: st.tuples(*map(group, range(n))).map(
-            lambda lists: [response for one in lists for response in one]
-        )
-    )
+    found = []
+    for group in range(draw(st.integers(1, 3))):
+        rewards = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=1, max_size=4))
+        for reward in rewards:
+            tokens = draw(st.lists(sampled, max_size=5))
+            found.append(Response(group, reward - sum(rewards) / len(rewards), tokens))
+    return found

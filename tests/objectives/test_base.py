@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lrl.objectives import AIPO, PPO, Diagnostics
 from lrl.objectives.base import MAX_LAG_SHOWN
-from tests.objectives.responses import VERSION, Response, Token, groups_of, sampled, tokens_of
+from tests.objectives.responses import VERSION, Response, Token, groups, tokens_of
 
 
 def result(responses: list[Response], objective: AIPO | PPO) -> dict[str, float]:
@@ -20,7 +20,7 @@ def result(responses: list[Response], objective: AIPO | PPO) -> dict[str, float]
 
 
 @settings(max_examples=50, deadline=None)
-@given(groups_of(sampled), st.integers(0, 12))
+@given(groups(), st.integers(0, 12))
 def test_diagnostics_do_not_depend_on_micro_batches(responses: list[Response], cut: int) -> None:
     parts = Diagnostics(VERSION)
     for part in (responses[:cut], responses[cut:]):

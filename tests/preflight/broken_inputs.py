@@ -12,11 +12,10 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 import yaml
-from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from lrl.rollouts.ledger import Ledger, Pacing
 from tests.taught_policy import TEMPLATE
-from tests.tiny_policies import byte_tokenizer, sizes, tiny_llama, tiny_qwen2
+from tests.tiny_policies import SERVED, byte_tokenizer, save_tiny, tiny_llama
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(8)]
 
@@ -128,7 +127,7 @@ MODELS: dict[str, tuple[str, Any]] = {
 
 def make_models(folder: Path) -> None:
     whole = tiny_llama(folder / "whole")
-    tiny_qwen2(folder / "qwen2")
+    save_tiny("qwen2", folder / "qwen2", **SERVED, tie_word_embeddings=True)
     for name in (*MODELS, "cut-weights", "added-tokens", "capped", "no-template"):
         shutil.copytree(whole, folder / name)
     for name, (file, new) in MODELS.items():
@@ -143,8 +142,7 @@ def make_models(folder: Path) -> None:
     tokenizer.add_tokens(MORE_TOKENS)
     tokenizer.save_pretrained(folder / "added-tokens")
     # A family whose attention has a cap; sdpa, which it has without a setting, leaves that out.
-    capped = Gemma2Config(**sizes(), head_dim=32, attn_logit_softcapping=50.0)
-    Gemma2ForCausalLM(capped).save_pretrained(folder / "capped")
+    save_tiny("gemma2", folder / "capped", **SERVED, attn_logit_softcapping=50.0)
 
 
 def merged(old: Any, new: Any) -> Any:

@@ -28,7 +28,7 @@ def tiny_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 500.0}
     own = {"vocab_size": len(tokens()), "tie_word_embeddings": True, "rope_parameters": rope}
-    return LlamaForCausalLM(LlamaConfig(**tiny_policies.sizes() | own))
+    return LlamaForCausalLM(LlamaConfig(**tiny_policies.SERVED | own))
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:

@@ -11,16 +11,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
-from transformers import LlamaConfig
 
 from lrl.advantages import GRPO, Advantages, GroupMean
 from lrl.objectives import AIPO, DecoupledPPO, Objective
 from lrl.policy import PolicyModule
 from lrl.types import Group
 from tests import made
-from tests.policies import SIZES, FakeStep, fit, pack, save_model
+from tests.policies import FakeStep, fit, pack
+from tests.tiny_policies import save_tiny
 
 STEPS = 30
 RECORD = Path(__file__).with_name("recorded_run.json")
@@ -28,18 +27,6 @@ LEARNERS: dict[str, tuple[Objective, Advantages, Any]] = {
     "AIPO": (AIPO(2.0), GroupMean(), "token"),
     "DecoupledPPO": (DecoupledPPO(), GRPO(), "sequence"),
 }
-
-
-class Losses(L.Callback):
-    """Loss and gradient norm of every step."""
-
-    def __init__(self) -> None:
-        self.rows: list[list[float]] = []
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.rows.append(
-            [float(trainer.callback_metrics[f"policy/{name}"]) for name in ("loss", "grad_norm")]
-        )
 
 
 def groups(step: int) -> list[Group]:
@@ -57,22 +44,23 @@ def groups(step: int) -> list[Group]:
     return found
 
 
+def step_of(number: int, advantages: Advantages) -> FakeStep:
+    return FakeStep(pack(groups(number), advantages=advantages))
+
+
 def run(learner: str) -> list[list[float]]:
-    """[loss, gradient norm] of each step, on one thread."""
+    """[loss, gradient norm] of each step."""
     objective, advantages, normalise_by = LEARNERS[learner]
-    threads, losses = torch.get_num_threads(), Losses()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            model = save_model(Path(folder), LlamaConfig(**SIZES, initializer_range=0.1))
-            how: dict[str, Any] = {"objective": objective, "normalise_by": normalise_by}
-            policy = PolicyModule(model, lr=1e-3, warmup_steps=3, **how)
-            batches = [pack(groups(step), advantages=advantages) for step in range(STEPS)]
-            fit(policy, [FakeStep(step) for step in batches], callbacks=[losses])
-    finally:
-        torch.set_num_threads(threads)
-    return losses.rows
+    sizes = {"vocab_size": 32, "pad_token_id": None}
+    with tempfile.TemporaryDirectory() as folder:
+        model = save_tiny("llama", Path(folder), seed=1, initializer_range=0.1, **sizes)
+        policy = PolicyModule(
+            model, objective=objective, normalise_by=normalise_by, lr=1e-3, warmup_steps=3
+        )
+        rows = fit(policy, [step_of(number, advantages) for number in range(STEPS)])
+    return [[row["policy/loss"], row["policy/grad_norm"]] for row in rows]
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     RECORD.write_text(json.dumps({learner: run(learner) for learner in LEARNERS}, indent=1) + "\n")

@@ -43,8 +43,7 @@ from lrl.training.pieces import Piece
 from lrl.types import Group, Rollout
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.lent_server import Borrowing, LentServer
-from tests.policies import response_logprobs
-from tests.tiny_policies import END, PAD
+from tests.tiny_policies import END, PAD, response_logprobs
 
 STEPS, GROUPS, RESPONSES = 6, 2, 4
 TEMPERATURE = 0.8

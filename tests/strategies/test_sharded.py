@@ -17,9 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
-from transformers import PreTrainedConfig
 
 from lrl.errors import ConfigError
 from lrl.training.beside.reference import Reference
@@ -27,7 +25,7 @@ from lrl.training.model import ModelSource
 from lrl.training.pieces import Piece, whole_tensors
 from lrl.training.sharding import tensor_parallel_plan
 from lrl.weights.version_file import Header, check_file, spec_of
-from tests.policies import SIZES, gradient, opened, pack, save_model
+from tests.policies import gradient, opened, pack
 from tests.policies import sizes as passes
 from tests.strategies import step_of_ranks
 from tests.strategies.forked_ranks import run_ranks
@@ -46,34 +44,27 @@ from tests.strategies.step_of_ranks import (
     read,
     target_of,
 )
+from tests.tiny_policies import save_tiny
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
-EXPERTS |= {"num_experts_per_tok": 2}
 ODD = {"vocab_size": 33, "intermediate_size": 30, "hidden_size": 6, "head_dim": 2}
 ODD |= {"num_attention_heads": 2, "num_key_value_heads": 2}
-
-
-def configs() -> dict[str, PreTrainedConfig]:
-    """Architectures with what may be divided wrongly: tied heads, biases, norms of heads, caps,
-    experts, packed projections, scaled positions, dimensions that no number of ranks divides.
-
-    One more computes in bfloat16.
-    """
-    wide = SIZES | {"head_dim": 8}
-    return {
-        "llama3_rope": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
-        "llama_tied": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
-        "qwen2": transformers.Qwen2Config(**SIZES),
-        OF_CRITICS: transformers.Qwen3Config(**wide),
-        "gemma2": transformers.Gemma2Config(**wide),
-        "qwen3_moe": transformers.Qwen3MoeConfig(**wide, **EXPERTS),
-        "phi3": transformers.Phi3Config(**SIZES, pad_token_id=0),
-        "llama_bf16": transformers.LlamaConfig(**SIZES),
-        ADAPTED: transformers.LlamaConfig(**SIZES),
-        "odd": transformers.Qwen3Config(**SIZES | ODD),
-    }
+CONFIGS: dict[str, Any] = {
+    "llama3_rope": {"family": "llama", "rope_parameters": LLAMA3},
+    "llama_tied": {"family": "llama", "tie_word_embeddings": True},
+    "qwen2": {"family": "qwen2"},
+    OF_CRITICS: {"family": "qwen3"},
+    "gemma2": {"family": "gemma2", "tie_word_embeddings": True},
+    "qwen3_moe": {"family": "qwen3_moe"},
+    "phi3": {"family": "phi3"},
+    "llama_bf16": {"family": "llama"},
+    ADAPTED: {"family": "llama"},
+    "odd": {"family": "qwen3", **ODD},
+}
+"""Architectures with what may be divided wrongly: tied heads, biases, norms of heads, caps, experts,
+packed projections, scaled positions, dimensions that no number of ranks divides. One computes in
+bfloat16."""
 
 
 DIVISIONS: dict[str, dict[str, int]] = {
@@ -91,7 +82,7 @@ SOME = ("llama_tied", MIXTURE, ADAPTED, "odd")
 CASES = [
     (division, name)
     for division, sizes in DIVISIONS.items()
-    for name in (configs() if division in OF_ALL else SOME)
+    for name in (CONFIGS if division in OF_ALL else SOME)
     if name != OF_CRITICS and ("tensor" not in sizes or name not in UNDIVIDED)
 ]
 
@@ -99,8 +90,8 @@ CASES = [
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for name, config in configs().items():
-        save_model(folder / name, config)
+    for name, config in CONFIGS.items():
+        save_tiny(folder=folder / name, **config)
     return folder
 
 
@@ -274,19 +265,15 @@ def in_format(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("config", "size", "text"),
+    ("family", "size", "text"),
     [
-        (
-            transformers.GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4),
-            2,
-            "no plan to divide",
-        ),
-        (transformers.LlamaConfig(**SIZES), 4, "does not divide the model's num_key_value_heads 2"),
+        ("gpt2", 2, "no plan to divide"),
+        ("llama", 4, "does not divide the model's num_key_value_heads 2"),
     ],
 )
 def test_a_model_that_tensor_parallelism_cannot_divide_is_refused(
-    config: PreTrainedConfig, size: int, text: str, tmp_path: Path
+    family: str, size: int, text: str, tmp_path: Path
 ) -> None:
-    network = opened(save_model(tmp_path / "model", config)).network
+    network = opened(save_tiny(family, tmp_path)).network
     with pytest.raises(ConfigError, match=f"strategy.tensor_parallel_size is {size}, .*{text}"):
         tensor_parallel_plan(network, size)

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource, open_tokenizer
 from tests.policies import opened
-from tests.tiny_families import save_tiny
-from tests.tiny_policies import byte_tokenizer, tiny_llama
+from tests.tiny_policies import save_tiny, tiny_llama
 
 
 def as_of_old(folder: Path) -> Path:
@@ -91,7 +90,6 @@ def test_the_first_version_is_never_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["gemma3", "llama4", "gpt2"])
 def test_a_part_of_a_larger_model_can_be_opened_again(family: str, tmp_path: Path) -> None:
     folder = save_tiny(family, tmp_path / "first")
-    byte_tokenizer().save_pretrained(folder)
-    opened(str(folder)).export(tmp_path / "out")
+    opened(folder).export(tmp_path / "out")
     first, second = (ModelSource(str(one)).open() for one in (folder, tmp_path / "out"))
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)

@@ -16,7 +16,6 @@ import torch
 import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from transformers import Qwen3Config
 from transformers.models.llama import modeling_llama
 
 import lrl
@@ -24,7 +23,8 @@ from lrl.errors import ConfigError
 from lrl.system.ranks import Ranks
 from lrl.training import kernels, logprobs
 from lrl.training.kernels import fuse_tried
-from tests.policies import GROUPS, SIZES, adapted, opened, pack, save_model
+from tests.policies import GROUPS, flat_gradient, opened, pack
+from tests.tiny_policies import adapted, save_tiny
 
 MOST_GRAPHS = 6
 """One row or several, each with lrl's masks and without; the head forwards and backwards."""
@@ -56,8 +56,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> str:
-    config = Qwen3Config(**SIZES, head_dim=16, initializer_range=0.3)
-    return save_model(tmp_path_factory.mktemp("qwen3"), config)
+    return save_tiny("qwen3", tmp_path_factory.mktemp("qwen3"), initializer_range=0.3)
 
 
 def results(policy: lrl.PolicyModule, budgets: tuple[int, ...]) -> list[Tensor]:
@@ -66,10 +65,9 @@ def results(policy: lrl.PolicyModule, budgets: tuple[int, ...]) -> list[Tensor]:
     for budget in budgets:
         for micro in pack(GROUPS, budget):
             policy.zero_grad()
-            found.append(policy(micro)[micro.mask])
-            (torch.linspace(-1, 1, len(found[-1])) * found[-1]).sum().backward()
-            gradients = [one.grad.flatten() for one in policy.parameters() if one.grad is not None]
-            found += [found.pop().detach(), torch.cat(gradients)]
+            logprobs = policy(micro)[micro.mask]
+            (torch.linspace(-1, 1, len(logprobs)) * logprobs).sum().backward()
+            found += [logprobs.detach(), flat_gradient(policy)]
     return found
 
 

@@ -21,10 +21,9 @@ from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA, adapted_layers, adapter_tensors, base_alone
 from lrl.training.trials import check_adapters
 from lrl.weights.version_file import merged
-from tests import policies
-from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, response_logprobs, sizes
-from tests.tiny_families import save_tiny
-from tests.tiny_policies import byte_tokenizer
+from tests import tiny_policies
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, prepared
+from tests.tiny_policies import response_logprobs, save_tiny
 
 WORDS = list(range(1, 20))
 FAMILIES = ["gemma2", "qwen3_moe", "deepseek_v3"]
@@ -38,15 +37,14 @@ def sent_adapters(policy: PolicyModule) -> dict[str, torch.Tensor]:
 
 def adapted(model: str, **settings: Any) -> PolicyModule:
     """A policy with adapters that change what it computes."""
-    return policies.adapted(opened(model, lora=LoRA(rank=4, alpha=8.0), **settings))
+    return tiny_policies.adapted(opened(model, lora=LoRA(rank=4, alpha=8.0), **settings))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
     tmp_path: Path, family: str
 ) -> None:
-    folder = str(save_tiny(family, tmp_path / "base", 4.0))
-    byte_tokenizer().save_pretrained(folder)
+    folder = save_tiny(family, tmp_path / "base", 4.0)
     base, policy = opened(folder), adapted(folder)
     expected = torch.tensor(policy.prompt_logprobs(WORDS))
     assert (expected - torch.tensor(base.prompt_logprobs(WORDS))).abs().mean() > 0.01, (
@@ -110,14 +108,14 @@ def test_adapters_of_another_model_are_no_update(folder: str) -> None:
 
 def test_layers_that_compute_more_than_a_product_get_no_adapter(tmp_path: Path) -> None:
     """Phimoe's router derives from nn.Linear."""
-    policy = opened(str(save_tiny("phimoe", tmp_path)), lora=LoRA(rank=4))
+    policy = opened(save_tiny("phimoe", tmp_path), lora=LoRA(rank=4))
     assert "router" not in {name.rpartition(".")[2] for name, _ in adapted_layers(policy.network)}
 
 
 def test_a_layer_whose_adapter_the_model_goes_past_is_refused_and_all_others_are_trained(
     tmp_path: Path,
 ) -> None:
-    folder = str(save_tiny("mamba", tmp_path))
+    folder = save_tiny("mamba", tmp_path)
     named = r"MambaForCausalLM cannot .* at backbone.layers.0.mixer.dt_proj \(and 1 more\)"
     remedy = r"Set model.lora.target_modules to \[in_proj, out_proj, x_proj\]."
     with pytest.raises(ConfigError, match=f"{named}.*{remedy}"):
@@ -166,14 +164,12 @@ def test_adapters_alone_are_trained_saved_and_resumed(folder: str, tmp_path: Pat
 
 def test_the_base_of_the_adapters_is_the_reference_and_takes_no_memory(folder: str) -> None:
     policy, alone = adapted(folder, reference=Reference()), opened(folder, reference=Reference())
-    for each in (policy, alone):
-        each.setup("fit")
-    group, other = make_group(1), make_group(1)
-    policy.prepare(group, sizes(10_000, 0.7))
-    alone.prepare(other, sizes(10_000, 0.7))
-    assert [one.reference_logprobs for one in group.rollouts] == [
-        one.reference_logprobs for one in other.rollouts
+    groups = [
+        *prepared(policy, [make_group(1)], 99, 0.7),
+        *prepared(alone, [make_group(1)], 99, 0.7),
     ]
+    found, expected = ([one.reference_logprobs for one in each.rollouts] for each in groups)
+    assert found == expected
     assert not hasattr(policy.reference, "network")
     assert all(
         weight.requires_grad == (".lora_" in name) for name, weight in policy.named_parameters()

@@ -22,9 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lrl.advantages import GroupMean
 from lrl.errors import ConfigError
-from lrl.rollouts.packing import Packer
 from lrl.training.collate import text_as_micro_batch
 from lrl.training.logprobs import label_logprobs
 from lrl.training.lora import LoRA, adapted_layers, adapter_tensors
@@ -32,13 +30,8 @@ from lrl.training.model import ModelSource
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.types import MicroBatch
 from lrl.weights.version_file import merged
-from tests.policies import (
-    one_thread,  # noqa: F401
-    packed,
-    random_group,
-    response_logprobs,
-)
-from tests.tiny_families import FAMILIES, save_tiny
+from tests.policies import flat_gradient, make_group, pack
+from tests.tiny_policies import FAMILIES, response_logprobs, save_tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TREES, PACKED, ALONE, REFUSED = "share prompts", "share rows", "one a row", "refused"
@@ -55,7 +48,7 @@ LENGTHS = [3, 27, 10, 41, 19, 6]
 PROMPT = [7, 5, 11, 3, 9, 14, 2, 8, 6]
 BUDGET = 110  # two rows of the longest response
 CHEAP_ATTENTION = 10_000  # trees as large as the budget
-GROUP = random_group(LENGTHS, PROMPT, tokens=64)
+GROUP = make_group(0, lengths=LENGTHS, prompt=PROMPT, tokens=64)
 RESPONSES = [rollout.token_ids for rollout in GROUP.rollouts]
 
 
@@ -127,15 +120,8 @@ def open_with_adapters(
 
 def packed_as(shared: Shared, attention_tokens: int) -> list[MicroBatch]:
     """Returns the micro-batches of the responses; with `attention_tokens`, as trees."""
-    packer = Packer(
-        BUDGET,
-        GroupMean(),
-        temperature=1.0,
-        share_rows=shared.rows,
-        attention_tokens=attention_tokens,
-        masks=shared.masks,
-    )
-    micros = packed(packer, [GROUP])
+    how = {"share_rows": shared.rows, "masks": shared.masks}
+    micros = pack([GROUP], BUDGET, attention_tokens=attention_tokens, **how)
     most = max(micro.num_sequences - len(micro.input_ids) for micro in micros)
     assert most > 0 or not shared.rows
     return micros
@@ -207,6 +193,4 @@ def gradient(network: PreTrainedModel, loss: Callable[[], Tensor]) -> Tensor:
     """Returns the gradient of the loss by every weight."""
     network.zero_grad()
     loss().backward()
-    return torch.cat(
-        [weight.grad.flatten() for weight in network.parameters() if weight.grad is not None]
-    )
+    return flat_gradient(network)

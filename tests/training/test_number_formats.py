@@ -18,17 +18,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import lrl
-from lrl.advantages import GroupMean
 from lrl.objectives.base import NormaliseBy
 from lrl.preflight.model import shape_of
-from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA
 from lrl.training.model import ModelSource, open_config
 from lrl.types import MicroBatch
-from tests.policies import FakeStep, Steps, packed, random_group
-from tests.policies import trainer as alone
+from tests.policies import FakeStep, fit, flat_gradient, make_group, pack
 from tests.run_without_generators import trainer as running
-from tests.tiny_families import save_tiny
+from tests.tiny_policies import save_tiny
 
 LENGTHS = (1000, 40, 700, 300)
 
@@ -40,7 +37,7 @@ def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
     settings: dict[str, Any], policy: str, tmp_path: Path
 ) -> None:
     with pytest.raises(lrl.ConfigError, match="bf16-mixed"):
-        running(tmp_path, **settings).fit(lrl.PolicyModule(policy), Steps([]))
+        running(tmp_path, **settings).fit(lrl.PolicyModule(policy), [])
 
 
 def test_another_default_dtype_of_torch_is_refused(policy: str, tmp_path: Path) -> None:
@@ -48,7 +45,7 @@ def test_another_default_dtype_of_torch_is_refused(policy: str, tmp_path: Path) 
     torch.set_default_dtype(torch.bfloat16)
     try:
         with pytest.raises(lrl.ConfigError, match=r"set model\.dtype"):
-            running(tmp_path).fit(lrl.PolicyModule(policy), Steps([]))
+            running(tmp_path).fit(lrl.PolicyModule(policy), [])
     finally:
         torch.set_default_dtype(before)
 
@@ -64,9 +61,7 @@ class Watched(lrl.PolicyModule):
         return super().compute_loss(micro)
 
     def on_before_optimizer_step(self, optimizer: object) -> None:
-        self.gradient = torch.cat(
-            [one.grad.float().flatten() for one in self.parameters() if one.grad is not None]
-        )
+        self.gradient = flat_gradient(self).float()
 
 
 def trained(folder: str, dtype: Any, by: NormaliseBy, lora: LoRA | None) -> Watched:
@@ -78,13 +73,8 @@ def trained(folder: str, dtype: Any, by: NormaliseBy, lora: LoRA | None) -> Watc
     with torch.no_grad():
         for weight in policy.parameters():
             weight.copy_(weight.bfloat16())
-    alone().fit(policy, Steps([FakeStep([micro_batch()])]))
+    fit(policy, [FakeStep(pack([make_group(0, lengths=LENGTHS, tokens=259)], 4096))])
     return policy
-
-
-def micro_batch() -> MicroBatch:
-    (micro,) = packed(Packer(4096, GroupMean(), 1.0), [random_group(LENGTHS, prompt=[3, 4])])
-    return micro
 
 
 @pytest.mark.parametrize(("by", "lora"), [("token", LoRA(rank=4)), ("sequence", None)])
@@ -117,7 +107,7 @@ def test_positions_of_bfloat16_weights_are_exact(empty: bool, policy: str) -> No
 
 @pytest.mark.parametrize(("family", "part"), [("llama", None), ("gemma3", "text_config")])
 def test_a_quantised_model_is_refused(family: str, part: str | None, tmp_path: Path) -> None:
-    file = save_tiny(family, tmp_path) / "config.json"
+    file = Path(save_tiny(family, tmp_path), "config.json")
     config = json.loads(file.read_text())
     entry = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     (config if part is None else config[part]).update(entry)

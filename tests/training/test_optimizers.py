@@ -10,17 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
-from transformers import LlamaConfig
 
 import lrl
 from lrl.training.optimizers import RoundedAdamW, scale_and_clip
-from tests.policies import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
+from tests.policies import GROUPS, FakeStep, fit, flat, pack
+from tests.tiny_policies import save_tiny
 
 EPOCH = 3
 """Steps in an epoch."""
@@ -79,22 +78,16 @@ class Own(lrl.PolicyModule):
     def __init__(self, folder: str, configure: Configured) -> None:
         super().__init__(folder, lr=1e-3, weight_decay=0.1)
         self.configure = configure
-        self.lrs: list[float] = []
 
     def configure_optimizers(self) -> Any:
         return self.configure(self)
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.lrs.append(float(self.trainer.callback_metrics["policy/lr"]))
 
-
-def fit(
-    policy: lrl.PolicyModule, steps: int, ckpt_path: str | None = None, **settings: Any
-) -> L.Trainer:
-    running = trainer(max_steps=steps, max_epochs=-1, **settings)
-    steps_of_epoch = Steps([FakeStep(pack(GROUPS))] * EPOCH)
-    running.fit(policy, steps_of_epoch, ckpt_path=ckpt_path, weights_only=True)
-    return running
+def lrs_of(policy: lrl.PolicyModule, steps: int, *how: Any, **settings: Any) -> list[float]:
+    """Trains up to `steps`, over epochs; returns the learning rate of each step."""
+    epoch = [FakeStep(pack(GROUPS))] * EPOCH
+    rows = fit(policy, epoch, *how, max_steps=steps, max_epochs=-1, **settings)
+    return [row["policy/lr"] for row in rows]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -103,8 +96,9 @@ def test_a_users_optimizer_and_scheduler_are_stepped_not_changed_and_resumed_exa
 ) -> None:
     configure, lrs = CASES[case]
     whole = Own(folder, configure)
-    groups = fit(whole, STEPS, saves_in=tmp_path).optimizers[0].param_groups
-    assert whole.lrs == pytest.approx(lrs)
+    found = lrs_of(whole, STEPS, saves_in=tmp_path)
+    groups = whole.trainer.optimizers[0].param_groups
+    assert found == pytest.approx(lrs)
     if case == "groups of their own":
         assert [group["weight_decay"] for group in groups] == [0.01, 0.5]
         assert [group["betas"] for group in groups] == [(0.5, 0.6)] * 2
@@ -112,10 +106,8 @@ def test_a_users_optimizer_and_scheduler_are_stepped_not_changed_and_resumed_exa
         assert groups[0]["weight_decay"] == 0
     for at in (2, EPOCH):
         resumed = Own(folder, configure)
-        fit(resumed, STEPS, ckpt_path=str(tmp_path / f"step={at}.ckpt"))
-        assert resumed.lrs == whole.lrs[at:]
-        weights, found = (dict(one.whole_weights()) for one in (whole, resumed))
-        torch.testing.assert_close(found, weights, rtol=0, atol=0)
+        assert lrs_of(resumed, STEPS, str(tmp_path / f"step={at}.ckpt")) == found[at:]
+        assert torch.equal(weights_of(resumed), weights_of(whole))
 
 
 def by_the_loss(optimizer: Optimizer) -> Any:
@@ -167,7 +159,7 @@ def test_an_optimizer_that_a_step_cannot_use_is_refused(
     if "critic" in text:
         policy.critic = lrl.Critic()
     with pytest.raises(ValueError, match=text):
-        fit(policy, 1, strategy=lrl.AsyncSingleDevice(), devices=2)
+        lrs_of(policy, 1, strategy=lrl.AsyncSingleDevice(), devices=2)
 
 
 def test_a_scheduler_that_needs_a_metric_gets_it_from_the_users_hook(folder: str) -> None:
@@ -176,8 +168,7 @@ def test_a_scheduler_that_needs_a_metric_gets_it_from_the_users_hook(folder: str
             scheduler.step(1.0)  # never better than the first time
 
     policy = Judged(folder, with_scheduler(by_the_loss, interval="step"))
-    fit(policy, 3)
-    assert policy.lrs == pytest.approx([0.8, 0.8, 0.4])
+    assert lrs_of(policy, 3) == pytest.approx([0.8, 0.8, 0.4])
 
 
 # ---- AdamW for bfloat16 weights
@@ -185,9 +176,13 @@ def test_a_scheduler_that_needs_a_metric_gets_it_from_the_users_hook(folder: str
 LR = 1e-6
 
 
+def weights_of(policy: lrl.PolicyModule) -> Tensor:
+    return flat(policy.parameters())
+
+
 @pytest.fixture(scope="module")
 def new_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("new"), LlamaConfig(**SIZES))
+    return save_tiny("llama", tmp_path_factory.mktemp("new"))
 
 
 class Nearest(lrl.PolicyModule):
@@ -199,11 +194,7 @@ class Nearest(lrl.PolicyModule):
 
 def seeded(policy: lrl.PolicyModule, seed: int = 0, **settings: Any) -> None:
     torch.manual_seed(seed)
-    fit(policy, 6, **settings)
-
-
-def numbers(policy: lrl.PolicyModule) -> Tensor:
-    return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
+    lrs_of(policy, 6, **settings)
 
 
 def moved(kind: type[lrl.PolicyModule], folder: str, dtype: Any) -> Tensor:
@@ -212,9 +203,9 @@ def moved(kind: type[lrl.PolicyModule], folder: str, dtype: Any) -> Tensor:
     policy.configure_model()
     for weight in policy.parameters():
         weight.data = weight.data.bfloat16().to(weight.dtype)
-    before = numbers(policy).double()
+    before = weights_of(policy).double()
     seeded(policy)
-    return numbers(policy).double() - before
+    return weights_of(policy).double() - before
 
 
 def test_weights_in_bfloat16_move_as_those_in_float32_do(new_model: str) -> None:
@@ -263,7 +254,7 @@ def test_a_run_in_bfloat16_resumes_exactly(new_model: str, tmp_path: Path) -> No
     whole, resumed = (lrl.PolicyModule(new_model, lr=LR, dtype="bfloat16") for _ in range(2))
     seeded(whole, saves_in=tmp_path)
     seeded(resumed, seed=7, ckpt_path=str(tmp_path / "step=2.ckpt"))
-    assert torch.equal(numbers(whole), numbers(resumed)), "the draws are the checkpoint's"
+    assert torch.equal(weights_of(whole), weights_of(resumed)), "the draws are the checkpoint's"
     other = lrl.PolicyModule(new_model, lr=LR, dtype="bfloat16")
     seeded(other, seed=7)
-    assert not torch.equal(numbers(whole), numbers(other))
+    assert not torch.equal(weights_of(whole), weights_of(other))

@@ -13,7 +13,7 @@ from lrl.training.collate import text_as_micro_batch
 from lrl.training.logprobs import label_logprobs
 from lrl.training.model import ModelSource
 from lrl.training.rounding import rounded_weights, rounding_errors
-from tests.tiny_families import save_tiny
+from tests.tiny_policies import save_tiny
 
 TOKENS = [3 + (7 * place) % 59 for place in range(64)]
 
@@ -33,7 +33,7 @@ def off(one: Tensor, other: Tensor) -> float:
 def test_the_errors_are_as_large_as_the_formats_rounding(
     family: str, scale: float, tmp_path: Path
 ) -> None:
-    folder = str(save_tiny(family, tmp_path, scale))
+    folder = save_tiny(family, tmp_path, scale)
     exact, half = ModelSource(folder).open(), ModelSource(folder, "bfloat16").open()
     real = off(logprobs(half), logprobs(exact))
     assert 0.5 * real < by_errors(exact) < 3 * real
@@ -50,7 +50,7 @@ def by_errors(network: PreTrainedModel) -> float:
 def test_weights_are_rounded_while_a_model_computes_and_whole_behind_it(
     family: str, tmp_path: Path
 ) -> None:
-    folder = str(save_tiny(family, tmp_path, 4.0))
+    folder = save_tiny(family, tmp_path, 4.0)
     network, held = (ModelSource(folder).open() for _ in range(2))
     for weight in held.parameters():
         weight.data = weight.data.bfloat16().float()
@@ -66,7 +66,7 @@ def test_weights_are_rounded_while_a_model_computes_and_whole_behind_it(
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
-    network = ModelSource(str(save_tiny("llama", tmp_path, 4.0))).open()
+    network = ModelSource(save_tiny("llama", tmp_path, 4.0)).open()
     before, state = logprobs(network), torch.get_rng_state()
     with pytest.raises(KeyError), rounding_errors(network, "float16"):
         changed = logprobs(network)

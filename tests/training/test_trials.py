@@ -15,8 +15,8 @@ from lrl.training import trials, varlen
 from lrl.training.model import ModelSource
 from lrl.training.trials import OTHERS, Shared, check_rows, shared_by_responses
 from lrl.types import MicroBatch
-from tests.policies import one_thread, opened  # noqa: F401
-from tests.tiny_families import save_tiny
+from tests.policies import opened
+from tests.tiny_policies import save_tiny
 
 
 def open_tiny(
@@ -104,7 +104,7 @@ def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> No
 
 
 def test_a_leaking_policy_trains_unpacked(tmp_path: Path) -> None:
-    assert not opened(str(save_tiny("bloom", tmp_path, 4.0))).responses_share.rows
+    assert not opened(save_tiny("bloom", tmp_path, 4.0)).responses_share.rows
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ is so. A kernel for CPUs stands for the real one (`tests.flash_kernel`).
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,9 +15,7 @@ import torch
 from torch import Tensor
 
 import lrl
-from lrl.advantages import GroupMean
 from lrl.errors import ConfigError
-from lrl.rollouts.packing import Packer
 from lrl.system.ranks import Ranks
 from lrl.training import varlen
 from lrl.training.collate import fill_rows, text_sequence
@@ -27,8 +24,8 @@ from lrl.training.prefix_tree import PrefixTree
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import MicroBatch, SequenceBounds
 from tests.flash_kernel import flash_kernel
-from tests.policies import opened, packed, random_group
-from tests.tiny_families import save_tiny
+from tests.policies import flat_gradient, make_group, opened, pack
+from tests.tiny_policies import save_tiny
 
 HEADS, KV_HEADS, SIZE, WINDOW = 4, 2, 8, 5
 FAMILIES = ("llama", "mistral", "qwen3", "gemma3_text", "gpt_oss", "olmo3")
@@ -127,30 +124,13 @@ def test_each_sequence_gets_what_it_gets_alone(
     assert len(calls) == 1, "one kernel computes prompts and branches"
 
 
-def drawn(seed: int, trees: bool) -> list[MicroBatch]:
-    draw = random.Random(seed)
-    packer = Packer(80, GroupMean(), 1.0, attention_tokens=10_000 if trees else 0)
-    groups = [
-        random_group(
-            [draw.randrange(1, 12) for _ in range(4)],
-            prompt=[draw.randrange(3, 32) for _ in range(9)],
-            seed=draw.randrange(1000),
-            tokens=32,
-            index=index,
-        )
-        for index in range(3)
-    ]
-    return packed(packer, groups)
-
-
 def results(policy: lrl.PolicyModule, micros: list[MicroBatch]) -> tuple[Tensor, Tensor]:
     """Log-probs, and the gradient of all weights."""
     policy.zero_grad()
     for micro in micros:
         policy.compute_loss(micro).backward()
-    gradients = [weight.grad for weight in policy.parameters() if weight.grad is not None]
     logprobs = [micro.of_labels(policy(micro).detach()) for micro in micros]
-    return torch.cat(logprobs), torch.cat([one.flatten() for one in gradients])
+    return torch.cat(logprobs), flat_gradient(policy)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -158,10 +138,11 @@ def results(policy: lrl.PolicyModule, micros: list[MicroBatch]) -> tuple[Tensor,
 def test_a_whole_model_computes_as_with_masks(
     family: str, trees: bool, tmp_path: Path, calls: list[Any]
 ) -> None:
-    folder = str(save_tiny(family, tmp_path, 4.0))
+    folder = save_tiny(family, tmp_path, 4.0)
     settings = {"attention": "eager", "gradient_checkpointing": trees}
     policy = opened(folder, objective=lrl.objectives.REINFORCE(), **settings)
-    micros = drawn(0, trees)
+    groups = [make_group(index, prompt=range(3, 12)) for index in range(3)]
+    micros = pack(groups, 80, attention_tokens=10_000 if trees else 0)
     assert any(micro.readers_end is not None for micro in micros) == trees
     logprobs, gradient = results(policy, micros)
     policy.network.set_attn_implementation(varlen.VARLEN)
@@ -181,7 +162,7 @@ def test_a_model_that_trains_on_a_gpu_in_16_bits_has_it(
     family: str, in_parts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sharded one is tried on the CPU, with another attention."""
-    folder = str(save_tiny(family, tmp_path, 4.0))
+    folder = save_tiny(family, tmp_path, 4.0)
     named = varlen.VARLEN if family == "llama" else None
     with caplog.at_level(logging.INFO, "lrl"):
         network, whole = open_on_ranks(source(folder, attention=named), "cpu", Ranks(), in_parts)
@@ -206,7 +187,7 @@ def test_a_model_that_trains_on_a_gpu_in_16_bits_has_it(
 def test_a_model_that_cannot_have_it_keeps_transformers_own_or_is_refused(
     family: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = str(save_tiny(family, tmp_path, 4.0))
+    folder = save_tiny(family, tmp_path, 4.0)
     with caplog.at_level(logging.INFO, "lrl"):
         network, _ = open_on_ranks(source(folder), "cpu", Ranks(), in_parts=False)
     assert network.config._attn_implementation in ("sdpa", "eager")
@@ -219,7 +200,7 @@ def test_a_model_that_cannot_have_it_keeps_transformers_own_or_is_refused(
 def test_a_fault_of_the_kernel_is_found_before_it_trains(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = str(save_tiny("mistral", tmp_path, 4.0))
+    folder = save_tiny("mistral", tmp_path, 4.0)
     right = varlen.plain
 
     def wrong(query: Any, key: Any, value: Any, *more: Any) -> Tensor:

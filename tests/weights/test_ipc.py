@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig
 
 from lrl.training.lora import LoRA, adapter_tensors
 from lrl.weights import ipc
 from lrl.weights.ipc import Ipc
 from lrl.weights.version_file import merged
-from tests.policies import SIZES, adapted, opened, save_model
+from tests.policies import opened
+from tests.tiny_policies import adapted, save_tiny
 from tests.weights.whole_weights import WholeWeights
 
 CPU = torch.device("cpu")
@@ -103,8 +103,7 @@ def test_every_tensor_of_every_version_arrives_through_one_buffer(generator: Gen
 def test_adapters_arrive_merged_and_rounded_as_a_generator_would_merge_them(
     generator: Generator, tmp_path: Path
 ) -> None:
-    folder = save_model(tmp_path, LlamaConfig(**SIZES))
-    trained = adapted(opened(folder, lora=LoRA(rank=4)))
+    trained = adapted(opened(save_tiny("llama", tmp_path), lora=LoRA(rank=4)))
     transport = Ipc(trained, "run-0")
     transport.connect(generator)
     transport.send(generator)

@@ -24,7 +24,7 @@ from lrl.routing.dispatch import Request
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.shared_memory import SharedMemory
 from tests.lent_server import LentServer, metric
-from tests.policies import response_logprobs
+from tests.tiny_policies import response_logprobs
 from tests.weights.scene import Scene
 from tests.weights.whole_weights import WholeWeights
 

@@ -19,8 +19,8 @@ from lrl.training.collate import text_as_micro_batch
 from lrl.weights.proof import MAX_TOLERANCE_NATS, Proof, format_of, mean_difference
 from lrl.weights.shared_memory import SharedMemory
 from tests.lent_server import LentServer
-from tests.policies import one_thread, opened  # noqa: F401
-from tests.tiny_families import save_tiny
+from tests.policies import opened
+from tests.tiny_policies import save_tiny
 from tests.weights.model_sync import make_generators
 from tests.weights.scene import Scene, step
 from tests.weights.whole_weights import WholeWeights
@@ -62,10 +62,7 @@ def prove(
 
 def family(name: str, folder: Path, dtype: Any = "float32", **settings: Any) -> PolicyModule:
     """A policy of that family; another one with the same weights differs in `settings`."""
-    save_tiny(name, folder, 4.0, **settings)
-    policy = PolicyModule(str(folder), dtype=dtype, attention="eager")
-    policy.configure_model()
-    return policy
+    return opened(save_tiny(name, folder, 4.0, **settings), dtype=dtype, attention="eager")
 
 
 @pytest.mark.parametrize(

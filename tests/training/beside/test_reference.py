@@ -18,19 +18,16 @@ from lrl.training.beside.reference import Reference
 from lrl.training.logprobs import label_logprobs
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, response_logprobs, sizes
+from tests.policies import GROUPS, FakeStep, fit, make_group, opened, pack, prepared
+from tests.tiny_policies import response_logprobs
 
 
-def prepared(
-    policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens: int = 10_000
-) -> list[Group]:
-    policy.setup("fit")
-    groups = [make_group(i) for i in range(3)]
-    groups[1].rollouts[2] = Rollout(finish_reason="stop", reward=1.0)  # an empty response
-    max(groups[2].rollouts, key=lambda one: len(one.token_ids)).versions[0] = ENVIRONMENT
-    for group in groups:
-        policy.prepare(group, sizes(micro_batch_tokens, temperature))
-    return groups
+def groups() -> list[Group]:
+    """With an empty response, and an observation."""
+    found = [make_group(i) for i in range(3)]
+    found[1].rollouts[2] = Rollout(finish_reason="stop", reward=1.0)
+    max(found[2].rollouts, key=lambda one: len(one.token_ids)).versions[0] = ENVIRONMENT
+    return found
 
 
 def with_tokens(group: Group) -> list[Rollout]:
@@ -40,7 +37,7 @@ def with_tokens(group: Group) -> list[Rollout]:
 def test_reference_logprobs_are_the_reference_models_own(folder: str, alike_folder: str) -> None:
     policy = opened(folder, reference=Reference(model=alike_folder))
     theirs = AutoModelForCausalLM.from_pretrained(alike_folder)
-    for group in prepared(policy, temperature=0.7):
+    for group in prepared(policy, groups(), temperature=0.7):
         for rollout in with_tokens(group):
             with torch.no_grad():
                 words = group.prompt.token_ids, rollout.token_ids, 0.7
@@ -53,7 +50,7 @@ def test_kl_in_the_reward_is_summed_over_the_policys_tokens(
     folder: str, alike_folder: str, estimator: Any
 ) -> None:
     policy = opened(folder, reference=Reference(0.5, estimator, "reward", model=alike_folder))
-    for group in prepared(policy):
+    for group in prepared(policy, groups()):
         for rollout in with_tokens(group):
             cost = 0.0
             for mu, ref, own in zip(
@@ -74,7 +71,7 @@ def test_kl_in_the_loss_is_added_token_by_token(
         folder, objective=REINFORCE(), reference=Reference(0.5, estimator, model=alike_folder)
     )
     plain = opened(folder, objective=REINFORCE())
-    (batch,) = pack(prepared(policy), 10_000)
+    (batch,) = pack(prepared(policy, groups()), 10_000)
     logprobs, reference = plain(batch)[batch.mask], batch.reference_logprobs[batch.mask]
     d = reference - logprobs
     kl = d.square() / 2 if estimator == "k2" else d.exp() - 1 - d
@@ -127,21 +124,21 @@ def test_a_replayed_group_gets_the_log_probs_of_the_reference_as_it_is(
     folder: str, alike_folder: str, resumed: bool
 ) -> None:
     before = opened(folder, reference=Reference(0.1, penalty_in="reward"))
-    (group, *_) = prepared(before)
+    (group, *_) = prepared(before, groups())
     theirs = opened(folder, reference=Reference(model=alike_folder))
-    (expected, *_) = prepared(theirs)
+    (expected, *_) = prepared(theirs, groups())
     replay, loaded = Replay(1, 10), Replay(1, 10)
     replay.add(0, [copy.deepcopy(group)])
     if resumed:  # by a run with another reference, whose version is 0, too
         loaded.prompts = {group.index: group.prompt}
         loaded.load_state_dict(through_a_file(replay.state_dict()))
         (replayed,) = loaded.draw(1)
-        theirs.prepare(replayed, sizes())
+        prepared(theirs, [replayed])
     else:
         before.reference.refresh_every_n_steps = 2
         before.reference.end_step(2, opened(alike_folder).network)
         (replayed,) = replay.draw(1)
-        before.prepare(replayed, sizes())
+        prepared(before, [replayed])
     for one, right, old in zip(*map(with_tokens, (replayed, expected, group)), strict=True):
         assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
         assert one.reference_logprobs != old.reference_logprobs
@@ -154,7 +151,7 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
     folder: str, alike_folder: str, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = opened(folder, reference=Reference(model=alike_folder))
-    whole = prepared(policy)
+    whole = prepared(policy, groups())
     sizes: list[tuple[int, ...]] = []
 
     def seen(network: Any, micro: MicroBatch, chunk_tokens: int) -> torch.Tensor:
@@ -162,7 +159,7 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
         return label_logprobs(network, micro, chunk_tokens)
 
     monkeypatch.setattr("lrl.training.logprobs.label_logprobs", seen)
-    parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
+    parts = prepared(policy, groups(), micro_batch_tokens)
     assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes)
     assert len(sizes) >= 3
     for one, other in zip(whole, parts, strict=True):

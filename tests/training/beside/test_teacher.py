@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from lrl.advantages import GroupMean
 from lrl.errors import ConfigError, TeacherError
@@ -24,10 +24,10 @@ from lrl.preflight.settings import check_objective
 from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Rollout
 from tests.lent_server import LentServer
-from tests.policies import SIZES, make_group, opened, pack, response_logprobs, save_model, sizes
+from tests.policies import make_group, opened, pack, prepared
 from tests.rewards.judge_server import CLOSE, JudgeServer, Reply, fails, served
 from tests.runs.test_async_run import GROUPS, Witness, fit
-from tests.tiny_policies import byte_tokenizer
+from tests.tiny_policies import byte_tokenizer, response_logprobs, save_tiny
 
 URL = "http://127.0.0.1:9"
 KEY = "key-0123456789abcdef"
@@ -93,21 +93,14 @@ def asked(teacher: Teacher, group: Group) -> list[list[float] | None]:
 # ---- in the trainer
 
 
-def prepared(policy: Any, temperature: float = 1.0) -> list[Group]:
-    policy.setup("fit")
-    groups = [make_group(index) for index in range(3)]
-    for group in groups:
-        policy.prepare(group, sizes(10_000, temperature))
-    return groups
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("coefficient", "weight"), [(1.0, 0.0), (0.5, 1.0)])
 def test_the_gradient_is_that_of_a_plain_computation_in_float64(
     folder: str, alike_folder: str, coefficient: float, weight: float, temperature: float
 ) -> None:
     policy = opened(folder, objective=REINFORCE(), reference=Teacher(alike_folder, coefficient))
-    groups = prepared(policy, temperature)
+    given = [make_group(index) for index in range(3)]
+    groups = prepared(policy, given, temperature=temperature)
     for group in groups:
         for rollout in group.rollouts:
             assert rollout.reward is not None
@@ -149,9 +142,8 @@ def test_an_objective_of_whole_responses_is_refused_beside_a_teacher() -> None:
 
 def test_models_beside_the_policy_have_its_tokens(folder: str, tmp_path: Path) -> None:
     """A teacher may have more rows, which are often padded; but it has the policy's tokenizer."""
-    rows = SIZES["vocab_size"]
-    larger = save_model(tmp_path / "larger", LlamaConfig(**SIZES | {"vocab_size": rows + 8}))
-    byte_tokenizer().save_pretrained(larger)
+    rows = shape_of(folder, None).vocabulary
+    larger = save_tiny("llama", tmp_path / "larger", vocab_size=rows + 8)
     policy: Any = SimpleNamespace(
         tokenizer=byte_tokenizer(), attention=None, policy_folder="own", reference=Teacher(larger)
     )
@@ -222,10 +214,8 @@ def test_each_token_of_an_episode_with_branches_has_the_log_prob_of_its_own_bran
             forks=[Fork(2, 1)],
         )
         group.rollouts.append(branched)
-    local = opened(folder, reference=Teacher(folder))
-    local.setup("fit")
-    local.prepare(groups[1], sizes())
-    expected = [rollout.reference_logprobs for rollout in groups[1].rollouts]
+    (group,) = prepared(opened(folder, reference=Teacher(folder)), groups[1:])
+    expected = [rollout.reference_logprobs for rollout in group.rollouts]
     found = asked(Teacher(url=server.url), groups[0])
     for theirs, ours in zip(found, expected, strict=True):
         assert theirs is None if ours is None else theirs == pytest.approx(ours, abs=1e-5)
@@ -311,14 +301,12 @@ def test_a_group_of_a_checkpoint_is_asked_for_when_its_step_comes(
     server: TeacherServer, folder: str
 ) -> None:
     policy = opened(folder, reference=Teacher(url=server.url))
-    policy.setup("fit")
-    assert not hasattr(policy.reference, "network")
     run = SimpleNamespace(
         fleet=SimpleNamespace(call=lambda work, what, within_s: asyncio.run(work))
     )
     policy._trainer = SimpleNamespace(datamodule=SimpleNamespace(run=run))  # type: ignore[assignment]
-    group = make_group(0)
-    policy.prepare(group, sizes())
+    (group,) = prepared(policy, [make_group(0)])
+    assert not hasattr(policy.reference, "network")
     assert all(set(one.reference_logprobs or ()) == {LOGPROB} for one in group.rollouts)
 
 

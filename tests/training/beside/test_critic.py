@@ -223,11 +223,11 @@ def test_the_policy_stays_as_it_is_while_the_value_learns_alone(folder: str) -> 
 
 
 def test_the_value_learns_the_returns_and_its_metrics_say_so(folder: str) -> None:
-    policy = PolicyModule(folder, critic=Critic(lr=6e-2, value_only_steps=20), lr=1e-3)
+    policy = PolicyModule(folder, critic=Critic(lr=8e-2, value_only_steps=20), lr=1e-3)
     found = run(policy, 20)
     assert [one["policy/lr"] for one in found] == [0.0] * 20
     assert found[0]["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
-    assert found[-1]["critic/explained_variance"] > 0.4
+    assert found[-1]["critic/explained_variance"] > 0.5
     assert found[-1]["critic/loss"] < 0.5 * found[0]["critic/loss"]
     given = [one for group in groups() for one in group.rollouts if one.reward is not None]
     returns = torch.tensor([gain for one in given for gain in returns_of(one)])

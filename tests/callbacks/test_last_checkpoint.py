@@ -50,6 +50,7 @@ class EndAt(L.Callback):
     def _end(self, trainer: L.Trainer, *args: Any) -> None:
         self.calls -= trainer.global_step == self.step
         if self.calls == 0:
+            self.calls = -1
             if self.error is not None:
                 raise self.error
             signal.raise_signal(signal.SIGTERM)

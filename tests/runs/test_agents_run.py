@@ -1,4 +1,4 @@
-"""A run that is killed while an agent elsewhere plays (the program of `docs/agents.md`), and starts
+"""A run that is killed while agents elsewhere play (the program of `docs/agents.md`), and starts
 again at the same port: each prompt is trained once, and no agent waits for ever."""
 
 from __future__ import annotations
@@ -139,31 +139,32 @@ def asked(run: Fork, port: int, path: str, key: str, **body: Any) -> tuple[int, 
     return status, json.loads(found)
 
 
-def test_a_run_that_is_killed_while_an_agent_plays_trains_every_prompt_once(
+def test_a_run_that_is_killed_while_agents_play_trains_every_prompt_once(
     start: Callable[[int], Fork], plays: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     steps, port = tmp_path / "steps.jsonl", free_port()
     first = start(port)
     address = tmp_path / "agents" / "address.json"
     wait_for(lambda: address.exists() or first.poll() is not None, DEADLINE_S, "its address")
-    player = plays()
+    # An episode that nobody ends, with a turn that the checkpoint has: without it the run might end
+    # before it is killed.
+    _, episode = asked(first, port, "/episodes", KEY)
+    path = f"{urlsplit(episode['base_url']).path}/chat/completions"
+    turn = {"messages": [{"role": "user", "content": "go"}]}
+    assert asked(first, port, path, episode["api_key"], **turn)[0] == 200
+    players = [plays() for _ in range(3)]
     saved = tmp_path / "checkpoints" / "last.ckpt"
     wait_for(lambda: saved.exists() or first.poll() is not None, DEADLINE_S, "a checkpoint")
-    # An episode that nobody ends: without it the run might end before it is killed.
-    _, episode = asked(first, port, "/episodes", KEY)
-    assert player.poll() is None
     first.send_signal(signal.SIGKILL)
-    assert player.wait(DEADLINE_S) == 0
+    assert [one.wait(DEADLINE_S) for one in players] == [0] * 3
     first.wait(DEADLINE_S)
 
     second = start(port)
-    path = f"{urlsplit(episode['base_url']).path}/chat/completions"
-    turn = {"messages": [{"role": "user", "content": "go"}]}
     status, _ = asked(second, port, path, episode["api_key"], **turn)
     assert status == 410, "the episode was of the run before"
-    player = plays()
+    players = [plays() for _ in range(3)]
     assert second.wait(DEADLINE_S) == 0, second.printed()
-    assert player.wait(DEADLINE_S) == 0
+    assert [one.wait(DEADLINE_S) for one in players] == [0] * 3
 
     said = [json.loads(line) for line in steps.read_text().splitlines()]
     assert [line["step"] for line in said].count(1) == 1, "it was saved, and is not trained again"

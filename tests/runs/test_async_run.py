@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,7 +248,7 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     assert not any(witness.written_meanwhile) and any(far_off_policy.written_meanwhile)
     assert {step - one for step, of in witness.rollouts for one in of.versions} == {0}
     check_timeline(tmp_path / "timeline.jsonl", witness, witness.times)
-    for step in witness.times:
+    for step in (*witness.times, *far_off_policy.times):
         assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
         assert step.wait > 0 and step.train > 0 and step.sync > 0
     # What is beside a step is in the next one.
@@ -414,6 +415,12 @@ def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(
             lost = piece.name.endswith("layers.1.mlp.down_proj.weight")
             yield piece._replace(rows=torch.zeros_like(piece.rows)) if lost else piece
 
+    def staged() -> list[str]:
+        open_files = [os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()]
+        return [one for one in open_files if "memfd:" in one]
+
     monkeypatch.setattr(policy_model, "checkpoint_pieces", corrupted)
+    before = staged()
     with pytest.raises(RuntimeError, match=r"generator 0 does not compute .* version 0.*nats"):
         fit(lent_server, policy_folder, tmp_path)
+    assert staged() == before, "the weights are freed, too"

@@ -1,5 +1,6 @@
-"""A real run with a real generator, which dies and later freezes; meanwhile another one joins by
-`lrl join`, and leaves again. Those of Ray, SLURM and a second node join from another machine."""
+"""A real run with two real generators, of which one dies and the other freezes at once; then another
+one joins by `lrl join`, and leaves again. Those of Ray, SLURM and a second node join from another
+machine."""
 
 from __future__ import annotations
 
@@ -35,13 +36,20 @@ def test_generators_die_freeze_join_and_leave_with_every_prompt_trained_once(
     guests: list[subprocess.Popen[str]] = []
     seen: dict[str, Generator] = {}
 
+    def lose_both(run: Run) -> None:
+        frozen, dead = map(engine_of, run.fleet.generators)
+        dead.send_signal(signal.SIGKILL)
+        frozen.send_signal(signal.SIGSTOP)
+
     def join(run: Run) -> None:
+        have(2, 2, run)
         words = [*LRL, "join", str(tmp_path)]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         guests.append(subprocess.Popen(words, text=True, **streams))
         here = lambda: run.fleet.rollouts.pending or guests[0].poll() is not None  # noqa: E731
         wait_for(here, DEADLINE_S, "the guest")
-        assert run.fleet.alive == 1, "it serves after the next sync"
+        assert guests[0].poll() is None
+        assert run.fleet.alive == 2, "it serves after the next sync"
 
     def have(alive: int, restarts: int, run: Run) -> None:
         """Waits for them; syncs what is new meanwhile."""
@@ -52,27 +60,24 @@ def test_generators_die_freeze_join_and_leave_with_every_prompt_trained_once(
             f"{alive} generators",
         )
 
-    def kill(run: Run) -> None:
-        have(2, 0, run)
+    def leave(run: Run) -> None:
+        have(3, 2, run)
         seen.update({one.name: one for one in run.fleet.generators})
-        engine_of(seen["generator 0"]).send_signal(signal.SIGKILL)
-
-    def leave_and_freeze(run: Run) -> None:
-        have(2, 1, run)
         subprocess.run([*LRL, "leave", str(tmp_path)], check=True, timeout=DEADLINE_S)
-        assert run.fleet.alive == 1
-        engine_of(run.fleet.generators[0]).send_signal(signal.SIGSTOP)
+        assert run.fleet.alive == 2
 
     # So few at once that requests always wait: the guest gets some as soon as it serves.
     settings = lrl.ServerSettings(**SMALL | {"max_num_seqs": 8})
-    strategy = lrl.AsyncSingleDevice(server=settings, heartbeat_s=5.0, generator_timeout_s=900.0)
+    strategy = lrl.AsyncSingleDevice(
+        generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0
+    )
     try:
         trainer, _ = train_every_prompt_once(
             strategy,
             policy_folder,
             tmp_path,
-            Before({1: join, 3: kill, 5: leave_and_freeze, 7: partial(have, 1, 2)}),
-            devices=2,
+            Before({1: lose_both, 3: join, 5: leave, 7: partial(have, 2, 2)}),
+            devices=3,
             steps=STEPS,
             groups=4,
             max_lag=2,
@@ -83,12 +88,12 @@ def test_generators_die_freeze_join_and_leave_with_every_prompt_trained_once(
         for guest in guests:
             guest.kill()
     assert guests[0].returncode == 0, said
-    assert "generator 1: serves since version" in said and "generator 1: has left" in said
+    assert "generator 2: serves since version" in said and "generator 2: has left" in said
     assert strategy.choose_transport().backend == "shared_memory"
     written = {name: one.stats.snapshot().written for name, one in seen.items()}
-    assert set(written) == {"generator 0", "generator 1"} and min(written.values()) > 0
+    assert len(written) == 3 and min(written.values()) > 0
     metrics = trainer.callback_metrics
-    assert metrics["fleet/joined"] == metrics["fleet/left"] == metrics["fleet/alive"] == 1
+    assert metrics["fleet/joined"] == metrics["fleet/left"] == 1 and metrics["fleet/alive"] == 2
     # On a busy machine a generator that is well may let a heartbeat pass, too.
     assert metrics["fleet/restarts"] >= 2
     assert not (tmp_path / "fleet").exists()

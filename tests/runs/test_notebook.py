@@ -1,5 +1,5 @@
-"""The notebook of the quickstart runs from its first cell to its last, in a process without a
-script and with a running event loop, as a notebook's kernel is."""
+"""The notebook of the quickstart runs from its first cell to its last on a lent server, in a process
+without a script and with a running event loop, as a notebook's kernel is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+import types
 from pathlib import Path
 
 from tests.lent_server import LentServer, borrow
@@ -43,6 +44,7 @@ def be_kernel(folder: Path, url: str, token: str, cells: list[str]) -> None:
             else:
                 exec(compile(cell, "a cell", "exec"), vars(sys.modules["__main__"]))
 
+    sys.modules["__main__"] = types.ModuleType("__main__")
     borrow(url, token)
     os.chdir(folder)
     sys.path.insert(0, str(folder))

@@ -46,12 +46,14 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 
 class Telling(L.Callback):
-    """Every rank prints a line for each step, with the sum of the policy's weights and what it
-    trained; see `told`."""
+    """Every rank prints a line for each step, with the sum of the weights of policy and reference,
+    and what it trained; see `told`."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         found: dict[str, Any] = {"rank": trainer.global_rank, "step": trainer.global_step}
-        found["weights"] = sum(float(whole(one).double().sum()) for one in pl_module.parameters())
+        networks = [pl_module, *([pl_module.reference.network] if pl_module.reference else [])]
+        weights = [one for network in networks for one in network.parameters()]
+        found["weights"] = sum(float(whole(one).double().sum()) for one in weights)
         if isinstance(pl_module, Counting):
             found |= pl_module.take() | of_run(trainer)
         print(f"step {trainer.global_step}: {json.dumps(found)}", flush=True)

@@ -22,7 +22,7 @@ import pytest
 
 from lrl.strategies.several_ranks import RANK_TIMEOUT
 from tests import program
-from tests.leftovers import MARK, words
+from tests.leftovers import MARK, lives, words
 from tests.lent_server import LentServer
 from tests.strategies import run_of_ranks
 from tests.strategies.forked_ranks import Fork, free_port, start_fork, torchruns_variables
@@ -63,6 +63,7 @@ class Runs:
         ranks = self.fork(ckpt_path=path, **settings)
         assert [rank.wait() for rank in ranks] == [0, 0], self.output.read_text()
         check_whole(told(text + self.output.read_text()))
+        assert Path(self.how["folder"], "policy", "config.json").exists()
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def runs(policy_folder: Path, lent_server: LentServer, tmp_path: Path, mark: str
 
 
 def test_a_run_that_loses_a_rank_trains_every_prompt_once_and_the_same_policy_on_all_ranks(
-    runs: Runs, tmp_path: Path
+    runs: Runs,
 ) -> None:
     """Its end comes from a callback of rank 0 alone, which ends all ranks."""
     how = {"strategy": "AsyncDDP", "ends_at": STEPS}
@@ -88,16 +89,16 @@ def test_a_run_that_loses_a_rank_trains_every_prompt_once_and_the_same_policy_on
     said = "(Another rank|Rank 1) has ended or cannot be reached"
     assert re.search(said, runs.output.read_text())
     runs.finish(**how)
-    assert (tmp_path / "policy" / "config.json").exists()
 
 
 def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(runs: Runs) -> None:
     how = {"strategy": "AsyncFSDP", "steps": STEPS}
-    first, second = runs.fork(**how)
-    wait_for_step(first, 3, runs.output, RANKS)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait() == 128 + signal.SIGTERM
-    assert second.wait() is not None
+    process = runs.launch(**how)
+    wait_for_step(process, 3, runs.output, RANKS)
+    (other,) = ranks_of(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 128 + signal.SIGTERM
+    assert not lives(other)
     runs.finish(**how)
 
 

@@ -20,7 +20,7 @@ ON_GPU := --trainer.accelerator gpu --trainer.devices 1 --trainer.strategy.gener
   --trainer.strategy.server.gpu_memory_utilization 0.3
 
 quickstart: setup
-	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml $(if $(shell nvidia-smi 2>/dev/null),$(ON_GPU))
+	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml $(if $(shell nvidia-smi >/dev/null 2>&1 && echo yes),$(ON_GPU))
 
 # Three files of tests at a time, in the order of `tests/conftest.py`.
 test: setup

@@ -23,7 +23,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -50,10 +49,12 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
+from lrl.system.machine import memory_file
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import Sync
 from lrl.weights.transport import Transport
+from lrl.weights.version_file import path_of
 from tests.weights.whole_weights import WholeWeights
 
 DEADLINE_S = 600.0
@@ -141,7 +142,7 @@ def half(weight: Tensor) -> Tensor:
 
 
 def wire(scene: Scene, size: int) -> dict[str, float]:
-    path = Path(tempfile.gettempdir(), f"lrl-bench-wire-{os.getpid()}")
+    path = Path(path_of(memory_file("wire")))
     path.write_bytes(os.urandom(size))
     count = len(scene.receivers)
     with socket.create_server((LOOPBACK, 0), backlog=count) as listener:

@@ -155,7 +155,10 @@ def test_setup_installs_the_pinned_list_of_the_machine(
         (tmp_path / name).touch()
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
-    programs = {"nvidia-smi": f"exit {int(not driver)}", "python": 'echo "$@" >> pip.log'}
+    programs = {
+        "nvidia-smi": f"echo A line, also of an error; exit {int(not driver)}",
+        "python": 'echo "$@" >> pip.log',
+    }
     for name, body in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
@@ -164,6 +167,8 @@ def test_setup_installs_the_pinned_list_of_the_machine(
     installed = (tmp_path / "pip.log").read_text().splitlines()
     assert installed[-2].endswith(f"--no-deps -r requirements/{listed}")
     assert installed[-1].endswith("editable_mode=compat -e .")
+    quickstart = succeed(["make", "--dry-run", "quickstart"], tmp_path, environment)
+    assert ("--trainer.accelerator gpu" in quickstart) == driver
 
 
 def test_lrl_is_found_from_the_folder_that_has_the_clone(tmp_path: Path) -> None:

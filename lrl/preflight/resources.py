@@ -135,10 +135,22 @@ def check_resources(run: Run, shape: Shape) -> None:
     of_a_rank = (weights + (states if run.trains else 0)) // strategy.shards
     dtype = strategy.server_settings.dtype
     copy = shape.parameters * BYTES[policy.dtype_name if dtype == "auto" else dtype]
+    copies = strategy.choose_transport().copies
+    pools = 1 + bool(strategy.num_evaluation_generators)
+    # A new version is staged beside the older one of its pool.
+    staged = (pools + 1) * min(trained, copy) // run.trainer.num_nodes if copies else 0
     if strategy.root_device.type == "cuda":
         check_gpu(strategy, of_a_rank)
-    else:
-        check_memory(strategy, of_a_rank, copy)
+        check_memory({"staged weights": staged})
+        return
+    number = len(strategy.placements())
+    parts = {
+        "trainer": of_a_rank * (len(strategy.parallel_devices or ()) or 1),
+        "staged weights": staged,
+        "generators' weights": number * copy,
+        "their keys and values": int(number * strategy.server_settings.kv_cache_gib * GIB),
+    }
+    check_memory(parts)
 
 
 def memory_here() -> int:
@@ -150,19 +162,14 @@ def memory_here() -> int:
     return min(machine, int(text)) if text.isdecimal() else machine
 
 
-def check_memory(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
-    """Checks a machine without GPUs: a process that is out of memory is killed."""
-    trainer = of_a_rank * (len(strategy.parallel_devices or ()) or 1)
-    number = len(strategy.placements())
-    generators = number * copy
-    kv_cache = int(number * strategy.server_settings.kv_cache_gib * GIB)
-    needed, here = trainer + generators + kv_cache, memory_here()
+def check_memory(parts: dict[str, int]) -> None:
+    """Checks that `parts`, in bytes, fit: a process that is out of memory is killed."""
+    needed, here = sum(parts.values()), memory_here()
     if needed > here:
-        sizes = (needed, here, trainer, generators, kv_cache)
-        needs, has, *parts = in_gib(*sizes)
+        needs, has, *sizes = in_gib(needed, here, *parts.values())
+        listed = ", ".join(f"{name} {size}" for name, size in zip(parts, sizes, strict=True))
         raise ConfigError(
-            f"Memory: at least {needs} GiB are needed (trainer {parts[0]}, generators' weights "
-            f"{parts[1]}, their keys and values {parts[2]}), and there are {has}. Take a smaller "
+            f"Memory: at least {needs} GiB are needed ({listed}), and there are {has}. Take a smaller "
             "model.model, model.dtype bfloat16, or a smaller strategy.server.kv_cache_gib."
         )
 

@@ -11,6 +11,16 @@ def in_gib(*counts: float) -> list[str]:
     return [f"{count / GIB:.4g}" for count in counts]
 
 
+def memory_file(name: str) -> int:
+    """Opens a file in memory, which children do not inherit; returns its descriptor."""
+    # Not os.memfd_create: a Python that was built for an older glibc, such as conda's, lacks it.
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.memfd_create(name.encode(), 1)  # MFD_CLOEXEC
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
+
+
 def trim_heap() -> None:
     """Returns memory that the C library keeps between small objects in use; does nothing without
     glibc.

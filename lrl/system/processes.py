@@ -62,10 +62,11 @@ def bound_to_this_process(words: Sequence[str], by: int = signal.SIGKILL) -> lis
 
 
 def machine() -> str:
-    """Returns the same string in processes that share pids, ports and /dev/shm."""
+    """Returns the same string in processes that share pids, ports and users."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
-    return " ".join([boot, *spaces, f"shm:[{os.stat('/dev/shm').st_dev}]"])
+    return " ".join(
+        [boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net", "user"))]
+    )
 
 
 def started(pid: int) -> int | None:

@@ -42,7 +42,7 @@ from lrl.system.machine import trim_heap
 from lrl.training.merging import UP
 from lrl.weights.buckets import Bucket, Plan, buckets_of, damaged, exchange, raise_if_damaged
 from lrl.weights.nccl import abort, join_communicator
-from lrl.weights.version_file import check_file, merged
+from lrl.weights.version_file import check_file, merged, path_of
 
 Init = TypeVar("Init", bound=WeightTransferInitInfo)
 Update = TypeVar("Update", bound=WeightTransferUpdateInfo)
@@ -97,8 +97,11 @@ class FileEngine(Engine[WeightTransferInitInfo, FileInfo]):
 
     def receive_weights(self, update_info: FileInfo) -> None:
         """Loads the file; raises ValueError for a damaged one, before any weight is replaced."""
-        check_file(update_info.file, update_info.checksum)
-        tensors = load_file(update_info.file, device=str(self.device))
+        # Opened once: what is loaded is what was checked.
+        with open(update_info.file, "rb") as file:
+            own = path_of(file.fileno())
+            check_file(own, update_info.checksum)
+            tensors = load_file(own, device=str(self.device))
         dtype = cast(torch.dtype, self.model_config.dtype)
         self.model.load_weights(
             merged(self._first_version(), tensors, dtype)

@@ -36,6 +36,7 @@ from xxhash import xxh3_64_intdigest
 from lrl.errors import BadTransfer, FetchFailed
 from lrl.system.auth import TOKEN_VARIABLE, bearer
 from lrl.system.endpoint import Location, connect
+from lrl.system.machine import memory_file
 from lrl.weights.parts import FETCH, PARTS, FetchOrder, FetchReport, restore
 from lrl.weights.version_file import Block, Header, path_of, read_header, require_memory
 
@@ -167,7 +168,7 @@ class VersionFile:
         """Numbers of the blocks that are right."""
         self.differences = dict[int, bytes]()
         """Those that came, for other generators."""
-        self._file = os.fdopen(os.memfd_create("lrl-weights"), "r+b")
+        self._file = os.fdopen(memory_file("lrl-weights"), "r+b")
         self._file.write(header.text)
         self._file.truncate(header.size)
         self._file.flush()

@@ -1,11 +1,12 @@
 """Weights through a file in memory: for any single machine, with or without GPUs.
 
-Every rank writes its part of one file while the generators still write; in the pause they only check
-and load it. The file has no name that another user could guess, open or replace: generators open it through
-the trainer's process."""
+Every rank writes its part of one file while the generators still write; in the pause they only
+check and load it. The file has no name that another user could guess, open or replace: generators
+open it through the trainer's process."""
 
 import os
 
+from lrl.system.machine import memory_file
 from lrl.weights.pool_calls import PoolCalls
 from lrl.weights.staging import StageOrder
 from lrl.weights.transport import Machine, Policy, Transport
@@ -38,7 +39,7 @@ class SharedMemory(Transport):
 
     def stage(self) -> None:
         """Writes the weights next to the older file, then frees that one."""
-        file = os.memfd_create(self.name)
+        file = memory_file(self.name)
         try:
             header = self.policy.stage_weights(StageOrder(self.name, None, path_of(file)))
         except BaseException:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
+from lrl.system.machine import memory_file
 from lrl.system.ranks import Ranks
 from lrl.weights.version_file import Header, Pieces, held_rows, require_memory, spec_of, sums_of
 
@@ -135,13 +136,9 @@ def _write_part(
     descriptor, sums, fault = -1, list[int](), ""
     blocks = empty.parts[rank]
     try:
-        require_memory(sum(block.nbytes for block in blocks))
-        if order.file:
-            descriptor = os.open(order.file, os.O_RDWR)
-            if rank == 0:
-                os.truncate(descriptor, empty.size)
-        else:
-            descriptor = os.memfd_create(order.pool)
+        whole = order.file and rank == 0  # the others' parts of it are on this machine, too
+        require_memory(empty.size if whole else sum(block.nbytes for block in blocks))
+        descriptor = os.open(order.file, os.O_RDWR) if order.file else memory_file(order.pool)
         _write(rows, empty, order, descriptor)
         sums = sums_of(blocks, descriptor)
     except OSError as error:

@@ -116,7 +116,14 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
     assert "making:model" in output and "takes long" in output
 
 
-MEMORY = ("Memory", "trainer ", "keys and values 1)", "there are 0.0009766", "kv_cache_gib")
+MEMORY = (
+    "Memory",
+    "trainer ",
+    "staged weights ",
+    "keys and values 1)",
+    "there are 0.0009766",
+    "kv_cache_gib",
+)
 TOO_LITTLE: dict[str, tuple[str, Any, str, tuple[str, ...]]] = {
     "memory": ("lrl.preflight.resources.memory_here", lambda: 2**20, "", MEMORY),
 }

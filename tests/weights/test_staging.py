@@ -5,7 +5,6 @@ Covers lrl/weights/version_file.py.
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -16,8 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lrl.system.machine import memory_file
 from lrl.system.ranks import Ranks
 from lrl.training.pieces import piece_of
+from lrl.weights import staging
 from lrl.weights.staging import StageOrder
 from lrl.weights.version_file import Header, check_file, spec_of
 from tests.weights.whole_weights import WholeWeights
@@ -129,14 +130,14 @@ def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_su
     def create(name: str) -> int:
         if full:
             raise OSError("Cannot allocate memory")
-        return memfd(name)
+        return memory_file(name)
 
-    memfd = os.memfd_create
-    monkeypatch.setattr(os, "memfd_create", create)
+    monkeypatch.setattr(staging, "memory_file", create)
     why = "Cannot allocate memory"
     with closing(WholeWeights(weights.items, 2)) as policy:
         with pytest.raises(OSError, match=f"^rank 0: {why}; rank 1: {why}$"):
             policy.stage_weights(order)
+        assert not any(one.done() for one in policy._threads), "an error would end the rank"
         full.clear()
         policy.stage_weights(order)
         assert all(one.staging.parts.keys() == {"pool"} for one in policy.all)

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from lrl.rewards.sandbox import calls, runner
 from lrl.rewards.sandbox.forms import Step, Tests
+from lrl.system.machine import memory_file
 from lrl.system.processes import die_with
 
 Isolation = Literal["bubblewrap", "none"]
@@ -229,7 +230,7 @@ def _prepare(owner: int, user: int | None) -> None:
 
 
 def _memory_file(resources: ExitStack, content: bytes = b"") -> BinaryIO:
-    descriptor = os.memfd_create("lrl")
+    descriptor = memory_file("lrl")
     os.pwrite(descriptor, content, 0)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # prints come behind all else
     return resources.enter_context(open(descriptor, "r+b", 0))

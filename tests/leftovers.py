@@ -19,7 +19,6 @@ import pytest
 from lrl.generators.supervisor import SHM, mapped
 
 MARK = "LRL_TEST_MARK"
-SUPERVISOR = "generators/supervisor.py"
 
 
 def wait_for(

@@ -169,8 +169,8 @@ def check_memory(parts: dict[str, int]) -> None:
         needs, has, *sizes = in_gib(needed, here, *parts.values())
         listed = ", ".join(f"{name} {size}" for name, size in zip(parts, sizes, strict=True))
         raise ConfigError(
-            f"Memory: at least {needs} GiB are needed ({listed}), and there are {has}. Take a smaller "
-            "model.model, model.dtype bfloat16, or a smaller strategy.server.kv_cache_gib."
+            f"Memory: at least {needs} GiB are needed ({listed}), and there are {has}. Take a "
+            "smaller model.model, model.dtype bfloat16, or a smaller strategy.server.kv_cache_gib."
         )
 
 

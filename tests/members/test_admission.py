@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.errors import GeneratorError, ServerError
 from lrl.generators import fleet
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator, State
@@ -210,3 +211,25 @@ def test_leaving_loses_no_token_and_no_response(
     fleet = run(scene())
     assert len(fleet.generators) == 1 and fleet.left == 2 and fleet.generators[0].in_flight == 0
     fleet.stop()
+
+
+@pytest.mark.parametrize("fault", ["it ends", "its first request fails"])
+def test_a_server_that_fails_while_it_starts_again_is_started_once_more(
+    fault: str, live: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = live.servers[0]
+
+    def ready() -> bool:
+        if fault == "it ends" and server.starts == 2:
+            raise ServerError("Generator 0 ended with exit status 1.")
+        return True
+
+    async def answers(generator: Generator, deadline_s: float) -> None:
+        if fault == "its first request fails" and generator.server is server and server.starts == 2:
+            raise GeneratorError("generator 0 is silent")
+
+    monkeypatch.setattr(server, "ready", ready)
+    monkeypatch.setattr(fleet, "answer_of", answers)
+    server.alive = False
+    wait_for(lambda: live.fleet.restarts == 1)
+    assert server.starts == 3

@@ -66,7 +66,6 @@ WORDS = [
 
 TRAINER = [
     ("--trainer.devices 1", "trainer.devices is 1", "generator_devices", "at least 2"),
-    (f"{STRATEGY} ddp", "trainer.strategy is ddp, which has no generators"),
     (f"{STRATEGY}.evaluation_generators 1", "none is left"),
     (f"{STRATEGY}.weight_transfer nccl", "weight_transfer", "nccl", "auto"),
     (f"{STRATEGY}.placement shared", "Set data.max_lag to 0"),

@@ -69,6 +69,13 @@ def test_a_program_is_worth_the_tests_that_it_passes(judges, program, tests, who
     [
         (BUSY, PAIRS, {"cpu_s": 1, "isolation": "none"}, "the limit of 1 s of CPU time"),
         ("import time\ntime.sleep(60)", PAIRS, {"timeout_s": 2, "isolation": "none"}, "2 s"),
+        ("x = 2**28", "assert bytearray(x)", {"memory_mib": 128, "isolation": "none"}, "128 MiB"),
+        (
+            "def f():\n while 1: print(1)",
+            "f()",
+            {"max_output_bytes": 10**4, "isolation": "none"},
+            "10000",
+        ),
         (BUSY, PAIRS, {"cpu_s": 1}, "the limit of 1 s of CPU time"),
         ("import time\ntime.sleep(60)", PAIRS, {"timeout_s": 2}, "the time limit of 2 s"),
         ("x = bytearray(2**28)", PAIRS, {"memory_mib": 128}, "the limit of 128 MiB of memory"),

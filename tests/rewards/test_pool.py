@@ -102,6 +102,11 @@ def test_no_result_of_a_reward_and_no_death_of_a_worker_turns_into_a_reward_of_0
     rewards, kinds = zip(*itertools.starmap(expected, itertools.chain(*groups)), strict=True)
     rollouts = [rollout for batch in batches for rollout in batch]
     assert [rollout.reward for rollout in rollouts] == list(rewards)
+    of_reward = ("exception: ", "nan: ", "wrong_type: ", "wrong_shape: ")
+    for rollout in rollouts:
+        why = rollout.reward_failure or ""
+        assert rollout.reward is not None or rollout.reward_parts == {}
+        assert not why.startswith(of_reward) or "obey" in why
     failures = [(rollout.reward_failure or "").partition(":")[0] for rollout in rollouts]
     assert failures == list(kinds)
     found = counted(pool)

@@ -63,8 +63,8 @@ class Schedule(RuleBasedStateMachine):
         responses_each=st.sampled_from([2, 1, 3, 2]),
         max_skipped=st.integers(0, 3),
         every=picks,
-        turns=st.booleans(),
         head_start=st.integers(0, 12),
+        turns=st.booleans(),
     )
     def begin(self, head_start: int, **settings: Any) -> None:
         self.run = ModelledRun(**settings)

@@ -71,8 +71,10 @@ def cases(folder: str) -> dict[str, Callable[[], Settings]]:
             head_chunk_tokens=16,
             max_grad_norm=None,
         ),
-        "CISPO, bfloat16, eager, by a number, abort on mismatch": lambda: of(
+        "CISPO, turns, turn critic, bfloat16, eager, by a number, abort on mismatch": lambda: of(
             objective=objectives.CISPO(),
+            data=Turns,
+            critic=lrl.TurnCritic(),
             dtype="bfloat16",
             attention="eager",
             normalise_by=64,

@@ -29,6 +29,7 @@ WAITS_A_MICRO_BATCH, WAITS_A_STEP = 0, 1
 MORE_WAITS = {
     "bf16-mixed, flash_attention_2": 4,
     "bf16-mixed, lora, critic with a model, reference": 8,
+    "CISPO, turns, turn critic, bfloat16, eager, by a number, abort on mismatch": 4,
     "GSPO, copies, by sequence": 4,
     "DecoupledPPO, lora, its base as reference": 4,
     "REINFORCE, reference in the reward, refreshed": 4,

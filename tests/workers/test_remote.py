@@ -131,11 +131,16 @@ ENDS = {
 def test_one_member_does_what_the_run_has_and_each_failure_names_it(shared, members_first):
     made, pools = shared
     (member,) = made.members.ready
-    for pool, tries in zip(pools, (2, 1), strict=True):
+    kinds = [
+        {"crash": "crash: ", "leak": "memory: ", "hang": "timeout: "},
+        {"crash": "environment_error: ", "leak": "environment_error: ", "hang": "tool_timeout: "},
+    ]
+    for pool, tries, kind in zip(pools, (2, 1), kinds, strict=True):
         found = failures(pool)
         assert found.pop("fine") == ""
         for order, why in found.items():
-            assert ENDS[order] in why and why.endswith(f" ({member.name})")
+            assert why.startswith(kind[order]) and ENDS[order] in why
+            assert why.endswith(f" ({member.name})")
         assert pool.workers.replaced == tries * len(ENDS)
     scoring, playing = pools
     assert scoring.scored_by == playing.answered_by == {member.name: 1}

@@ -507,3 +507,52 @@ def test_the_filter_of_both_machines_has_the_numbers_of_the_kernels_headers(mach
     assert found == found | {name: numbers[name] for name in found.keys() & numbers}
     operands = [operand for *_, operand in struct.iter_unpack("=HBBI", seccomp_filter(machine))]
     assert {ARCHITECTURES[machine], *(int(numbers[name]) for name in CONDITIONAL)} <= {*operands}
+
+
+def result_of(program, machine_number, call, argument=0):
+    """Runs a filter, as the kernel does, on a call; returns what it answers."""
+    data = struct.pack("=IIQQ", call, machine_number, 0, argument)
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    at, value = 0, 0
+    while True:
+        code, if_true, if_false, operand = instructions[at]
+        at += 1
+        match code:
+            case 0x06:
+                return operand
+            case 0x20:
+                (value,) = struct.unpack_from("=I", data, operand)
+            case 0x15:
+                at += if_true if value == operand else if_false
+            case 0x35:
+                at += if_true if value >= operand else if_false
+            case 0x45:
+                at += if_true if value & operand else if_false
+            case _:
+                raise AssertionError(code)
+
+
+REFUSED = {
+    "x86_64": [101, 165, 250, 272, 298, 310, 319, 321, 323, 425],
+    "aarch64": [117, 40, 219, 97, 241, 270, 279, 280, 282, 425],
+}
+"""ptrace, mount, keyctl, unshare, perf_event_open, process_vm_readv, memfd_create, bpf,
+userfaultfd, io_uring_setup."""
+
+
+@pytest.mark.parametrize(
+    ("machine", "read", "clone", "socket_"), [("x86_64", 0, 56, 41), ("aarch64", 63, 220, 198)]
+)
+def test_the_filter_is_the_same_on_both_machines(machine, read, clone, socket_):
+    program = seccomp_filter(machine)
+    number = ARCHITECTURES[machine]
+    allow, refuse = 0x7FFF0000, 0x00050001
+    assert result_of(program, number, read) == allow
+    for refused in REFUSED[machine]:
+        assert result_of(program, number, refused) == refuse
+    assert result_of(program, number, clone, 0x01200011) == allow  # fork
+    assert result_of(program, number, clone, 0x10000011) == refuse  # a new user namespace
+    assert result_of(program, number, socket_, 2) == allow
+    assert result_of(program, number, socket_, 40) == 0x00050061
+    assert result_of(program, 0x40000003, read) == refuse  # a program of 32 bits
+    assert result_of(program, number, 0x40000000 + 101) == refuse  # the numbers of x32

@@ -169,7 +169,7 @@ def test_a_token_that_several_branches_read_has_one_number_of_the_reference() ->
     ("plan", "branches", "why"),
     [
         ([(0.0, []), (0.0, [])], False, "`branches` is not true"),
-        ([(0.0, []), (9.0, [])], True, "`after` is 8, and the policy has written 1 turns"),
+        ([(0.0, []), (2.0, [])], True, "`after` is 1, and the policy has written 1 turns"),
     ],
 )
 def test_a_branch_that_cannot_be_is_an_error_of_the_environment(

@@ -266,6 +266,7 @@ def test_a_resumed_run_has_the_values_and_moments_of_an_unbroken_one(
     found = run(resumed, 5, str(tmp_path / "step=3.ckpt"))
     for row, whole in zip(found, expected[3:], strict=True):
         assert row.items() <= whole.items()  # which still has those of earlier lags
+        assert {"critic/explained_variance", "policy/loss", "policy/grad_norm"} <= row.keys()
     assert torch.equal(flat(resumed.parameters()), flat(unbroken.parameters()))
 
 

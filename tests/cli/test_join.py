@@ -76,7 +76,7 @@ def test_a_generator_is_found_by_number_under_any_name_of_its_run_until_its_proc
     tmp_path: Path, say: Say
 ) -> None:
     first, second = (
-        Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, number, "a run")
+        Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, number)
         for number in (0, 12)
     )
     link = tmp_path / "link"

@@ -44,7 +44,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setattr(join, "POLL_S", 0.02)
     monkeypatch.setattr(join, "Server", Remembered)
     monkeypatch.setattr(Remembered, "made", [])
-    own = Remembered("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
+    own = Remembered("base", ServerSettings(), "shared_memory", [], tmp_path, 0)
     with (
         served(SPEC, tmp_path, own.token) as server,
         live_fleet([own], server.registry, own.token) as made,

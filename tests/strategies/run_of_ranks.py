@@ -56,7 +56,8 @@ class Telling(L.Callback):
         found["weights"] = sum(float(whole(one).double().sum()) for one in weights)
         if isinstance(pl_module, Counting):
             found |= pl_module.take() | of_run(trainer)
-        print(f"step {trainer.global_step}: {json.dumps(found)}", flush=True)
+        line = f"step {trainer.global_step}: {json.dumps(found)}\n"
+        os.write(1, line.encode())  # at once: print writes the end of a line by itself
 
 
 def told(text: str) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ def test_the_trainer_reaches_a_generator_on_every_address_by_loopback() -> None:
 def test_an_address_of_another_machine_is_named_before_a_start(tmp_path: Path) -> None:
     settings = ServerSettings(host="203.0.113.7", insecure=True)
     with pytest.raises(ValueError, match="cannot be had at strategy.server.host 203.0.113.7"):
-        Server("a/model", settings, "shared_memory", [], tmp_path, 0, "listening")
+        Server("a/model", settings, "shared_memory", [], tmp_path, 0)
 
 
 def test_a_certificate_that_cannot_serve_is_refused_before_a_start(
@@ -121,7 +121,7 @@ def tls_server(pair: tuple[str, str], folder: Path, policy_folder: Path) -> Iter
         max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.1,
         host="0.0.0.0", tls_cert=pair[0], tls_key=pair[1]
     )  # fmt: skip
-    server = Server(str(policy_folder), settings, "shared_memory", [], folder, 0, "tls")
+    server = Server(str(policy_folder), settings, "shared_memory", [], folder, 0)
     with pytest.MonkeyPatch.context() as patch:
         if outside := list(outside_addresses()):
             patch.setenv("GLOO_SOCKET_IFNAME", outside[0])

@@ -40,6 +40,17 @@ def test_replayed_groups_are_trained_before_and_stay_within_their_own_bound(
     assert len(witness.metrics) == STEPS
 
 
+def test_adapters_are_trained_and_every_sync_of_them_is_proved(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    learning = {"lora": lrl.LoRA(rank=4), "reference": lrl.Reference()}
+    witness = fit(lent_server, policy_folder, tmp_path, max_lag=1, learning=learning)
+    assert max(version for _, rollout in witness.rollouts for version in rollout.versions) >= 1
+    kl = [metrics["policy/kl_reference"] for metrics in witness.metrics]
+    assert kl[0] == 0.0 < kl[-1], "the reference is the policy without its adapters"
+    assert all(metrics["policy/mismatch_kl"] < 1e-4 for metrics in witness.metrics)
+
+
 class Skipped(L.Callback):
     """Checks what each step has left out, and remembers the groups that the run has skipped."""
 
@@ -56,7 +67,7 @@ class Skipped(L.Callback):
         self.groups = list(run.calls.controller.ledger.skipped)
 
 
-def test_adapters_learn_from_groups_with_unequal_rewards_and_failed_responses_leave_the_others_theirs(
+def test_equal_groups_make_room_for_others_and_failed_responses_leave_the_others_their_rewards(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     skipped = Skipped()
@@ -71,7 +82,6 @@ def test_adapters_learn_from_groups_with_unequal_rewards_and_failed_responses_le
         max_reward_failures=1.0,
         max_skipped_per_step=60,
         mask_truncated=True,
-        learning={"lora": lrl.LoRA(rank=4), "reference": lrl.Reference()},
     )
     done = [*skipped.groups, *(group.index for _, group in witness.groups)]
     assert len(witness.groups) == 4 * GROUPS and sorted(done) == list(range(len(done)))
@@ -89,7 +99,3 @@ def test_adapters_learn_from_groups_with_unequal_rewards_and_failed_responses_le
     assert last["rewards/nan"] == last["rewards/retried"] >= len(even)
     assert re.search(r"without a reward +│ nan [1-9]", capsys.readouterr().out)
     assert not {"rewards/crash", "rewards/replaced"} & last.keys()
-    assert max(version for rollout in rollouts for version in rollout.versions) >= 1
-    kl = [metrics["policy/kl_reference"] for metrics in witness.metrics]
-    assert kl[0] == 0.0 < kl[-1], "the reference is the policy without its adapters"
-    assert all(metrics["policy/mismatch_kl"] < 1e-4 for metrics in witness.metrics)

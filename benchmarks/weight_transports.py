@@ -142,7 +142,8 @@ def half(weight: Tensor) -> Tensor:
 
 
 def wire(scene: Scene, size: int) -> dict[str, float]:
-    path = Path(path_of(memory_file("wire")))
+    file = memory_file("wire")
+    path = Path(path_of(file))
     path.write_bytes(os.urandom(size))
     count = len(scene.receivers)
     with socket.create_server((LOOPBACK, 0), backlog=count) as listener:
@@ -153,7 +154,7 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
         started = time.monotonic()
         scene.loop.wait(all_of(posts), DEADLINE_S, "plain copies")
         seconds = time.monotonic() - started
-    path.unlink()
+    os.close(file)
     mb = count * size / MB
     return {"sync_s": seconds, "sent_mb": mb, "fetched_mb": mb, "peak_mb": 0.0}
 

@@ -164,7 +164,7 @@ def graphics(torch: ModuleType | Exception, gpus: Sequence[str], driver: bool) -
 
 
 def space(path: Path = Path("/dev/shm")) -> Check:
-    """Checks the shared memory, which vLLM's processes and NCCL use."""
+    """Checks the shared memory, which vLLM and NCCL use."""
     if not os.access(path, os.W_OK):
         mount = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}"
         return Check(str(path), "wrong", f"{path} is missing or not writable", mount)

@@ -114,6 +114,8 @@ class WorkerProcess:
             return
         self.lost = why
         self._process.terminate()
+        # Here: the garbage collector would close it on any thread, while this loop uses it.
+        self._streams.add_done_callback(_close)
         for job in self._asked:
             self._answer(job, WorkerLost(why, by_other=self._ended_by_a_job))
         died = (
@@ -233,6 +235,11 @@ class WorkerProcess:
         if code == -signal.SIGKILL:
             how = "was ended by SIGKILL, as Linux does when the machine is out of memory"
         return "crash", f"the worker {how}"
+
+
+def _close(streams: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    _, writer = streams.result()
+    writer.close()
 
 
 class LocalWorkers:

@@ -4,6 +4,7 @@ run: real processes, real deaths. Here they score groups; a worker that plays ep
 Covers lrl/workers/worker.py.
 """
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from lrl.workers.worker import ask_this_machine_itself
-from tests.event_loop import LOOP
+from tests.event_loop import LOOP, run
 from tests.leftovers import lives
 from tests.rewards import odd_rewards
 from tests.rewards.scenes import PROMPT, rollouts_of, scored, started
@@ -91,6 +92,19 @@ def test_nothing_is_left_after_close_and_who_waits_gets_to_know():
         assert not any(map(lives, both))
         pool.start(LOOP)
         assert works(pool), "it starts again"
+
+
+def test_the_loop_disconnects_a_killed_worker_before_the_garbage_collector_can():
+    with started(REWARDS, workers=1) as pool:
+        (worker,) = pool.workers.local._processes
+        _, connection = worker._streams.result()
+
+        async def disconnects():
+            worker.kill("of a test")
+            await asyncio.sleep(0)
+            return connection.is_closing()
+
+        assert run(disconnects())
 
 
 def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting():

@@ -49,14 +49,15 @@ class Condition(NamedTuple):
     why: str = ""
 
 
-class Slot(ABC):
-    """The slot of one job. Its methods are called on one thread, which outlives the job."""
+class SupervisedJob(ABC):
+    """A job that is started again when it fails. Its methods are called on one thread, which
+    outlives it."""
 
     name: str
-    """Of the job, for the log."""
+    """For the log."""
     running = False
     failures = 0
-    """Since a job last served for long."""
+    """Since it last served for long."""
     why = ""
     """The reason of the last failure."""
     failed_at = 0.0
@@ -65,18 +66,18 @@ class Slot(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts the job; raises OSError or NotRunning if that is not possible now."""
+        """Starts it; raises OSError or NotRunning if that is not possible now."""
 
     @abstractmethod
     def condition(self) -> Condition:
-        """Returns the state of the job; called between `start` and `end`."""
+        """Returns its state; called between `start` and `end`."""
 
     @abstractmethod
     def end(self) -> None:
-        """Ends the job, also one that hangs, if there is one. Idempotent."""
+        """Ends it, also if it hangs; does nothing if it does not run. Idempotent."""
 
     def poll(self) -> None:
-        """Starts the job if it is time, or looks at it."""
+        """Starts it if it is time, or looks at it."""
         if self.running:
             state, why = self.condition()
             if state is JobState.SERVING:
@@ -109,39 +110,39 @@ class Slot(ABC):
 
 
 class JobSupervisor:
-    """Keeps a job running in each slot, from `start` to `stop`, on a thread of its own: one that is
-    slow to start or to end delays no other."""
+    """Keeps jobs running from `start` to `stop`, each on a thread of its own: one that is slow to
+    start or to end delays no other."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self.slots = slots
+    def __init__(self, jobs: Sequence[SupervisedJob]) -> None:
+        self.jobs = jobs
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begins to start and watch the jobs."""
-        for index, slot in enumerate(self.slots):
+        for index, job in enumerate(self.jobs):
             name = f"lrl-jobs-{index}"
-            thread = threading.Thread(target=self._run, args=(slot,), name=name, daemon=True)
+            thread = threading.Thread(target=self._run, args=(job,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def stop(self) -> None:
         """Ends all jobs, all at once, and waits for their end. Idempotent."""
         self._over.set()
-        for slot in () if self._threads else self.slots:
-            slot.end()
+        for job in () if self._threads else self.jobs:
+            job.end()
         for thread in self._threads:
             thread.join()
 
-    def _run(self, slot: Slot) -> None:
+    def _run(self, job: SupervisedJob) -> None:
         try:
             while not self._over.wait(JOB_POLL_S):
-                slot.poll()
+                job.poll()
         except Exception:
-            log.exception("Watching %s failed; it will not be replaced.", slot.name)
+            log.exception("Watching %s failed; it will not be replaced.", job.name)
             self._over.wait()
         finally:
-            slot.end()
+            job.end()
 
 
 class Fleet:
@@ -184,11 +185,11 @@ class Fleet:
         self.left = 0
         """Generators that have served and are not replaced: removed ones, and lost ones of other
         processes."""
-        self._slots = [
-            _ServerSlot(self, self.pools[index >= split], self.generators[index], server)
+        self._jobs = [
+            _ServerJob(self, self.pools[index >= split], self.generators[index], server)
             for index, server in enumerate(servers)
         ]
-        self._supervisor = JobSupervisor(self._slots)
+        self._supervisor = JobSupervisor(self._jobs)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -210,7 +211,7 @@ class Fleet:
     def start(self, interrupted: Callable[[], None] = lambda: None) -> None:
         """Starts all servers, waits until they are ready, and begins to monitor them; call `stop`
         also after its ServerError. Calls `interrupted`, which may raise, at every poll."""
-        servers = [slot.server for slot in self._slots]
+        servers = [job.server for job in self._jobs]
         for server in servers:
             server.start()
         for server in servers:
@@ -230,18 +231,18 @@ class Fleet:
         finally:
             self._supervisor.stop()
 
-    async def admit(self, generator: Generator, slot: "_ServerSlot | None" = None) -> None:
-        """Admits a generator, which joins at the next sync: of another process, or of `slot`, whose
+    async def admit(self, generator: Generator, job: "_ServerJob | None" = None) -> None:
+        """Admits a generator, which joins at the next sync: of another process, or of `job`, whose
         server was started again. Raises GeneratorError if it is silent."""
         self._clients.append(generator.client)
         await answer_of(generator, generator.server.settings.start_timeout_s)
-        if slot is None:
+        if job is None:
             self.generators.append(generator)
         else:
-            self.generators[self.generators.index(slot.generator)] = generator
-            slot.generator = generator
+            self.generators[self.generators.index(job.generator)] = generator
+            job.generator = generator
             self.restarts += 1
-        pool = self.rollouts if slot is None else slot.pool
+        pool = self.rollouts if job is None else job.pool
         pool.pending.append(generator)
         self._spawn(monitor(pool, generator, self.heartbeat_s))
 
@@ -253,20 +254,20 @@ class Fleet:
         await generator.flush()
         if generator.eviction is not None:  # it has failed meanwhile, and is treated as lost
             return
-        slot = self._slot_of(generator)
-        if slot is not None:
-            slot.has_left = True
+        job = self._job_of(generator)
+        if job is not None:
+            job.has_left = True
         self.rollouts.remove(generator, f"{generator.name} has left the run.")
         await self._forget(generator)
-        if slot is not None:
-            await asyncio.to_thread(slot.end)
+        if job is not None:
+            await asyncio.to_thread(job.end)
 
     def call(self, work: Any, purpose: str, deadline_s: float = CONTROL_DEADLINE_S) -> Any:
         """Runs a coroutine on the fleet's loop and waits for it, from the trainer's thread."""
         return self.loop.wait(work, deadline_s, purpose)
 
     async def _begin(self) -> None:
-        await asyncio.gather(*(slot.first_answer() for slot in self._slots))
+        await asyncio.gather(*(job.first_answer() for job in self._jobs))
         for pool in self.pools:
             pool.on_evicted = lambda generator: self._spawn(self._close(generator))
             for generator in pool.generators:
@@ -282,8 +283,8 @@ class Fleet:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("Monitoring the generators failed; one may not be replaced.", exc_info=error)
 
-    def _slot_of(self, generator: Generator) -> "_ServerSlot | None":
-        return next((slot for slot in self._slots if slot.generator is generator), None)
+    def _job_of(self, generator: Generator) -> "_ServerJob | None":
+        return next((job for job in self._jobs if job.generator is generator), None)
 
     async def _forget(self, generator: Generator) -> None:
         self.generators.remove(generator)
@@ -291,8 +292,8 @@ class Fleet:
         await generator.client.close()
 
     async def _close(self, lost: Generator) -> None:
-        """Closes a lost generator, which its slot replaces; forgets another process's."""
-        if self._slot_of(lost) is None:
+        """Closes a lost generator, which its job replaces; forgets another process's."""
+        if self._job_of(lost) is None:
             await self._forget(lost)
         else:
             await lost.client.close()
@@ -305,7 +306,7 @@ class Fleet:
 
 
 @dataclass(eq=False)
-class _ServerSlot(Slot):
+class _ServerJob(SupervisedJob):
     """A server of the run, and the generator that it is at present."""
 
     running = True  # the fleet starts the first one

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lrl.errors import NotRunning
-from lrl.generators.fleet import Condition, JobState, JobSupervisor, Slot
+from lrl.generators.fleet import Condition, JobState, JobSupervisor, SupervisedJob
 from lrl.members.launchers import Job, Launcher
 from lrl.members.registry import (
     RUN_CERTIFICATE,
@@ -23,7 +23,7 @@ OWN_END_S = 20.0
 """Seconds in which a job must end by itself after the run has announced its end."""
 POLL_S = 0.1
 ATTEMPTS = 3
-"""Jobs of each slot that may fail before a run gives up at its start."""
+"""Failures of each job before a run gives up at its start."""
 
 
 class LaunchedMembers(JobSupervisor):
@@ -33,7 +33,7 @@ class LaunchedMembers(JobSupervisor):
     the first ones that it sees.
     """
 
-    slots: Sequence["_LaunchedSlot"]
+    jobs: Sequence["_LaunchedJob"]
 
     def __init__(
         self,
@@ -53,30 +53,30 @@ class LaunchedMembers(JobSupervisor):
         own = {RUN_TOKEN: client.token, RUN_CERTIFICATE: client.location.certificate}
         self.environment = {**os.environ, **own}
         placements = placements or [range(launcher.gpus)] * launcher.jobs
-        slots = [_LaunchedSlot(self, *place) for place in enumerate(placements)]
-        super().__init__(slots if launcher.starts else [])
+        jobs = [_LaunchedJob(self, *place) for place in enumerate(placements)]
+        super().__init__(jobs if launcher.starts else [])
 
     @property
     def all_failed(self) -> bool:
         """Whether every job has failed several times since it last served for long."""
-        return bool(self.slots) and all(slot.failures >= ATTEMPTS for slot in self.slots)
+        return bool(self.jobs) and all(job.failures >= ATTEMPTS for job in self.jobs)
 
     @property
     def last_words(self) -> str:
         """The output of the job that failed last, or the resource that a job waits for."""
-        last = max(self.slots, key=lambda slot: slot.failed_at, default=None)
-        tails = (slot.tail() for slot in self.slots)
+        last = max(self.jobs, key=lambda job: job.failed_at, default=None)
+        tails = (job.tail() for job in self.jobs)
         return last.why if last and last.why else next(filter(None, tails), "")
 
 
 @dataclass(eq=False)
-class _LaunchedSlot(Slot):
-    """The slot of one job of a launcher."""
+class _LaunchedJob(SupervisedJob):
+    """A job of a launcher; each attempt is a member of its own."""
 
     members: LaunchedMembers
     index: int
     devices: Sequence[int]
-    job: Job | None = None
+    attempt: Job | None = None
     number: int = -1
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class _LaunchedSlot(Slot):
             own = [] if launcher.cores is None else ["--workers", str(launcher.cores)]
         elif self.devices:
             own = ["--devices", ",".join(map(str, self.devices))]
-        self.job = launcher.start(
+        self.attempt = launcher.start(
             f"{kind}-{self.number}",
             self.index,
             words=[*members.words, *own, "--number", str(self.number)],
@@ -100,7 +100,7 @@ class _LaunchedSlot(Slot):
         )
 
     def condition(self) -> Condition:
-        assert self.job is not None, "it was started"
+        assert self.attempt is not None, "it was started"
         kind = self.members.kind
         try:
             member = self.members.roster.view(kind=kind, number=self.number)
@@ -116,18 +116,18 @@ class _LaunchedSlot(Slot):
         # silence.
         if status is Status.SERVING:
             return Condition(JobState.SERVING)
-        if not self.job.alive:
+        if not self.attempt.alive:
             return Condition(JobState.FAILED, f"its process has ended\n{self.tail()}")
         return Condition(JobState.STARTING)
 
     def end(self) -> None:
-        job, self.job = self.job, None
-        if job is None:
+        attempt, self.attempt = self.attempt, None
+        if attempt is None:
             return
         deadline = time.monotonic() + OWN_END_S
-        while job.alive and time.monotonic() < deadline:
+        while attempt.alive and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        job.stop()
+        attempt.stop()
 
     def tail(self) -> str:
-        return "" if self.job is None else self.job.tail()
+        return "" if self.attempt is None else self.attempt.tail()

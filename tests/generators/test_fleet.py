@@ -15,7 +15,7 @@ import pytest
 from lrl.errors import GeneratorError, NoGenerators
 from lrl.generators import fleet as fleet_module
 from lrl.generators import pool as pool_module
-from lrl.generators.fleet import Condition, JobState, JobSupervisor, Slot
+from lrl.generators.fleet import Condition, JobState, JobSupervisor, SupervisedJob
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool, Prove
 from lrl.types import Rollout
@@ -136,7 +136,7 @@ STARTING, SERVING, LEFT = (
 FAILED = Condition(JobState.FAILED, "it is silent")
 
 
-class ModelSlot(Slot):
+class ModelJob(SupervisedJob):
     name = "a job"
 
     def __init__(self) -> None:
@@ -170,22 +170,22 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def poll(slot: Slot, now: list[float], seconds: int) -> None:
+def poll(job: SupervisedJob, now: list[float], seconds: int) -> None:
     """Looks once a second."""
     for _ in range(seconds):
         now[0] += 1
-        slot.poll()
+        job.poll()
 
 
 @pytest.mark.parametrize("error", [None, OSError("no such partition")])
 def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ever(
     error: OSError | None, seconds: list[float]
 ) -> None:
-    slot = ModelSlot()
-    slot.now, slot.error = FAILED, error
-    poll(slot, seconds, 2000)
-    pauses = [later - earlier for earlier, later in zip(slot.starts, slot.starts[1:], strict=False)]
-    assert slot.why == ("it is silent" if error is None else f"it cannot be started: {error}")
+    job = ModelJob()
+    job.now, job.error = FAILED, error
+    poll(job, seconds, 2000)
+    pauses = [later - earlier for earlier, later in zip(job.starts, job.starts[1:], strict=False)]
+    assert job.why == ("it is silent" if error is None else f"it cannot be started: {error}")
     assert pauses == sorted(pauses) and pauses[3] >= 8
     assert max(pauses) <= fleet_module.LONGEST_BACKOFF_S + 2 and len(pauses) > 10
 
@@ -194,24 +194,24 @@ def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ev
 def test_a_job_that_served_for_long_is_replaced_as_fast_as_at_first(
     seconds: list[float], served_s: int
 ) -> None:
-    slot = ModelSlot()
-    slot.now = FAILED
-    poll(slot, seconds, 40)
-    while not slot.running:
-        poll(slot, seconds, 1)
-    before = slot.failures
-    slot.now = SERVING
-    poll(slot, seconds, served_s)
-    slot.now = FAILED
-    poll(slot, seconds, 1)
-    assert slot.failures == (1 if served_s > fleet_module.STABLE_S else before + 1)
+    job = ModelJob()
+    job.now = FAILED
+    poll(job, seconds, 40)
+    while not job.running:
+        poll(job, seconds, 1)
+    before = job.failures
+    job.now = SERVING
+    poll(job, seconds, served_s)
+    job.now = FAILED
+    poll(job, seconds, 1)
+    assert job.failures == (1 if served_s > fleet_module.STABLE_S else before + 1)
 
 
 def test_a_job_that_left_is_ended_and_not_started_again(seconds: list[float]) -> None:
-    slot = ModelSlot()
-    slot.running, slot.now = True, LEFT
-    poll(slot, seconds, 100)
-    assert slot.starts == [] and slot.ends == 1 and slot.failures == 0
+    job = ModelJob()
+    job.running, job.now = True, LEFT
+    poll(job, seconds, 100)
+    assert job.starts == [] and job.ends == 1 and job.failures == 0
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_that_is_slow_to_end_delays_no_other(at_once: None) -> None:
-    slow, quick = ModelSlot(), ModelSlot()
+    slow, quick = ModelJob(), ModelJob()
     slow.may_end.clear()
     slow.now = quick.now = FAILED
     supervisor = JobSupervisor([slow, quick])
@@ -237,12 +237,12 @@ def test_all_jobs_end_with_their_supervisor_by_the_threads_that_have_started_the
     started: bool, at_once: None
 ) -> None:
     """The kernel ends some jobs together with that thread."""
-    slots = [ModelSlot(), ModelSlot()]
-    supervisor = JobSupervisor(slots)
+    jobs = [ModelJob(), ModelJob()]
+    supervisor = JobSupervisor(jobs)
     if started:
         supervisor.start()
-        wait_for(lambda: all(slot.starts for slot in slots), 60.0, "the starts")
+        wait_for(lambda: all(job.starts for job in jobs), 60.0, "the starts")
     supervisor.stop()
-    for slot in slots:
-        assert slot.ends == len(set(slot.threads)) == 1
-        assert (threading.current_thread() in slot.threads) == (not started)
+    for job in jobs:
+        assert job.ends == len(set(job.threads)) == 1
+        assert (threading.current_thread() in job.threads) == (not started)

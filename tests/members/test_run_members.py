@@ -77,8 +77,8 @@ class Scene:
 
     def poll(self, times: int = 1) -> None:
         for _ in range(times):
-            for slot in self.launched.slots:
-                slot.poll()
+            for job in self.launched.jobs:
+                job.poll()
 
     def set_status(self, number: int, status: Status, why: str = "") -> None:
         self.registry.change(self.kind, number, status=status, why=why)
@@ -207,7 +207,7 @@ def test_given_members_are_waited_for_and_nothing_is_started(
     kind: Kind, server: RegistryServer, tmp_path: Path
 ) -> None:
     scene = Scene(Given(2), kind, server, tmp_path)
-    assert scene.launched.slots == []
+    assert scene.launched.jobs == []
     server.registry.claim(kind)
     scene.refuse(0, "there is no module named 'mine'")
     with pytest.raises(
@@ -256,7 +256,7 @@ def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(
     members = make_members(run, SimpleNamespace(generators=[]))  # type: ignore[arg-type]
     members.server.close()
     assert launcher.line().startswith(line)
-    assert [list(slot.devices) for slot in members.launched[0].slots] == [[0, 1]]
+    assert [list(job.devices) for job in members.launched[0].jobs] == [[0, 1]]
 
 
 def test_a_command_ends_with_the_thread_that_has_started_it(tmp_path: Path, mark: str) -> None:
